@@ -1,0 +1,59 @@
+"""The errors cupynet raises on purpose, each with the exit code a command ends with.
+
+CupynetError                1   the root: catch this to catch them all
+├── ConfigError             2   a setting, an argument or a shape that cannot work (also a ValueError)
+├── DivergedError           3   training produced a number that is not finite
+├── DataError              65   a data file that is missing, damaged or not what it claims to be
+├── OutputError            74   a result that could not be written
+└── Interrupted       130/143   a signal asked the run to stop
+
+Everything else that escapes is a bug and ends with 1 and its traceback.
+"""
+
+from __future__ import annotations
+
+
+class CupynetError(Exception):
+    """The root of cupynet's own errors; its text is one line that names the value, the place and the way out."""
+
+    exit_code = 1
+
+
+class ConfigError(CupynetError, ValueError):
+    """A setting, an argument or a shape that cannot work; raised before any work is done."""
+
+    exit_code = 2
+
+
+class DivergedError(CupynetError):
+    """A loss or a weight is no longer finite; raised before it is averaged into any other replica."""
+
+    exit_code = 3
+
+
+class DataError(CupynetError):
+    """A data file is missing, damaged or not what it claims to be; names the file, what was expected and what was
+    found.
+    """
+
+    exit_code = 65
+
+
+class OutputError(CupynetError):
+    """A result could not be written; what was written before stays intact."""
+
+    exit_code = 74
+
+
+class Interrupted(CupynetError):
+    """A signal asked the run to stop; `exit_code` is 128 plus its number, as shells have it."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by signal {signal_number}")
+        self.signal_number = signal_number
+        self.exit_code = 128 + signal_number
+
+
+def annotate(error: BaseException, note: str) -> None:
+    """Add a line to an error's traceback: where it happened. Python 3.10 keeps the note but does not print it."""
+    error.__dict__["__notes__"] = [*getattr(error, "__notes__", []), note]  # what add_note does from Python 3.11 on
