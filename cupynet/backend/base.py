@@ -1,0 +1,351 @@
+"""The reference of every hot operation, written once against an array module (`numpy` or `cupy`).
+
+A faster backend overrides what it does better and falls back to `super()`. Layers call these operations and nothing
+else that is heavy. Axis letters: N batch, H W image, C channels in, O channels out, K kernel, F features, P parameters.
+
+The file is long (over 300 lines) because the operations are read, overridden and compared as one list.
+
+Ownership, for every operation: what is returned was borrowed from `workspace`; arguments stay the caller's, but for
+    `dy` of an
+in-place operation, which says so. Gradients of weights are *added*, in `policy.accumulate`.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.workspace import Workspace
+
+Array: TypeAlias = Any
+Pad: TypeAlias = tuple[int, int, int, int]  # rows of zeros above, below; columns of zeros left, right
+
+
+def out_size(size: int, kernel: int, stride: int, before: int, after: int) -> int:
+    """Windows of `kernel` that fit into `size` padded by `before` and `after`, every `stride` (truncating)."""
+    return (size + before + after - kernel) // stride + 1
+
+
+class Backend:
+    """An array module, a dtype policy and about a dozen operations.
+
+    Attributes:
+        name: `numpy`, `numba` or `cupy`.
+        xp: the array module.
+        policy: which precision is stored, computed in and accumulated in.
+        device: number of the GPU; 0 on a CPU.
+        workspace: lends the buffers of activations and their gradients.
+    """
+
+    name: str
+    xp: ModuleType
+
+    def __init__(self, policy: DtypePolicy, device: int = 0) -> None:
+        self.policy = policy
+        self.device = device
+        self.workspace = Workspace(self.allocate, self.address)
+
+    # arrays ---------------------------------------------------------------------------------------------------------
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A new array with arbitrary content."""
+        return self.xp.empty(shape, dtype)
+
+    def address(self, array: Array) -> int:
+        """The address of an array's first element."""
+        raise NotImplementedError
+
+    def asarray(self, array: Any, dtype: Any = None) -> Array:
+        """`array` on this backend's device; not copied where it is already there in that dtype."""
+        return self.xp.asarray(array, dtype)
+
+    def to_host(self, array: Array) -> Any:
+        """`array` as a NumPy array; on a CPU it is the array itself."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything it was asked to."""
+
+    def activate(self) -> None:
+        """Make this backend's device the current one of the calling thread; once, at the start of a worker."""
+
+    def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
+        """An array with arbitrary content from the workspace, in the storage precision unless told."""
+        return self.workspace.borrow(shape, self.policy.storage if dtype is None else dtype)
+
+    def give_back(self, *arrays: Array | None) -> None:
+        """Return borrowed arrays to the workspace."""
+        self.workspace.give_back(*arrays)
+
+    def load_images(self, images: Any, samples: Any) -> Array:
+        """The images of a batch, scaled to 0..1: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C). Not borrowed: a
+        prefetcher's thread calls this.
+        """
+        batch = self.asarray(images[samples])
+        return (batch * self.policy.accumulate.type(1 / 255)).astype(self.policy.storage)
+
+    # products -------------------------------------------------------------------------------------------------------
+
+    def _operand(self, a: Array) -> tuple[Array, bool]:
+        """`a` in the compute precision, and whether that is a borrowed copy."""
+        if a.dtype == self.policy.compute:
+            return a, False
+        copy = self.borrow(a.shape, self.policy.compute)
+        copy[...] = a
+        return copy, True
+
+    def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+        """The 2-D product, in the storage precision."""
+        product = self._product(a, b, transpose_a, transpose_b)
+        if product.dtype == self.policy.storage:
+            return product
+        stored = self.borrow(product.shape)
+        stored[...] = product
+        self.give_back(product)
+        return stored
+
+    def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+        """The 2-D product in the compute precision; every GEMM passes here (3-D products are a trap on the GPU)."""
+        a, a_copied = self._operand(a)
+        b, b_copied = self._operand(b)
+        left, right = (a.T if transpose_a else a), (b.T if transpose_b else b)
+        out = self.borrow((left.shape[0], right.shape[1]), self.policy.compute)
+        self.xp.matmul(left, right, out=out)
+        self.give_back(a if a_copied else None, b if b_copied else None)
+        return out
+
+    def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
+        """grad += aᵀ dy."""
+        product = self._product(a, dy, transpose_a=True)
+        grad += product
+        self.give_back(product)
+
+    def _add_column_sums(self, grad: Array, dy: Array) -> None:
+        """grad += the sum of dy over its rows; (O,) += (R, O)."""
+        grad += dy.sum(axis=0, dtype=self.policy.accumulate)
+
+    # dense ----------------------------------------------------------------------------------------------------------
+
+    def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        """x W + b: (N, F), (F, O), (O,) -> (N, O)."""
+        y = self.matmul(x, weight)
+        if bias is not None:
+            y += bias
+        return y
+
+    def dense_backward(
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None, *, need_dx: bool
+    ) -> Array | None:
+        """Adds the gradients of weight and bias, returns dx (N, F) or None."""
+        self._add_product(weight_grad, x, dy)
+        if bias_grad is not None:
+            self._add_column_sums(bias_grad, dy)
+        return self.matmul(dy, weight, transpose_b=True) if need_dx else None
+
+    # convolution ----------------------------------------------------------------------------------------------------
+
+    def im2col(self, x: Array, kernel: int, stride: int, pad: Pad) -> Array:
+        """The windows of x as rows: (N, H, W, C) -> (N·H'·W', K·K·C) in the compute precision (Chellapilla et al.
+        2006).
+        """
+        n, height, width, channels = x.shape
+        top, bottom, left, right = pad
+        rows, cols = out_size(height, kernel, stride, top, bottom), out_size(width, kernel, stride, left, right)
+        padded = x
+        if any(pad):
+            padded = self.borrow((n, height + top + bottom, width + left + right, channels))
+            padded[...] = 0
+            padded[:, top : top + height, left : left + width] = x
+        columns = self.borrow((n * rows * cols, kernel * kernel * channels), self.policy.compute)
+        windows = columns.reshape(n, rows, cols, kernel, kernel, channels)
+        for ky in range(kernel):
+            for kx in range(kernel):
+                windows[:, :, :, ky, kx] = padded[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride]
+        if padded is not x:
+            self.give_back(padded)
+        return columns
+
+    def col2im(self, columns: Array, shape: tuple[int, ...], kernel: int, stride: int, pad: Pad) -> Array:
+        """The transpose of im2col, windows added back to their places: (N·H'·W', K·K·C) -> (N, H, W, C)."""
+        n, height, width, channels = shape
+        top, bottom, left, right = pad
+        rows, cols = out_size(height, kernel, stride, top, bottom), out_size(width, kernel, stride, left, right)
+        padded = self.borrow((n, height + top + bottom, width + left + right, channels), self.policy.accumulate)
+        padded[...] = 0
+        windows = columns.reshape(n, rows, cols, kernel, kernel, channels)
+        for ky in range(kernel):
+            for kx in range(kernel):
+                padded[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride] += windows[
+                    :, :, :, ky, kx
+                ]
+        if not any(pad) and padded.dtype == self.policy.storage:
+            return padded
+        x = self.borrow(shape)
+        x[...] = padded[:, top : top + height, left : left + width]
+        self.give_back(padded)
+        return x
+
+    def conv2d(self, x: Array, weight: Array, bias: Array | None, stride: int, pad: Pad) -> tuple[Array, Array]:
+        """Cross-correlation: (N, H, W, C), (K, K, C, O), (O,) -> (N, H', W', O), and what the backward pass needs."""
+        kernel, outputs = weight.shape[0], weight.shape[3]
+        columns = self.im2col(x, kernel, stride, pad)
+        y = self.matmul(columns, weight.reshape(-1, outputs))  # (N·H'·W', O)
+        if bias is not None:
+            y += bias
+        rows = out_size(x.shape[1], kernel, stride, pad[0], pad[1])
+        return y.reshape(x.shape[0], rows, -1, outputs), columns
+
+    def conv2d_backward(
+        self,
+        dy: Array,
+        columns: Array,
+        x: Array,
+        weight: Array,
+        weight_grad: Array,
+        bias_grad: Array | None,
+        stride: int,
+        pad: Pad,
+        *,
+        need_dx: bool,
+    ) -> Array | None:
+        """Adds the gradients of weight and bias, returns dx (N, H, W, C) or None; `columns` is what conv2d returned
+        beside y.
+        """
+        kernel, outputs = weight.shape[0], weight.shape[3]
+        dy = dy.reshape(-1, outputs)  # (N·H'·W', O)
+        self._add_product(weight_grad.reshape(-1, outputs), columns, dy)
+        if bias_grad is not None:
+            self._add_column_sums(bias_grad, dy)
+        if not need_dx:
+            return None
+        dcolumns = self._product(dy, weight.reshape(-1, outputs), transpose_b=True)
+        dx = self.col2im(dcolumns, x.shape, kernel, stride, pad)
+        self.give_back(dcolumns)
+        return dx
+
+    # pooling --------------------------------------------------------------------------------------------------------
+
+    def max_pool2d(self, x: Array, kernel: int, stride: int) -> tuple[Array, Array]:
+        """The largest value of each window, and which it was: (N, H, W, C) -> 2 x (N, H', W', C).
+
+        A winner is its place in the window, ky·K + kx; among equals the first in that order wins, so ties have one
+        gradient path.
+        """
+        n, height, width, channels = x.shape
+        rows, cols = out_size(height, kernel, stride, 0, 0), out_size(width, kernel, stride, 0, 0)
+        y = self.borrow((n, rows, cols, channels), x.dtype)
+        winners = self.borrow((n, rows, cols, channels), self.winner_dtype(kernel))
+        for ky in range(kernel):
+            for kx in range(kernel):
+                candidate = x[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride]
+                if ky == kx == 0:
+                    y[...] = candidate
+                    winners[...] = 0
+                    continue
+                better = candidate > y
+                self.xp.copyto(winners, winners.dtype.type(ky * kernel + kx), where=better)
+                self.xp.copyto(y, candidate, where=better)
+        return y, winners
+
+    def winner_dtype(self, kernel: int) -> Any:
+        """The smallest integer that numbers the places of a window."""
+        return self.xp.dtype(self.xp.uint8 if kernel * kernel <= 256 else self.xp.int32)
+
+    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], kernel: int, stride: int) -> Array:
+        """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
+        rows, cols = dy.shape[1:3]
+        dx = self.borrow(shape, dy.dtype)
+        dx[...] = 0
+        for ky in range(kernel):
+            for kx in range(kernel):
+                target = dx[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride]
+                target += dy * (winners == ky * kernel + kx)
+        return dx
+
+    # activations ----------------------------------------------------------------------------------------------------
+
+    def relu(self, x: Array) -> Array:
+        """max(x, 0), in place."""
+        return self.xp.maximum(x, 0, out=x)
+
+    def relu_backward(self, dy: Array, y: Array) -> Array:
+        """dy where the output y is positive, else 0; in place."""
+        dy *= y > 0
+        return dy
+
+    def softmax(self, x: Array) -> Array:
+        """exp(x) / sum exp(x) over the last axis, in place, shifted by the largest so that nothing overflows."""
+        wide = x.astype(self.policy.accumulate)
+        wide -= wide.max(axis=-1, keepdims=True)
+        self.xp.exp(wide, out=wide)
+        wide /= wide.sum(axis=-1, keepdims=True)
+        x[...] = wide
+        return x
+
+    def softmax_backward(self, dy: Array, y: Array) -> Array:
+        """y · (dy - sum(dy · y)) over the last axis, in place in dy."""
+        wide = dy.astype(self.policy.accumulate)
+        wide -= (wide * y).sum(axis=-1, keepdims=True)
+        wide *= y
+        dy[...] = wide
+        return dy
+
+    # loss -----------------------------------------------------------------------------------------------------------
+
+    def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+        """-log softmax(logits)[label] of each example (N,); the gradient of their mean, times the loss scale (N, O)."""
+        xp, n = self.xp, logits.shape[0]
+        shifted = logits.astype(self.policy.accumulate)
+        shifted -= shifted.max(axis=1, keepdims=True)  # (N, O)
+        exponentials = xp.exp(shifted)
+        sums = exponentials.sum(axis=1, keepdims=True)  # (N, 1)
+        rows = xp.arange(n)
+        losses = xp.log(sums[:, 0]) - shifted[rows, labels]
+        exponentials /= sums
+        exponentials[rows, labels] -= 1
+        gradient = self.borrow(logits.shape)
+        gradient[...] = exponentials * self.policy.accumulate.type(self.policy.loss_scale / n)
+        return losses, gradient
+
+    # updates of flat vectors ----------------------------------------------------------------------------------------
+
+    def sgd_update(self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float) -> None:
+        """w -= lr · (scale · g + l2 · w), in place; g is set to zero for the next step. (P,) vectors."""
+        if grad_scale != 1.0:
+            grad *= grad_scale
+        if l2:
+            grad += l2 * weight
+        grad *= learning_rate
+        weight -= grad
+        grad[...] = 0
+
+    def momentum_update(
+        self,
+        weight: Array,
+        velocity: Array,
+        grad: Array,
+        learning_rate: float,
+        momentum: float,
+        l2: float,
+        grad_scale: float,
+        nesterov: bool,
+    ) -> None:
+        """v = mu · v - lr · (scale · g + l2 · w); w += v, or with Nesterov w += mu · v - lr · (...); g is set to zero.
+
+        Sutskever et al. 2013, "On the importance of initialization and momentum", with the learning rate inside the
+        velocity.
+        """
+        if grad_scale != 1.0:
+            grad *= grad_scale
+        if l2:
+            grad += l2 * weight
+        grad *= learning_rate
+        velocity *= momentum
+        velocity -= grad
+        if nesterov:
+            weight -= grad
+            weight += momentum * velocity
+        else:
+            weight += velocity
+        grad[...] = 0

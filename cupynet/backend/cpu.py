@@ -1,0 +1,122 @@
+"""The CPU backends: `numpy`, which is the reference as it stands, and `numba`, which compiles what NumPy does in many
+passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cupynet.backend.base import Backend, Pad, out_size
+from cupynet.backend.policy import DtypePolicy
+
+Array: TypeAlias = Any
+
+
+class NumpyBackend(Backend):
+    """The reference operations on NumPy arrays."""
+
+    name = "numpy"
+    xp = np
+
+    def __init__(self, dtype: str = "float", device: int = 0) -> None:
+        super().__init__(DtypePolicy.of(dtype), device)
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array that starts on a cache line, as 64-byte vector loads like it."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        raw = np.empty(nbytes + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+    def address(self, array: Array) -> int:
+        return int(array.__array_interface__["data"][0])
+
+    def to_host(self, array: Array) -> Any:
+        return array
+
+
+class NumbaBackend(NumpyBackend):
+    """Compiled loops (`kernels.py`) where NumPy needs several passes over memory; products stay with BLAS.
+
+    The kernels read and write float and double. Under `half` the operations that touch stored activations are NumPy's.
+    """
+
+    name = "numba"
+
+    def __init__(self, dtype: str = "float", device: int = 0) -> None:
+        super().__init__(dtype, device)
+        from cupynet.backend import kernels  # numba is imported only where it is used
+
+        self.kernels = kernels
+        self.stored_is_computed = self.policy.storage == self.policy.compute
+
+    def load_images(self, images: Any, samples: Any) -> Array:
+        if not self.stored_is_computed:
+            return super().load_images(images, samples)
+        batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
+        self.kernels.gather_scale(images.reshape(len(images), -1), samples, batch.reshape(len(samples), -1))
+        return batch
+
+    def im2col(self, x: Array, kernel: int, stride: int, pad: Pad) -> Array:
+        if any(pad) or not self.stored_is_computed:
+            return super().im2col(x, kernel, stride, pad)
+        n, height, width, channels = x.shape
+        rows, cols = out_size(height, kernel, stride, 0, 0), out_size(width, kernel, stride, 0, 0)
+        columns = self.borrow((n * rows * cols, kernel * kernel * channels))
+        windows = columns.reshape(n * rows, cols, kernel, kernel * channels)
+        self.kernels.im2col(x.reshape(n, height, width * channels), windows, rows, stride, channels)
+        return columns
+
+    def col2im(self, columns: Array, shape: tuple[int, ...], kernel: int, stride: int, pad: Pad) -> Array:
+        if any(pad) or not self.stored_is_computed:
+            return super().col2im(columns, shape, kernel, stride, pad)
+        n, height, width, channels = shape
+        rows, cols = out_size(height, kernel, stride, 0, 0), out_size(width, kernel, stride, 0, 0)
+        x = self.borrow(shape)
+        windows = columns.reshape(n * rows, cols, kernel, kernel * channels)
+        self.kernels.col2im(windows, x.reshape(n, height, width * channels), rows, stride, channels)
+        return x
+
+    def max_pool2d(self, x: Array, kernel: int, stride: int) -> tuple[Array, Array]:
+        if not self.stored_is_computed:
+            return super().max_pool2d(x, kernel, stride)
+        n, height, width, channels = x.shape
+        rows, cols = out_size(height, kernel, stride, 0, 0), out_size(width, kernel, stride, 0, 0)
+        y = self.borrow((n, rows, cols, channels))
+        winners = self.borrow((n, rows, cols, channels), self.winner_dtype(kernel))
+        self.kernels.max_pool(x, y, winners, kernel, stride)
+        return y, winners
+
+    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], kernel: int, stride: int) -> Array:
+        if not self.stored_is_computed:
+            return super().max_pool2d_backward(dy, winners, shape, kernel, stride)
+        dx = self.borrow(shape)
+        self.kernels.max_pool_backward(dy, winners, dx, kernel, stride)
+        return dx
+
+    def relu_backward(self, dy: Array, y: Array) -> Array:
+        if not self.stored_is_computed:
+            return super().relu_backward(dy, y)
+        self.kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
+        return dy
+
+    def sgd_update(self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float) -> None:
+        real = weight.dtype.type
+        self.kernels.sgd_update(weight, grad, real(learning_rate), real(l2), real(grad_scale))
+
+    def momentum_update(
+        self,
+        weight: Array,
+        velocity: Array,
+        grad: Array,
+        learning_rate: float,
+        momentum: float,
+        l2: float,
+        grad_scale: float,
+        nesterov: bool,
+    ) -> None:
+        real = weight.dtype.type
+        factors = (real(learning_rate), real(momentum), real(l2), real(grad_scale))
+        self.kernels.momentum_update(weight, velocity, grad, *factors, nesterov)

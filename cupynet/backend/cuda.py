@@ -1,0 +1,109 @@
+"""The GPU backend, on CuPy: the only file of the package that imports it.
+
+CuPy imports without a GPU and fails on first use in several ways; `probe` tries a real kernel and a real product and
+returns the reason as text. All GEMMs are 2-D (see `Backend._product`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cupynet.backend.base import Backend
+from cupynet.backend.policy import DtypePolicy
+
+Array: TypeAlias = Any
+
+
+def probe() -> str | None:
+    """Why CuPy cannot be used on this machine, in a few words, or None where it can."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy is not installed ({error})"
+    try:
+        if not cupy.is_available():
+            return "CuPy finds no usable GPU or driver"
+        x = cupy.ones((2, 2), np.float32)
+        (x @ x + 1).get()
+    except (ImportError, RuntimeError) as error:
+        return f"CuPy cannot run a kernel ({str(error).splitlines()[0]})"
+    return None
+
+
+def device_count() -> int:
+    """How many GPUs CuPy sees; call after `probe` has returned None."""
+    import cupy
+
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
+class CupyBackend(Backend):
+    """The reference operations on CuPy arrays of one device.
+
+    Each worker calls `activate` once, in its own thread: the current device and stream are the thread's, and every
+    array and kernel of the worker belongs to its non-blocking stream.
+    """
+
+    name = "cupy"
+
+    def __init__(self, dtype: str = "float", device: int = 0) -> None:
+        import cupy
+
+        self.xp = cupy
+        self._stream: Any = None
+        super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
+
+    def activate(self) -> None:
+        self.xp.cuda.Device(self.device).use()
+        self._stream = self.xp.cuda.Stream(non_blocking=True)
+        self._stream.use()
+
+    def address(self, array: Array) -> int:
+        return int(array.data.ptr)
+
+    def to_host(self, array: Array) -> Any:
+        return self.xp.asnumpy(array)
+
+    def load_images(self, images: Any, samples: Any) -> Array:
+        with self.xp.cuda.Device(self.device):
+            batch = super().load_images(images, samples)
+            self.synchronize()  # made on the prefetcher's stream, used on the worker's
+            return batch
+
+    def synchronize(self) -> None:
+        self.xp.cuda.get_current_stream().synchronize()
+
+
+def limit_pools(devices: list[int], limit: int | float) -> None:
+    """Cap what each device's pool may hold, used and cached: bytes, or a float as a fraction of the device."""
+    import cupy
+
+    for device in devices:
+        with cupy.cuda.Device(device):
+            pool = cupy.get_default_memory_pool()
+            if isinstance(limit, float):
+                pool.set_limit(fraction=limit)
+            else:
+                pool.set_limit(size=limit)
+
+
+def trim_pools(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
+    """Free what the pools keep unused.
+
+    Args:
+        devices: the GPUs.
+        device_above: bytes; a device pool that keeps more is emptied. None keeps all.
+        pinned_above: free blocks, for that is all the pinned pool can tell; with more it is emptied. None keeps all.
+    """
+    import cupy
+
+    for device in devices if device_above is not None else ():
+        with cupy.cuda.Device(device):
+            pool = cupy.get_default_memory_pool()
+            if pool.free_bytes() > device_above:
+                pool.free_all_blocks()
+    pinned = cupy.get_default_pinned_memory_pool()
+    if pinned_above is not None and pinned.n_free_blocks() > pinned_above:
+        pinned.free_all_blocks()

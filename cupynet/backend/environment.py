@@ -1,0 +1,73 @@
+"""What this machine is: cores a process may use, BLAS kernels and threads, versions; recorded beside every result."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_info
+
+PACKAGES = ("cupynet", "numpy", "numba", "hydra-core", "safetensors", "cupy-cuda12x", "cupy-cuda13x")
+
+
+def available_cores() -> int:
+    """Cores this process may use: by affinity, and by the cgroup quota that containers are given (rounded up)."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, min(cores, math.ceil(quota)) if quota else cores)
+
+
+def _cgroup_quota() -> float | None:
+    """Cores granted by the cgroup (version 2, else 1), None where there is no quota."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
+        period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def cpu_model() -> str:
+    """The processor's name as the operating system has it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def environment() -> dict[str, Any]:
+    """A JSON-ready fingerprint: Python, system, processor, cores, BLAS libraries with their kernels and threads,
+    versions.
+    """
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    blas = [
+        {key: info.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
+        for info in threadpool_info()
+        if info.get("user_api") == "blas"
+    ]
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": available_cores(),
+        "blas": blas,
+        "versions": versions,
+    }

@@ -1,0 +1,146 @@
+"""Compiled loops for the CPU: the only file that imports numba.
+
+Each kernel releases the GIL and runs on the calling thread alone (`parallel=True` aborts the process when several
+workers enter it). Compiled code is cached on disk beside this file, or in the user's cache folder where that cannot be
+written. Arrays are C-contiguous. The fast-math flags allow contraction and reassociation but keep NaN and infinity
+meaningful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numba
+
+Array: TypeAlias = Any
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def kernel(function: Kernel) -> Kernel:
+    """Compile on first use, for the dtypes it is called with."""
+    compile_ = numba.njit(
+        nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}
+    )
+    return cast(Kernel, compile_(function))
+
+
+@kernel
+def gather_scale(images: Array, samples: Array, batch: Array) -> None:
+    """batch[i] = images[samples[i]] / 255; (S, F) uint8, (N,), (N, F)."""
+    scale = batch.dtype.type(1 / 255)
+    for i in range(samples.size):
+        source = images[samples[i]]
+        target = batch[i]
+        for j in range(target.size):
+            target[j] = source[j] * scale
+
+
+@kernel
+def im2col(x: Array, windows: Array, rows: int, stride: int, channels: int) -> None:
+    """Copy each window as K contiguous segments of K·C: (N, H, W·C) -> (N·H', W', K, K·C)."""
+    kernel_size, segment = windows.shape[2], windows.shape[3]
+    for line in range(windows.shape[0]):
+        image = x[line // rows]
+        top = line % rows * stride
+        for col in range(windows.shape[1]):
+            left = col * stride * channels
+            for ky in range(kernel_size):
+                source = image[top + ky, left : left + segment]
+                target = windows[line, col, ky]
+                for j in range(segment):
+                    target[j] = source[j]
+
+
+@kernel
+def col2im(windows: Array, x: Array, rows: int, stride: int, channels: int) -> None:
+    """The transpose of im2col: x = 0, then every segment is added where it came from."""
+    kernel_size, segment = windows.shape[2], windows.shape[3]
+    for n in range(x.shape[0]):
+        image = x[n]
+        image[...] = 0
+        for row in range(rows):
+            line = n * rows + row
+            for col in range(windows.shape[1]):
+                left = col * stride * channels
+                for ky in range(kernel_size):
+                    target = image[row * stride + ky, left : left + segment]
+                    source = windows[line, col, ky]
+                    for j in range(segment):
+                        target[j] += source[j]
+
+
+@kernel
+def max_pool(x: Array, y: Array, winners: Array, kernel_size: int, stride: int) -> None:
+    """The largest of each window and its place ky·K + kx, the first among equals."""
+    for n in range(y.shape[0]):
+        for row in range(y.shape[1]):
+            for col in range(y.shape[2]):
+                best, place = y[n, row, col], winners[n, row, col]
+                first = x[n, row * stride, col * stride]
+                for c in range(best.size):
+                    best[c] = first[c]
+                    place[c] = 0
+                for ky in range(kernel_size):
+                    for kx in range(kernel_size):
+                        candidate = x[n, row * stride + ky, col * stride + kx]
+                        for c in range(best.size):
+                            better = candidate[c] > best[c]
+                            best[c] = candidate[c] if better else best[c]
+                            place[c] = ky * kernel_size + kx if better else place[c]
+
+
+@kernel
+def max_pool_backward(dy: Array, winners: Array, dx: Array, kernel_size: int, stride: int) -> None:
+    """dx = 0, then each gradient is added at its window's winner."""
+    dx[...] = 0
+    for n in range(dy.shape[0]):
+        for row in range(dy.shape[1]):
+            for col in range(dy.shape[2]):
+                gradient, place = dy[n, row, col], winners[n, row, col]
+                for ky in range(kernel_size):
+                    for kx in range(kernel_size):
+                        target = dx[n, row * stride + ky, col * stride + kx]
+                        for c in range(gradient.size):
+                            target[c] += gradient[c] if place[c] == ky * kernel_size + kx else 0
+
+
+@kernel
+def relu_backward(dy: Array, y: Array) -> None:
+    """dy = dy where y > 0, else 0."""
+    for i in range(dy.size):
+        dy[i] = dy[i] if y[i] > 0 else 0
+
+
+@kernel
+def sgd_update(weight: Array, grad: Array, learning_rate: Any, l2: Any, grad_scale: Any) -> None:
+    """w -= lr · (scale · g + l2 · w); g = 0."""
+    for i in range(weight.size):
+        weight[i] -= learning_rate * (grad_scale * grad[i] + l2 * weight[i])
+        grad[i] = 0
+
+
+@kernel
+def momentum_update(
+    weight: Array,
+    velocity: Array,
+    grad: Array,
+    learning_rate: Any,
+    momentum: Any,
+    l2: Any,
+    grad_scale: Any,
+    nesterov: bool,
+) -> None:
+    """v = mu · v - lr · (scale · g + l2 · w); w += v, or mu · v - lr · (...) with Nesterov; g = 0."""
+    for i in range(weight.size):
+        step = learning_rate * (grad_scale * grad[i] + l2 * weight[i])
+        v = momentum * velocity[i] - step
+        velocity[i] = v
+        weight[i] += momentum * v - step if nesterov else v
+        grad[i] = 0
+
+
+def compiled() -> bool:
+    """Whether any kernel has been compiled or loaded in this process; importing the package must not do it."""
+    kernels = [value for value in globals().values() if isinstance(value, numba.core.dispatcher.Dispatcher)]
+    return any(len(k.signatures) > 0 for k in kernels)

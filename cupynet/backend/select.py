@@ -1,0 +1,79 @@
+"""Which backend a run uses: the one asked for, or the first by priority that works on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from cupynet.backend.base import Backend
+from cupynet.errors import ConfigError
+
+BACKENDS = ("numpy", "numba", "cupy")
+
+
+def select_backend(name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0) -> tuple[str, str | None]:
+    """The name of the backend to use, and why the preferred one is not it (None where it is).
+
+    `auto` takes the kind with the highest priority that works, as Deeplearning4j's BACKEND_PRIORITY_GPU and _CPU do:
+    the GPU is cupy, the CPU is numba, or numpy where numba is not installed. A backend asked for by name is taken or
+    refused, never replaced.
+
+    Raises:
+        ConfigError: the name is unknown, or that backend cannot work here.
+    """
+    if name == "auto":
+        if gpu_priority < cpu_priority:
+            cpu, reason = _cpu()
+            return cpu, reason
+        missing = _missing("cupy")
+        if missing is None:
+            return "cupy", None
+        cpu, reason = _cpu()
+        return cpu, missing if reason is None else f"{missing}; {reason}"
+    if name not in BACKENDS:
+        raise ConfigError(f"backend={name}: must be one of auto, {', '.join(BACKENDS)}")
+    missing = _missing(name)
+    if missing is not None:
+        raise ConfigError(f"backend={name}: {missing}; use backend=auto to take what works here")
+    return name, None
+
+
+def create_backend(name: str, dtype: str = "float", device: int = 0) -> Backend:
+    """A new backend for one replica, with its own workspace: `numpy`, `numba` or `cupy`; half, float or double."""
+    if name == "numpy":
+        from cupynet.backend.cpu import NumpyBackend
+
+        return NumpyBackend(dtype, device)
+    if name == "numba":
+        from cupynet.backend.cpu import NumbaBackend
+
+        return NumbaBackend(dtype, device)
+    if name == "cupy":
+        from cupynet.backend.cuda import CupyBackend
+
+        return CupyBackend(dtype, device)
+    raise ConfigError(f"backend={name}: must be one of {', '.join(BACKENDS)}")
+
+
+def device_count(name: str) -> int:
+    """How many devices the backend has; 0 for a CPU backend."""
+    if name != "cupy":
+        return 0
+    from cupynet.backend import cuda
+
+    return cuda.device_count()
+
+
+def _cpu() -> tuple[str, str | None]:
+    missing = _missing("numba")
+    return ("numba", None) if missing is None else ("numpy", missing)
+
+
+def _missing(name: str) -> str | None:
+    """Why a backend cannot be used here, or None."""
+    if name == "cupy":
+        from cupynet.backend import cuda
+
+        return cuda.probe()
+    if name == "numba" and importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    return None
