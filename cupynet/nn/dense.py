@@ -1,0 +1,100 @@
+"""Fully connected layers."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from cupynet.backend import Backend
+from cupynet.nn.activation import activation_function
+from cupynet.nn.context import Context
+from cupynet.nn.init import initializer, zeros
+from cupynet.nn.layer import Backward, Layer, check_integer, no_backward
+from cupynet.nn.params import Scope
+from cupynet.nn.types import Flat, InputType
+
+Array: TypeAlias = Any
+
+
+class Dense(Layer):
+    """activation(x W + b): (N, F) -> (N, O). An Image is flattened by itself, in H, W, C order.
+
+    Args:
+        units: O, outputs.
+        activation: identity, relu or softmax.
+        init: how the weight (F, O) is drawn; the bias (O,) starts at zero.
+        bias: whether there is one.
+    """
+
+    def __init__(self, units: int, activation: str = "identity", init: str = "xavier", bias: bool = True) -> None:
+        self.units = check_integer("Dense", "units", units, 1)
+        self.activation, self._activation = activation, activation_function(activation)
+        self.init, self._init = init, initializer(init)
+        self.use_bias = bias
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        self.backend = backend
+        self.weight = params.add("weight", (input.features, self.units), self._init)
+        self.bias = params.add("bias", (self.units,), zeros, decay=False) if self.use_bias else None
+        return Flat(self.units)
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        backend, weight, bias, activation = self.backend, self.weight, self.bias, self._activation
+        rows = x.reshape(len(x), -1)  # (N, F)
+        y = backend.dense(rows, weight.data, bias and bias.data)  # (N, O)
+        y = activation.forward(backend, y)
+        if not context.train:
+            return y, no_backward
+
+        def backward(dy: Array) -> Array | None:
+            dy = activation.backward(backend, dy, y)
+            dx = backend.dense_backward(dy, rows, weight.data, weight.grad, bias and bias.grad, need_dx=self.needs_dx)
+            backend.give_back(dy, y)
+            return None if dx is None else dx.reshape(x.shape)
+
+        return y, backward
+
+    def describe(self) -> str:
+        return f"{self.units} units, {self.activation}"
+
+
+class Flatten(Layer):
+    """(N, H, W, C) -> (N, H·W·C); nothing moves in memory. Dense does this by itself."""
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        return Flat(input.features)
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        return x.reshape(len(x), -1), lambda dy: dy.reshape(x.shape)
+
+
+class Activation(Layer):
+    """An activation as a layer of its own.
+
+    Args:
+        name: identity, relu or softmax (over the last axis).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self._activation = name, activation_function(name)
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        self.backend = backend
+        return input
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        backend, activation = self.backend, self._activation
+        y = backend.borrow(x.shape)
+        y[...] = x  # the layer before may need its own output for its derivative
+        y = activation.forward(backend, y)
+        if not context.train:
+            return y, no_backward
+
+        def backward(dy: Array) -> Array | None:
+            dx = activation.backward(backend, dy, y)
+            backend.give_back(y)
+            return dx
+
+        return y, backward
+
+    def describe(self) -> str:
+        return self.name

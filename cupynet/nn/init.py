@@ -1,0 +1,62 @@
+"""Initial weights, always drawn by NumPy on the host, so that the backend does not change them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cupynet.errors import ConfigError
+
+Array: TypeAlias = Any
+Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
+
+
+def fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Inputs and outputs of one unit: a weight is (..., inputs, outputs), before them a convolution's window."""
+    window = math.prod(shape[:-2])
+    return shape[-2] * window, shape[-1] * window
+
+
+def xavier(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """N(0, 2 / (in + out)) (Glorot & Bengio 2010); Deeplearning4j's XAVIER."""
+    return rng.normal(0.0, math.sqrt(2.0 / sum(fans(shape))), shape)
+
+
+def xavier_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """U(-a, a), a = sqrt(6 / (in + out)) (Glorot & Bengio 2010)."""
+    limit = math.sqrt(6.0 / sum(fans(shape)))
+    return rng.uniform(-limit, limit, shape)
+
+
+def he(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """N(0, 2 / in), for layers followed by ReLU (He et al. 2015); Deeplearning4j's RELU."""
+    return rng.normal(0.0, math.sqrt(2.0 / fans(shape)[0]), shape)
+
+
+def lecun(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """N(0, 1 / in) (LeCun et al. 1998)."""
+    return rng.normal(0.0, math.sqrt(1.0 / fans(shape)[0]), shape)
+
+
+def zeros(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """All zero: biases."""
+    return np.zeros(shape)
+
+
+INITIALIZERS: dict[str, Initializer] = {
+    "xavier": xavier,
+    "xavier_uniform": xavier_uniform,
+    "he": he,
+    "lecun": lecun,
+    "zeros": zeros,
+}
+
+
+def initializer(name: str) -> Initializer:
+    """The initializer called `name`; ConfigError for an unknown name."""
+    if name not in INITIALIZERS:
+        raise ConfigError(f"init={name}: must be one of {', '.join(INITIALIZERS)}")
+    return INITIALIZERS[name]

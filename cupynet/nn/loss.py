@@ -1,0 +1,37 @@
+"""Losses: what training makes small."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from cupynet.backend import Backend
+
+Array: TypeAlias = Any
+
+
+class Loss:
+    """A function of predictions and targets, with its gradient."""
+
+    def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """The loss of each example (N,), on the device; the gradient of their mean, times the policy's loss scale."""
+        raise NotImplementedError
+
+    def scores(self, backend: Backend, prediction: Array) -> Array:
+        """What a user wants to see of a network's raw output: probabilities, say. In place."""
+        raise NotImplementedError
+
+
+class SoftmaxNLL(Loss):
+    """Negative log-likelihood of softmax(logits): softmax and logarithm in one, so that neither overflows.
+
+    The network ends in logits (activation identity). -log softmax(z)[label]; the gradient is (softmax(z) - onehot) / N.
+    Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
+    """
+
+    def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """prediction: (N, O) logits, target: (N,) class numbers -> (N,), (N, O)."""
+        return backend.softmax_cross_entropy(prediction, target)
+
+    def scores(self, backend: Backend, prediction: Array) -> Array:
+        """(N, O) logits -> probabilities."""
+        return backend.softmax(prediction)

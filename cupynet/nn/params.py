@@ -1,0 +1,162 @@
+"""All weights of a model as one flat vector, of which layers hold named views.
+
+Averaging is then one all-reduce, an update one pass, a checkpoint a walk over names. Weights that are treated alike by
+the optimizer (decayed or not, same learning-rate factor) lie next to each other, so an update is one call per kind.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cupynet.backend import Backend
+from cupynet.errors import ConfigError
+from cupynet.nn.init import Initializer
+
+Array: TypeAlias = Any
+ALIGNMENT = 64  # bytes
+
+
+@dataclass
+class Parameter:
+    """One named weight. The arrays are views into the flat vectors of its `Params`; they exist after `allocate`.
+
+    Attributes:
+        name: with its layer, `conv1.weight`.
+        decay: whether l2 applies (weights yes, biases no, as in Deeplearning4j).
+        lr_scale: factor on the learning rate.
+        master: what the optimizer moves and what is averaged and saved, at least float32.
+        data: what layers read; the same array, or its half copy.
+        grad: the gradient of the loss, in master's precision; layers add to it, the optimizer sets it to zero.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    init: Initializer
+    decay: bool = True
+    lr_scale: float = 1.0
+    master: Array = field(default=None, repr=False)
+    data: Array = field(default=None, repr=False)
+    grad: Array = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the flat vector whose weights are treated alike."""
+
+    start: int
+    stop: int
+    decay: bool
+    lr_scale: float
+
+
+class Params:
+    """The weights of a model: declared by its layers through a `Scope`, then laid out by `allocate`.
+
+    Attributes:
+        master, data, grad: flat (P,) vectors, see `Parameter`. P counts the padding between parameters, which is and
+            stays zero.
+        segments: the stretches an optimizer updates with one call each.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Parameter] = {}
+        self.segments: list[Segment] = []
+        self.master: Array = None
+        self.data: Array = None
+        self.grad: Array = None
+
+    def scope(self, name: str = "") -> Scope:
+        """Where a network declares its weights, under `name.` if it has one."""
+        return Scope(self, f"{name}." if name else "")
+
+    def add(self, parameter: Parameter) -> Parameter:
+        """Declare a weight; its arrays exist after `allocate`."""
+        if parameter.name in self._entries:
+            raise ConfigError(f"parameter '{parameter.name}' is declared twice: give each layer its own name")
+        self._entries[parameter.name] = parameter
+        return parameter
+
+    @property
+    def count(self) -> int:
+        """Number of weights, without padding."""
+        return sum(p.size for p in self._entries.values())
+
+    def named(self) -> Iterator[tuple[str, Parameter]]:
+        """Name and parameter, in order of declaration."""
+        yield from self._entries.items()
+
+    def allocate(self, backend: Backend, seed: int) -> None:
+        """Lay out the flat vectors on the backend and draw the initial weights.
+
+        A weight's numbers follow from (seed, name) alone: adding a layer does not change the others.
+        """
+        accumulate, storage = backend.policy.accumulate, backend.policy.storage
+        step = ALIGNMENT // storage.itemsize  # in elements, so that the narrower copy is aligned too
+        offsets, total = self._layout(step)
+        host = np.zeros(total, accumulate)
+        for name, p in self._entries.items():
+            rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+            host[offsets[name] : offsets[name] + p.size] = p.init(rng, p.shape).reshape(-1)
+        self.master = backend.allocate((total,), accumulate)
+        self.master[...] = backend.asarray(host)
+        self.grad = backend.allocate((total,), accumulate)
+        self.grad[...] = 0
+        self.data = self.master if storage == accumulate else backend.allocate((total,), storage)
+        for name, p in self._entries.items():
+            view = slice(offsets[name], offsets[name] + p.size)
+            p.master, p.grad, p.data = (v[view].reshape(p.shape) for v in (self.master, self.grad, self.data))
+        self.publish()
+
+    def _layout(self, step: int) -> tuple[dict[str, int], int]:
+        """Where each parameter starts, and P; fills `segments`."""
+        kinds: dict[tuple[bool, float], list[Parameter]] = {}
+        for p in self._entries.values():
+            kinds.setdefault((p.decay, p.lr_scale), []).append(p)
+        offsets, position = {}, 0
+        self.segments.clear()
+        for (decay, lr_scale), members in kinds.items():
+            start = position
+            for p in members:
+                offsets[p.name] = position
+                position += -(-p.size // step) * step
+            self.segments.append(Segment(start, position, decay, lr_scale))
+        return offsets, position
+
+    def publish(self) -> None:
+        """Let layers see what the optimizer or an average did to `master`; nothing to do where `data` is `master`."""
+        if self.data is not self.master:
+            self.data[...] = self.master
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a layer sees of `Params` while it is built: a place to declare weights under its own name."""
+
+    params: Params
+    prefix: str
+
+    def scope(self, name: str) -> Scope:
+        """A scope inside this one."""
+        return Scope(self.params, f"{self.prefix}{name}.")
+
+    @property
+    def layer(self) -> str:
+        """The name of the layer being built, for messages; empty at the top."""
+        return self.prefix.rstrip(".")
+
+    def add(
+        self, name: str, shape: tuple[int, ...], init: Initializer, *, decay: bool = True, lr_scale: float = 1.0
+    ) -> Parameter:
+        """Declare the weight `name` of this layer."""
+        return self.params.add(Parameter(self.prefix + name, shape, init, decay, lr_scale))

@@ -1,0 +1,46 @@
+"""What a layer is fed, without the batch axis: enough to infer every shape of a network before any array exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Image:
+    """Images of `height` x `width` pixels with `channels` values each; arrays are (N, H, W, C)."""
+
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def features(self) -> int:
+        """Values per example."""
+        return self.height * self.width * self.channels
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return (self.height, self.width, self.channels)
+
+    def __str__(self) -> str:
+        return f"Image({self.height}, {self.width}, {self.channels})"
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Vectors of `features` values; arrays are (N, F)."""
+
+    features: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return (self.features,)
+
+    def __str__(self) -> str:
+        return f"Flat({self.features})"
+
+
+InputType: TypeAlias = Image | Flat
