@@ -1,0 +1,100 @@
+"""Updates of the flat weight vector from the flat gradient vector.
+
+An optimizer sees `Params`, never layers: its state is flat vectors like the weights, so it is averaged and saved as
+they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from cupynet.backend import Backend
+from cupynet.errors import ConfigError
+from cupynet.nn.params import Params
+from cupynet.optim.schedules import Schedule, schedule
+
+Array: TypeAlias = Any
+
+
+class Optimizer:
+    """What all optimizers share: a learning rate, l2, and the walk over the segments of the weight vector.
+
+    Args:
+        learning_rate: a number or a `Schedule`.
+        l2: the factor in the penalty l2/2 · |w|² on weights (not on biases), as its gradient l2 · w.
+
+    Attributes:
+        state: name -> flat (P,) vector; exists after `init`.
+    """
+
+    def __init__(self, learning_rate: float | Schedule, l2: float = 0.0) -> None:
+        self.learning_rate = schedule(learning_rate)
+        if isinstance(l2, bool) or not isinstance(l2, (int, float)) or not 0 <= l2 < 1:
+            raise ConfigError(f"{type(self).__name__} l2={l2!r}: must be a number of at least 0 and below 1")
+        self.l2 = float(l2)
+        self.state: dict[str, Array] = {}
+
+    def init(self, params: Params, backend: Backend) -> None:
+        """Make the state for these weights."""
+        self.backend = backend
+
+    def step(self, params: Params, iteration: int) -> None:
+        """Move the weights along the gradients, set the gradients to zero, and let the layers see it."""
+        rate, scale = self.learning_rate(iteration), 1.0 / self.backend.policy.loss_scale
+        for segment in params.segments:
+            part = slice(segment.start, segment.stop)
+            self.update(params, part, rate * segment.lr_scale, self.l2 if segment.decay else 0.0, scale)
+        params.publish()
+
+    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> None:
+        """Update one stretch of the vector."""
+        raise NotImplementedError
+
+
+class SGD(Optimizer):
+    """w -= lr · g."""
+
+    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> None:
+        self.backend.sgd_update(params.master[part], params.grad[part], learning_rate, l2, grad_scale)
+
+
+class Momentum(Optimizer):
+    """v = mu · v - lr · g; w += v (Polyak 1964). The learning rate is inside the velocity.
+
+    Args:
+        learning_rate, l2: see `Optimizer`.
+        momentum: mu.
+    """
+
+    nesterov = False
+
+    def __init__(self, learning_rate: float | Schedule, momentum: float = 0.9, l2: float = 0.0) -> None:
+        super().__init__(learning_rate, l2)
+        if isinstance(momentum, bool) or not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
+            raise ConfigError(
+                f"{type(self).__name__} momentum={momentum!r}: must be a number of at least 0 and below 1"
+            )
+        self.momentum = float(momentum)
+
+    def init(self, params: Params, backend: Backend) -> None:
+        super().init(params, backend)
+        velocity = backend.allocate(params.master.shape, params.master.dtype)
+        velocity[...] = 0
+        self.state = {"velocity": velocity}
+
+    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> None:
+        master, velocity, grad = params.master[part], self.state["velocity"][part], params.grad[part]
+        self.backend.momentum_update(
+            master, velocity, grad, learning_rate, self.momentum, l2, grad_scale, self.nesterov
+        )
+
+
+class Nesterov(Momentum):
+    """v = mu · v - lr · g; w += mu · v - lr · g (Sutskever et al. 2013); Deeplearning4j's Nesterovs, torch's
+    nesterov=True.
+
+    Args:
+        learning_rate, momentum, l2: see `Momentum`.
+    """
+
+    nesterov = True
