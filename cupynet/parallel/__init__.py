@@ -1,0 +1,20 @@
+"""Replicas side by side: how workers talk, when they are averaged, how they are started."""
+
+from cupynet.parallel.communicator import Communicator, SerialCommunicator, ThreadCommunicator, ThreadGroup
+from cupynet.parallel.launch import WorkerTeam, blas_threads_per_worker
+from cupynet.parallel.synchronizers import Average, Moment, ParameterAveraging, Replica, Synchronizer, check_frequency
+
+__all__ = [
+    "Average",
+    "Communicator",
+    "Moment",
+    "ParameterAveraging",
+    "Replica",
+    "SerialCommunicator",
+    "Synchronizer",
+    "ThreadCommunicator",
+    "ThreadGroup",
+    "WorkerTeam",
+    "blas_threads_per_worker",
+    "check_frequency",
+]
