@@ -1,0 +1,90 @@
+"""Where a worker's time goes, and what happens between two reports."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from cupynet.parallel import Average
+from cupynet.training.callbacks import Report
+
+UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are loaded
+
+
+@dataclass
+class Clock:
+    """Where this worker's time goes.
+
+    Attributes:
+        rounds_s: seconds in rounds, evaluation excluded.
+        compute_s, data_s, averaging_s: their parts: steps, waiting for batches, averages.
+        timed_s, timed_images: seconds and images (of all replicas) in the rounds after the first 10.
+    """
+
+    rounds_s: float = 0.0
+    compute_s: float = 0.0
+    data_s: float = 0.0
+    averaging_s: float = 0.0
+    images: int = 0
+    timed_s: float = 0.0
+    timed_images: int = 0
+
+    @property
+    def images_per_s(self) -> float:
+        """Training images of all replicas per second, after the first 10 rounds if there were more."""
+        if self.timed_images:
+            return self.timed_images / self.timed_s
+        return self.images / self.rounds_s if self.rounds_s else 0.0
+
+    def count(self, iteration: int, images: int, seconds: float) -> None:
+        """Round `iteration` (from 1) has ended: the images of all replicas in it, and the seconds it took."""
+        self.rounds_s, self.images = self.rounds_s + seconds, self.images + images
+        if iteration > UNTIMED_ROUNDS:
+            self.timed_s, self.timed_images = self.timed_s + seconds, self.timed_images + images
+
+
+@dataclass
+class Window:
+    """What has to be remembered between two reports.
+
+    Attributes:
+        start: the clock at the last report.
+        samples, losses: how many samples this replica has seen since, and the sum of their losses, on the device.
+        measured: whether an average has measured the divergence since.
+        average: the last average since.
+        divergence: what was measured.
+    """
+
+    start: Clock
+    samples: int = 0
+    losses: Any = 0.0
+    measured: bool = False
+    average: Average | None = None
+    divergence: float = math.nan
+
+    def add(self, samples: int, losses: Any) -> None:
+        """An update of this replica."""
+        self.samples, self.losses = self.samples + samples, self.losses + losses
+
+    def averaged(self, average: Average) -> None:
+        """An average has been made."""
+        self.average = average
+        if not math.isnan(average.divergence):
+            self.measured, self.divergence = True, average.divergence
+
+    def report(self, now: Clock, *, iteration: int, epoch: int, learning_rate: float) -> Report:
+        """What happened since the last report."""
+        start, seconds = self.start, now.rounds_s - self.start.rounds_s
+        return Report(
+            iteration=iteration,
+            epoch=epoch,
+            learning_rate=learning_rate,
+            loss=float(self.losses) / self.samples if self.samples else math.nan,
+            score_after_averaging=self.average.score if self.average is not None else math.nan,
+            images_per_s=(now.images - start.images) / seconds if seconds else 0.0,
+            compute_s=now.compute_s - start.compute_s,
+            data_s=now.data_s - start.data_s,
+            averaging_s=now.averaging_s - start.averaging_s,
+            divergence=self.divergence,
+        )

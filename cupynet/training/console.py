@@ -1,0 +1,106 @@
+"""What a run says on the terminal: a progress bar, or plain lines where there is none, and a table at the end."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cupynet.errors import ConfigError
+from cupynet.training.callbacks import Callback, EpochRecord, Report
+
+if TYPE_CHECKING:
+    from cupynet.training.trainer import Trainer
+
+STYLES = ("auto", "bar", "lines", "none")
+
+
+def progress(style: str = "auto") -> Callback:
+    """How progress is shown: `bar`, `lines`, `none`, or `auto`: a bar on a terminal, else lines."""
+    if style not in STYLES:
+        raise ConfigError(f"callbacks.progress={style}: must be one of {', '.join(STYLES)}")
+    if style == "auto":
+        style = "bar" if sys.stdout.isatty() else "lines"
+    return {"bar": ProgressBar, "lines": ProgressLines, "none": Callback}[style]()
+
+
+def describe(record: EpochRecord) -> str:
+    """An epoch in one line."""
+    text = f"epoch {record.epoch}: {record.samples:,} images in {record.train_s:.1f} s"
+    if record.evaluation is not None:
+        text += f", {record.split} accuracy {record.evaluation.accuracy:.2%}, loss {record.evaluation.loss:.4f}"
+    return text
+
+
+class ProgressLines(Callback):
+    """One line per epoch, for files and pipes."""
+
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+        print(f"{describe(record)}, {trainer.clock.images_per_s:,.0f} images/s", flush=True)
+
+
+class ProgressBar(Callback):
+    """A bar over all rounds with loss, accuracy and images/s, drawn by a thread of its own four times a second."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("[bold]epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[rate]} images/s"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=Console(), refresh_per_second=4)
+        self._task: TaskID | None = None
+        self._total = 0
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self._task = self._progress.add_task("", total=None, epoch=1, loss="  -   ", accuracy="  -   ", rate="-")
+        self._progress.start()
+
+    def on_iteration_end(self, trainer: Trainer) -> None:
+        if self._task is None or trainer.iteration % 5:
+            return
+        total = trainer.total_iterations
+        self._progress.update(self._task, completed=trainer.iteration, total=total, epoch=trainer.epoch + 1)
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, loss=f"{report.loss:.4f}", rate=f"{report.images_per_s:,.0f}")
+
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+        if self._task is not None and record.evaluation is not None:
+            self._progress.update(self._task, accuracy=f"{record.evaluation.accuracy:.2%}")
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        self._progress.stop()
+
+    def close(self) -> None:
+        """Give the terminal back, also after an error."""
+        self._progress.stop()
+
+
+def result_table(summary: dict[str, Any], folder: str) -> None:
+    """Print what a run came to."""
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    dataset = f"[bold red]{summary['dataset']} (fallback: not MNIST)[/]" if summary["fallback"] else summary["dataset"]
+    workers = f"{summary['workers']} on {', '.join(dict.fromkeys(summary['devices']))}"
+    averaging = f"every {summary['averaging_frequency']}" if summary["workers"] > 1 else "-"
+    rows = {
+        "data": dataset,
+        "backend": f"{summary['backend']}, {summary['dtype']}",
+        "workers": workers,
+        "averaged": averaging,
+        "training": f"{summary['epochs']} epochs, {summary['train_s']:.1f} s, {summary['images_per_s']:,.0f} images/s",
+    }
+    if summary["test_accuracy"] is not None:
+        rows["test accuracy"] = f"[bold]{summary['test_accuracy']:.2%}[/]"
+        rows["test loss"] = f"{summary['test_loss']:.4f}"
+        rows["macro F1"] = f"{summary['test_f1']:.4f}"
+    rows["run folder"] = folder
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(soft_wrap=True, highlight=False).print(table)

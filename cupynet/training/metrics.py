@@ -1,0 +1,270 @@
+"""How well a classifier does: the numbers of Deeplearning4j's Evaluation, in its words and by its rules.
+
+Macro averages weight every class alike, for two classes too (there Deeplearning4j reports the second class alone). A
+class whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that
+average, and out of the average F1 in either case; `stats()` says how many were left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cupynet.errors import ConfigError, DataError
+
+# Larger losses count as infinite, so that a sum of 10^8 of them still is a float64.
+_HUGE = 1e300
+
+
+class Evaluation:
+    """Counts of what was predicted for what was true, over any number of batches, workers and merges.
+
+    Counts are integers and the losses are summed without rounding, so every figure is the same however the samples
+    were split, and `merge` gives the same bits in any order.
+
+    The predicted class is the one with the highest score, the lowest index among equals. The rank of the true class is
+    the number of strictly higher scores plus the number of equal scores at a smaller index; a sample is a top-N hit if
+    this rank is below N, and rank 0 is what being predicted means. A sample with a NaN among its scores predicts
+    nothing: it is wrong, it counts in the support and recall of its true class and in no column of the confusion
+    matrix, and `undecided` and `stats()` report it.
+
+    Figures that are 0/0 are NaN. Not safe for several threads: give each worker its own and merge in rank order.
+    """
+
+    def __init__(self, classes: int, top_n: int = 3) -> None:
+        """classes: how many there are; top_n: among how many of the best scores the true class must be for a hit."""
+        for name, value in (("classes", classes), ("top_n", top_n)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"Evaluation: {name} must be an integer from 1, got {value!r}")
+        self.classes = classes
+        self.top_n = top_n
+        self.confusion: NDArray[np.int64] = np.zeros((classes, classes), np.int64)  # rows = actual, columns = predicted
+        self.undecided: NDArray[np.int64] = np.zeros(classes, np.int64)  # per actual class: samples with NaN scores
+        self.top_n_hits = 0
+        self._loss_sum: list[float] = []  # an unevaluated sum of floats that is exactly the sum of all finite losses
+        self._loss_not_finite = 0.0  # the sum of the others: 0, an infinity or NaN
+
+    def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike) -> None:
+        """Count one batch: scores (N, classes), anything that grows with the probability; targets (N,); losses (N,)."""
+        score = np.asarray(scores, np.float64)  # (N, classes); exact from every narrower type
+        target = np.asarray(targets)  # (N,)
+        loss = np.asarray(losses, np.float64)  # (N,)
+        self._check(score, target, loss)
+        if len(target) == 0:
+            return
+        target = target.astype(np.int64)
+        decided = ~np.isnan(score).any(axis=1)  # (N,)
+        self.undecided += np.bincount(target[~decided], minlength=self.classes)
+        score, decided_target = score[decided], target[decided]
+
+        predicted = score.argmax(axis=1)  # the first of the highest
+        pairs = np.bincount(decided_target * self.classes + predicted, minlength=self.classes**2)
+        self.confusion += pairs.reshape(self.classes, self.classes)
+
+        own = np.take_along_axis(score, decided_target[:, None], axis=1)  # (N, 1)
+        before = np.arange(self.classes) < decided_target[:, None]  # (N, classes)
+        rank = ((score > own) | ((score == own) & before)).sum(axis=1)  # (N,)
+        self.top_n_hits += int((rank < self.top_n).sum())
+
+        finite = np.abs(loss) < _HUGE  # False for NaN too
+        self._loss_sum = _exact_sum(self._loss_sum + loss[finite].tolist())
+        self._loss_not_finite += _sum_not_finite(loss[~finite])
+
+    def _check(self, score: NDArray[Any], target: NDArray[Any], loss: NDArray[Any]) -> None:
+        n = len(target) if target.ndim == 1 else -1
+        if score.shape != (n, self.classes) or loss.shape != (n,):
+            raise ConfigError(
+                f"Evaluation of {self.classes} classes needs scores (N, {self.classes}), targets (N,) and losses (N,), "
+                f"got {score.shape}, {target.shape} and {loss.shape}"
+            )
+        if n and not np.issubdtype(target.dtype, np.integer):
+            raise ConfigError(
+                f"Evaluation needs class indices as targets, got {target.dtype}: convert one-hot rows by argmax"
+            )
+        if n and not (target.min() >= 0 and target.max() < self.classes):
+            wrong = int(target.min() if target.min() < 0 else target.max())
+            raise DataError(
+                f"Evaluation: label {wrong} is not one of the classes 0 to {self.classes - 1}: check the labels"
+            )
+
+    def merge(self, other: Evaluation) -> None:
+        """Add the samples of `other`; exact, so the order of merges changes no bit."""
+        if (other.classes, other.top_n) != (self.classes, self.top_n):
+            raise ConfigError(
+                f"cannot merge an Evaluation of {other.classes} classes (top {other.top_n}) "
+                f"into one of {self.classes} (top {self.top_n}): make both alike"
+            )
+        self.confusion += other.confusion
+        self.undecided += other.undecided
+        self.top_n_hits += other.top_n_hits
+        self._loss_sum = _exact_sum(self._loss_sum + other._loss_sum)
+        self._loss_not_finite += other._loss_not_finite
+
+    @property
+    def samples(self) -> int:
+        """How many samples were counted, the undecided ones too."""
+        return int(self.confusion.sum() + self.undecided.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The part of all samples that was predicted right, 0..1."""
+        return _ratio(int(self.confusion.trace()), self.samples)
+
+    @property
+    def top_n_accuracy(self) -> float:
+        """The part of all samples whose true class is among the `top_n` highest scores, 0..1."""
+        return _ratio(self.top_n_hits, self.samples)
+
+    @property
+    def precision(self) -> float:
+        """Macro-averaged: the part of what was predicted as a class that is it; not over classes never predicted."""
+        return self._macro("precision")
+
+    @property
+    def recall(self) -> float:
+        """Macro-averaged: the part of a class's samples that was predicted as it; not over classes without samples."""
+        return self._macro("recall")
+
+    @property
+    def f1(self) -> float:
+        """Macro-averaged harmonic mean of precision and recall; not over classes where either is 0/0."""
+        return self._macro("f1")
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of all samples; NaN or infinite if one of them was."""
+        return _ratio(math.fsum(self._loss_sum) + self._loss_not_finite, self.samples)
+
+    def _macro(self, figure: str) -> float:
+        defined = [row[figure] for row in self.per_class() if not math.isnan(row[figure])]
+        return _ratio(math.fsum(defined), len(defined))
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """One row per class: class, precision, recall, f1 (NaN where 0/0), and samples as support and predicted."""
+        hits = self.confusion.diagonal().tolist()
+        supports = (self.confusion.sum(axis=1) + self.undecided).tolist()
+        predictions = self.confusion.sum(axis=0).tolist()
+        rows: list[dict[str, Any]] = []
+        for index, (hit, support, predicted) in enumerate(zip(hits, supports, predictions, strict=True)):
+            precision, recall = _ratio(hit, predicted), _ratio(hit, support)
+            f1 = _ratio(2 * hit, support + predicted) if support and predicted else math.nan
+            figures = {"precision": precision, "recall": recall, "f1": f1}
+            rows.append({"class": index, **figures, "support": support, "predicted": predicted})
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values for JSON; what is not a finite number is None there."""
+        figures = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")
+        return {
+            "samples": self.samples,
+            "classes": self.classes,
+            "top_n": self.top_n,
+            **{name: _json(getattr(self, name)) for name in figures},
+            "undecided": int(self.undecided.sum()),
+            "per_class": [{name: _json(value) for name, value in row.items()} for row in self.per_class()],
+            "confusion": self.confusion.tolist(),
+        }
+
+    def stats(self) -> str:
+        """The report to print: the figures, what to beware of, a line per class and the confusion matrix."""
+        rows = self.per_class()
+        return "\n\n".join(
+            "\n".join(part)
+            for part in (self._summary(rows), _warnings(rows, self), _class_table(rows), self._matrix())
+            if part
+        )
+
+    def _summary(self, rows: list[dict[str, Any]]) -> list[str]:
+        def line(label: str, value: float, figure: str = "") -> str:
+            out = sum(math.isnan(row[figure]) for row in rows) if figure else 0
+            note = f"   ({_count(out)} excluded from average)" if out else ""
+            return f" {label + ':':<17}{value:.4f}{note}"
+
+        top_n = [line(f"Top {self.top_n} Accuracy", self.top_n_accuracy)] if 1 < self.top_n < self.classes else []
+        return [
+            _title("Evaluation Metrics"),
+            f" {'# of classes:':<17}{self.classes}",
+            f" {'# of samples:':<17}{self.samples}",
+            f" {'Loss:':<17}{self.loss:.6g}",
+            line("Accuracy", self.accuracy),
+            *top_n,
+            line("Precision", self.precision, "precision"),
+            line("Recall", self.recall, "recall"),
+            line("F1 Score", self.f1, "f1"),
+            f"Precision, recall & F1: macro-averaged (equally weighted avg. of {self.classes} classes)",
+        ]
+
+    def _matrix(self) -> list[str]:
+        width = max(len(str(self.confusion.max())), len(str(self.classes - 1))) + 1
+        head = "".join(f"{index:>{width}}" for index in range(self.classes))
+        lines = ["".join(f"{n:>{width}}" for n in row) + f" | {i}" for i, row in enumerate(self.confusion.tolist())]
+        how_to_read = "Rows are the actual class, columns the predicted class"
+        return [_title("Confusion Matrix"), head, "-" * len(head), *lines, how_to_read]
+
+
+def _title(text: str) -> str:
+    return f"{text:=^66}"
+
+
+def _count(classes: int) -> str:
+    return f"{classes} class" if classes == 1 else f"{classes} classes"
+
+
+def _warnings(rows: list[dict[str, Any]], evaluation: Evaluation) -> list[str]:
+    """What a reader of the averages must know: classes they leave out, and samples whose scores were NaN."""
+    lines: list[str] = []
+    causes: tuple[tuple[str, str, Callable[[dict[str, Any]], bool]], ...] = (
+        ("never predicted by the model", "precision and F1", lambda row: not row["predicted"]),
+        ("absent from the labels", "recall and F1", lambda row: not row["support"]),
+    )
+    for cause, averages, holds in causes:
+        found = [row["class"] for row in rows if holds(row)]
+        if found:
+            verb = "was" if len(found) == 1 else "were"
+            names = ", ".join(map(str, found))
+            lines.append(f"Warning: {_count(len(found))} {verb} {cause}, excluded from average {averages}: {names}")
+    undecided = int(evaluation.undecided.sum())
+    if undecided:
+        lines.append(
+            f"Warning: {undecided} of {evaluation.samples} samples had NaN among their scores and count as wrong"
+        )
+    return lines
+
+
+def _class_table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [f"{'class':>6}{'precision':>11}{'recall':>9}{'F1':>9}{'support':>9}"]
+    for row in rows:
+        precision, recall, f1 = ("-" if math.isnan(row[f]) else f"{row[f]:.4f}" for f in ("precision", "recall", "f1"))
+        lines.append(f"{row['class']:>6}{precision:>11}{recall:>9}{f1:>9}{row['support']:>9}")
+    return lines
+
+
+def _ratio(part: float, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+def _json(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _sum_not_finite(values: NDArray[np.float64]) -> float:
+    """NaN if there is one or if both infinities occur, else the infinity that occurs, else 0."""
+    above, below = bool((values > 0).any()), bool((values < 0).any())
+    if np.isnan(values).any() or (above and below):
+        return math.nan
+    return math.inf if above else -math.inf if below else 0.0
+
+
+def _exact_sum(values: list[float]) -> list[float]:
+    """A few floats with exactly the sum of `values`, largest first: the rounded sum, what it lacks, what that lacks ...
+
+    After Shewchuk (1997), "Adaptive precision floating-point arithmetic"; the correctly rounded sums are math.fsum's.
+    """
+    parts: list[float] = []
+    while rest := math.fsum(values + [-part for part in parts]):
+        parts.append(rest)
+    return parts

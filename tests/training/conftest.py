@@ -1,0 +1,127 @@
+"""Small networks and data sets, and a way to train them with any number of workers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.data import Dataset, Loader
+from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.parallel import ParameterAveraging, WorkerTeam
+from cupynet.training import Callback, Trainer
+
+
+def small_dataset(samples: int, seed: int = 0, size: int = 8) -> Dataset:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(samples, dtype=np.int64) % 3
+    images = rng.integers(0, 120, (samples, size, size, 1)).astype(np.uint8)
+    images[np.arange(samples), labels * 2] += 100  # a bright row tells the class
+    return Dataset("bright rows", images, labels, 3)
+
+
+def small_network() -> Sequential:
+    return Sequential(
+        {
+            "conv1": Conv2D(3, 3),
+            "pool1": MaxPool2D(2),
+            "dense1": Dense(8, "relu"),
+            "output": Dense(3),
+        }
+    )
+
+
+def small_model(dtype: str = "double", backend: str = "numpy", seed: int = 1) -> Model:
+    return Model(small_network(), Image(8, 8, 1), create_backend(backend, dtype), seed)
+
+
+def fingerprint(model: Model) -> str:
+    return hashlib.sha256(model.backend.to_host(model.params.master).tobytes()).hexdigest()
+
+
+class Recorder(Callback):
+    """Notes, on every worker, what it trained on and what its weights were after each iteration."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.samples: list[list[int]] = []
+        self.weights: list[str] = []
+        self.reports: list = []
+        self.epochs: list = []
+
+    def on_iteration_end(self, trainer):
+        self.weights.append(fingerprint(trainer.model))
+
+    def on_report(self, trainer, report):
+        self.reports.append(report)
+
+    def on_epoch_end(self, trainer, record):
+        self.epochs.append(record)
+
+
+class RecordingTrainer(Trainer):
+    """Notes the samples of each update, per epoch."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen: dict[int, list[list[int]]] = {}
+
+    def step(self, batch):
+        self.seen.setdefault(self.epoch, []).append(batch.samples.tolist())
+        return super().step(batch)
+
+
+@dataclass
+class Run:
+    trainers: list[RecordingTrainer]
+    recorders: list[Recorder]
+
+    @property
+    def master(self) -> np.ndarray:
+        return self.trainers[0].model.params.master
+
+
+def train(
+    workers: int,
+    optimizer,
+    *,
+    dataset: Dataset | None = None,
+    samples: int = 60,
+    batch_size: int = 4,
+    epochs: int = 1,
+    frequency: int | str = 1,
+    dtype: str = "double",
+    backend: str = "numpy",
+    order_seed: int = 3,
+    **options,
+) -> Run:
+    """Train the small network with `workers` threads; `optimizer()` makes one optimizer."""
+    dataset = small_dataset(samples) if dataset is None else dataset
+    loader = Loader(dataset, batch_size, seed=order_seed)
+    recorders = [Recorder() for _ in range(workers)]
+
+    def task(communicator):
+        averaging = ParameterAveraging(communicator, frequency, **options)
+        trainer = RecordingTrainer(
+            small_model(dtype, backend),
+            optimizer(),
+            communicator=communicator,
+            synchronizer=averaging,
+            callbacks=[recorders[communicator.rank]],
+            prefetch_buffer=2,
+            report_every=2,
+        )
+        trainer.fit(loader, epochs, evaluate_on=Loader(dataset, 7, shuffle=False))
+        return trainer
+
+    with WorkerTeam(workers, timeout_s=60, limit_blas=False) as team:
+        return Run(team.run(task), recorders)
+
+
+@pytest.fixture
+def train_small():
+    return train

@@ -1,0 +1,219 @@
+"""The identities that parallel training must keep, and what must never be lost."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from cupynet.data import Loader
+from cupynet.errors import ConfigError, DivergedError
+from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
+from cupynet.parallel import ParameterAveraging, SerialCommunicator, WorkerTeam
+from cupynet.training import Trainer
+from tests.training.conftest import fingerprint, small_dataset, small_model, train
+
+OPTIMIZERS = {
+    "sgd": lambda: SGD(0.05, l2=1e-3),
+    "momentum": lambda: Momentum(0.05, 0.9, l2=1e-3),
+    "nesterov": lambda: Nesterov(0.05, 0.9, l2=1e-3),
+}
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_frequency_1_is_one_replica_on_the_concatenated_batch(name, workers):
+    """Ten iterations in double; the last round has fewer workers and a short batch."""
+    batches = 10 * workers - (workers - 1)
+    samples = 4 * batches - 1
+    parallel = train(workers, OPTIMIZERS[name], samples=samples)
+    alone = train(1, OPTIMIZERS[name], samples=samples, batch_size=4 * workers)
+    assert parallel.trainers[0].iteration == alone.trainers[0].iteration == 10
+    scale = np.abs(alone.master).max()
+    assert np.abs(parallel.master - alone.master).max() <= 1e-12 * scale
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_frequency_1_is_the_concatenated_batch_in_float(name, workers, backend):
+    """Three iterations in float; beyond that rounding grows as it does between any two orders of summation."""
+    samples = 4 * 3 * workers
+    parallel = train(workers, OPTIMIZERS[name], samples=samples, dtype="float", backend=backend)
+    alone = train(1, OPTIMIZERS[name], samples=samples, batch_size=4 * workers, dtype="float", backend=backend)
+    assert parallel.trainers[0].iteration == 3
+    assert np.abs(parallel.master - alone.master).max() <= 1e-5
+
+
+def test_averaging_less_often_is_something_else():
+    """The identities above would prove nothing if every run gave the same weights."""
+    often, seldom = train(2, OPTIMIZERS["nesterov"]), train(2, OPTIMIZERS["nesterov"], frequency=3)
+    assert np.abs(often.master - seldom.master).max() > 1e-6
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_one_worker_equals_a_trainer_without_parallel_code(backend):
+    wrapped = train(1, OPTIMIZERS["nesterov"], epochs=2, dtype="float", backend=backend)
+    model = small_model("float", backend)
+    plain = Trainer(model, OPTIMIZERS["nesterov"](), prefetch_buffer=0, report_every=0)
+    plain.fit(Loader(small_dataset(60), 4, seed=3), 2)
+    assert fingerprint(model) == fingerprint(wrapped.trainers[0].model)
+
+
+@pytest.mark.parametrize(("workers", "frequency"), [(2, 1), (3, 2), (4, 3)])
+def test_replicas_are_identical_after_every_average_and_differ_in_between(workers, frequency):
+    run = train(workers, OPTIMIZERS["nesterov"], samples=97, epochs=2, frequency=frequency)
+    rounds = run.trainers[0].iteration
+    for iteration in range(rounds):
+        hashes = {recorder.weights[iteration] for recorder in run.recorders}
+        averaged = (iteration + 1) % frequency == 0
+        assert (len(hashes) == 1) == averaged, f"after iteration {iteration + 1}"
+    assert len({fingerprint(t.model) for t in run.trainers}) == 1
+    velocities = {t.optimizer.state["velocity"].tobytes() for t in run.trainers}
+    assert len(velocities) == 1
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_same_seeds_give_the_same_bits(workers, backend):
+    runs = [
+        train(workers, OPTIMIZERS["nesterov"], samples=97, epochs=2, frequency=3, dtype="float", backend=backend)
+        for _ in range(2)
+    ]
+    assert runs[0].recorders[0].weights == runs[1].recorders[0].weights
+    other = train(workers, OPTIMIZERS["nesterov"], samples=97, epochs=2, frequency=3, dtype="float", order_seed=4)
+    assert other.recorders[0].weights[-1] != runs[0].recorders[0].weights[-1]
+
+
+COUNTS = [
+    # samples, batch size, workers, frequency
+    (60, 4, 2, 3),  # 15 batches: the last round has one worker
+    (60, 4, 4, 3),  # 4 rounds: not a multiple of the frequency
+    (61, 4, 3, 2),  # the last batch has one sample
+    (10, 4, 4, 1),  # more workers than batches
+    (3, 8, 3, 5),  # one short batch, two workers with none, frequency beyond the epoch
+    (60, 60, 2, 1),  # one batch
+    (23, 5, 2, "epoch"),
+    (23, 5, 2, "end"),
+]
+
+
+@pytest.mark.parametrize(("samples", "batch_size", "workers", "frequency"), COUNTS)
+def test_no_sample_is_lost_or_seen_twice(samples, batch_size, workers, frequency):
+    run = train(workers, OPTIMIZERS["sgd"], samples=samples, batch_size=batch_size, epochs=3, frequency=frequency)
+    for epoch in range(3):
+        seen = [s for trainer in run.trainers for batch in trainer.seen.get(epoch, []) for s in batch]
+        assert sorted(seen) == list(range(samples))
+    assert len({fingerprint(t.model) for t in run.trainers}) == 1
+    assert sum(record.samples for record in run.recorders[0].epochs) == 3 * samples
+
+
+def test_batches_are_dealt_by_number_not_by_speed():
+    run = train(3, OPTIMIZERS["sgd"], samples=60, batch_size=4)
+    order = Loader(small_dataset(60), 4, seed=3).order(0)
+    batches = [order[i : i + 4].tolist() for i in range(0, 60, 4)]
+    for rank, trainer in enumerate(run.trainers):
+        assert trainer.seen[0] == batches[rank::3]
+
+
+@pytest.mark.parametrize(("frequency", "evaluated"), [(3, [1, 2, 3]), ("epoch", [1, 2, 3]), ("end", [3])])
+def test_only_identical_replicas_are_evaluated(frequency, evaluated):
+    run = train(2, OPTIMIZERS["nesterov"], epochs=3, frequency=frequency)
+    assert [r.epoch for r in run.recorders[0].epochs if r.evaluation is not None] == evaluated
+    for mine, theirs in zip(run.recorders[0].epochs, run.recorders[1].epochs, strict=True):
+        if mine.evaluation is not None:
+            assert mine.evaluation.to_dict() == theirs.evaluation.to_dict()
+
+
+def test_end_means_one_average():
+    run = train(2, OPTIMIZERS["nesterov"], epochs=2, frequency="end")
+    for iteration in range(run.trainers[0].iteration):
+        assert len({recorder.weights[iteration] for recorder in run.recorders}) == 2
+    assert len({fingerprint(t.model) for t in run.trainers}) == 1
+
+
+def test_the_end_average_weights_by_samples():
+    """Worker 0 sees a batch of 4 and one of 2, worker 1 one of 4: the average must be 6 : 4."""
+    run = train(2, OPTIMIZERS["sgd"], samples=10, frequency="end")
+    # replay both replicas alone, from the same start, on the batches they were dealt
+    replicas = []
+    for rank in range(2):
+        model = small_model()
+        trainer = Trainer(model, OPTIMIZERS["sgd"](), report_every=0, prefetch_buffer=0)
+        for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, model.backend, rank, 2):
+            trainer.step(batch)
+            trainer.iteration += 1
+        replicas.append(model.params.master)
+    order = Loader(small_dataset(10), 4, seed=3)
+    counts = [sum(len(b) for b in order.epoch(0, small_model().backend, rank, 2)) for rank in range(2)]
+    assert counts == [6, 4]
+    expected = (replicas[0] * counts[0] + replicas[1] * counts[1]) / 10
+    np.testing.assert_allclose(run.master, expected, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("average_updaters", [True, False])
+def test_optimizer_state_is_averaged_when_asked(average_updaters):
+    run = train(2, OPTIMIZERS["nesterov"], average_updaters=average_updaters, frequency=3)
+    states = {t.optimizer.state["velocity"].tobytes() for t in run.trainers}
+    assert (len(states) == 1) == average_updaters
+
+
+def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others():
+    """Worker 1 poisons its weights; worker 0 must keep its own."""
+    kept = {}
+
+    class Poison(Trainer):
+        def step(self, batch):
+            losses = super().step(batch)
+            if self.communicator.rank == 1 and self.iteration == 1:
+                self.model.params.master[5] = np.nan
+            kept[self.communicator.rank] = self.model.params.master
+            return losses
+
+    def task(communicator):
+        trainer = Poison(
+            small_model(),
+            SGD(0.05),
+            communicator=communicator,
+            synchronizer=ParameterAveraging(communicator, 2, report_score=False),
+        )
+        trainer.fit(Loader(small_dataset(60), 4, seed=3), 1)
+
+    with WorkerTeam(3, limit_blas=False) as team, pytest.raises(DivergedError) as caught:
+        team.run(task)
+    assert "the replica of worker 1 is not finite after iteration 2 and was not averaged" in str(caught.value)
+    assert np.isfinite(kept[0]).all() and np.isfinite(kept[2]).all()
+
+
+def test_divergence_ends_training_with_one_worker_too():
+    with pytest.raises(DivergedError, match="not finite|is nan"):
+        train(1, lambda: SGD(1e35), epochs=3, frequency=5, dtype="float")
+
+
+def test_scores_are_weighted_by_samples():
+    run = train(2, OPTIMIZERS["sgd"], samples=10, batch_size=4, frequency=1)
+    report = run.recorders[0].reports[-1]
+    assert report.iteration == 2
+    assert np.isfinite(report.score_after_averaging)
+    assert report.divergence > 0
+
+
+def test_schedules_count_rounds_and_know_the_end():
+    run = train(3, lambda: Nesterov(OneCycle(0.1)), samples=60, epochs=2)
+    assert run.trainers[0].total_iterations == 10
+    assert run.trainers[0].optimizer.learning_rate.iterations == 10
+    rates = [report.learning_rate for report in run.recorders[0].reports]  # after iterations 2, 4, 6, 8, 10
+    assert rates[1] == max(rates) and rates[-1] == pytest.approx(0.1 / 1000)
+
+
+@pytest.mark.parametrize("frequency", [0, -1, 1.5, True, "never", None])
+def test_bad_frequencies_are_refused(frequency):
+    with pytest.raises(ConfigError, match="averaging_frequency=.*: must be an integer of at least 1, epoch or end"):
+        ParameterAveraging(SerialCommunicator(), frequency)
+
+
+def test_all_combinations_end_identical():
+    for workers, frequency, average_updaters in itertools.product([1, 2, 4], [1, 4, "epoch", "end"], [True, False]):
+        run = train(workers, OPTIMIZERS["momentum"], samples=21, frequency=frequency, average_updaters=average_updaters)
+        assert len({fingerprint(t.model) for t in run.trainers}) == 1

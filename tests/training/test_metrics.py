@@ -1,0 +1,319 @@
+"""Evaluation against values computed by hand, and what must hold for any scores and any split of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupynet.errors import ConfigError, DataError
+from cupynet.training.metrics import Evaluation
+
+# Eight samples of three classes:   confusion   predicted 0 1 2      precision     recall      F1
+#   actual 0: four, two right                  0 | 2 1 1             2/3           2/4         4/7
+#   actual 1: three, two right                 1 | 1 2 0             2/3           2/3         4/6
+#   actual 2: one, right                       2 | 0 0 1             1/2           1/1         2/3
+TARGETS = [0, 0, 0, 0, 1, 1, 1, 2]
+PREDICTED = [0, 0, 1, 2, 1, 1, 0, 2]
+
+
+def one_hot(predicted: list[int], classes: int = 3) -> np.ndarray[Any, Any]:
+    return np.eye(classes)[predicted]
+
+
+def small() -> Evaluation:
+    evaluation = Evaluation(3, top_n=2)
+    evaluation.add(one_hot(PREDICTED), TARGETS, np.arange(8) / 8)
+    return evaluation
+
+
+def undefined() -> Evaluation:
+    """Four classes: 2 occurs but is never predicted, 3 is predicted but never occurs."""
+    evaluation = Evaluation(4)
+    evaluation.add(one_hot([0, 0, 1, 3, 0], 4), [0, 0, 1, 1, 2], np.zeros(5))
+    return evaluation
+
+
+def test_small_example_by_hand() -> None:
+    evaluation = small()
+    assert evaluation.samples == 8
+    assert evaluation.confusion.tolist() == [[2, 1, 1], [1, 2, 0], [0, 0, 1]]
+    assert evaluation.confusion.dtype == np.int64
+    assert evaluation.accuracy == 5 / 8
+    assert evaluation.precision == pytest.approx((2 / 3 + 2 / 3 + 1 / 2) / 3, abs=1e-15)
+    assert evaluation.recall == pytest.approx((1 / 2 + 2 / 3 + 1) / 3, abs=1e-15)
+    assert evaluation.f1 == pytest.approx((4 / 7 + 2 / 3 + 2 / 3) / 3, abs=1e-15)
+    assert evaluation.loss == 28 / 64
+    # ties at 0 are broken by index: true class 0 or 1 comes second behind a wrong one; 2 was right
+    assert evaluation.top_n_accuracy == 1.0
+    rows = evaluation.per_class()
+    assert rows[0] == {"class": 0, "precision": 2 / 3, "recall": 0.5, "f1": 4 / 7, "support": 4, "predicted": 3}
+    assert [row["support"] for row in rows] == [4, 3, 1]
+
+
+def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
+    evaluation = undefined()
+    rows = evaluation.per_class()
+    assert math.isnan(rows[2]["precision"]) and rows[2]["recall"] == 0 and math.isnan(rows[2]["f1"])
+    assert rows[3]["precision"] == 0 and math.isnan(rows[3]["recall"]) and math.isnan(rows[3]["f1"])
+    assert evaluation.precision == pytest.approx((2 / 3 + 1 + 0) / 3, abs=1e-15)
+    assert evaluation.recall == pytest.approx((1 + 1 / 2 + 0) / 3, abs=1e-15)
+    assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3) / 2, abs=1e-15)  # neither class 2 nor class 3
+
+
+def test_a_class_that_is_always_wrong_counts_as_0_not_as_0_over_0() -> None:
+    evaluation = Evaluation(2)
+    evaluation.add(one_hot([1, 0], 2), [0, 1], [1.0, 1.0])
+    assert (evaluation.precision, evaluation.recall, evaluation.f1, evaluation.accuracy) == (0, 0, 0, 0)
+
+
+def test_ties_are_decided_by_the_smaller_index() -> None:
+    for top_n, right in ((1, 1), (2, 2), (3, 3), (4, 4), (5, 4)):
+        evaluation = Evaluation(4, top_n)
+        evaluation.add(np.zeros((4, 4)), [0, 1, 2, 3], np.zeros(4))
+        assert evaluation.confusion.sum(axis=0).tolist() == [4, 0, 0, 0]
+        assert evaluation.top_n_accuracy == right / 4
+    evaluation = Evaluation(4, top_n=2)
+    evaluation.add([[1, 3, 1, 3], [1, 3, 1, 3], [5, 3, 1, 3], [5, 3, 1, 3]], [1, 3, 1, 3], np.zeros(4))
+    assert evaluation.top_n_hits == 3  # ranks 0, 1, 1 and 2
+
+
+def test_infinite_scores_are_scores() -> None:
+    evaluation = Evaluation(3, top_n=2)
+    evaluation.add([[-np.inf, 0, np.inf], [-np.inf, -np.inf, -np.inf]], [2, 1], [0.0, 0.0])
+    assert evaluation.accuracy == 0.5
+    assert evaluation.top_n_accuracy == 1.0
+
+
+def test_nan_scores_are_wrong_and_reported() -> None:
+    evaluation = Evaluation(3)
+    scores = [[1, 0, 0], [np.nan, 0, 0], [1, np.nan, 0], [0, 0, np.nan]]
+    evaluation.add(scores, [0, 0, 0, 2], [0.5, np.nan, 0.5, 0.5])
+    assert evaluation.samples == 4
+    assert evaluation.confusion.sum() == 1 and evaluation.undecided.tolist() == [2, 0, 1]
+    assert evaluation.accuracy == 0.25 and evaluation.top_n_accuracy == 0.25
+    assert evaluation.per_class()[0]["recall"] == 1 / 3
+    assert math.isnan(evaluation.loss)
+    assert "Warning: 3 of 4 samples had NaN among their scores and count as wrong" in evaluation.stats()
+    assert evaluation.to_dict()["undecided"] == 3
+    assert "NaN" not in small().stats()
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"),
+    [([1.0, np.inf], np.inf), ([-np.inf, 1.0], -np.inf), ([np.inf, -np.inf], np.nan), ([1.0, np.nan], np.nan)],
+)
+def test_losses_that_are_not_finite_show(losses: list[float], mean: float) -> None:
+    evaluation = Evaluation(1)
+    evaluation.add(np.zeros((2, 1)), [0, 0], losses)
+    assert np.array_equal(evaluation.loss, mean, equal_nan=True)
+    assert evaluation.to_dict()["loss"] is None
+
+
+def test_huge_losses_count_as_infinite() -> None:
+    evaluation = Evaluation(1)
+    for _ in range(2):
+        evaluation.add(np.zeros((2, 1)), [0, 0], [1.5e308, 1.5e308])
+    assert evaluation.loss == math.inf
+
+
+def test_nothing_evaluated_is_not_a_number() -> None:
+    evaluation = Evaluation(3)
+    evaluation.add(np.zeros((0, 3)), [], [])
+    assert evaluation.samples == 0
+    for name in ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss"):
+        assert math.isnan(getattr(evaluation, name)), name
+        assert evaluation.to_dict()[name] is None
+    assert "3 classes were never predicted" in evaluation.stats()
+
+
+def test_stats_report() -> None:
+    assert small().stats() == "\n".join(
+        [
+            "========================Evaluation Metrics========================",
+            " # of classes:    3",
+            " # of samples:    8",
+            " Loss:            0.4375",
+            " Accuracy:        0.6250",
+            " Top 2 Accuracy:  1.0000",
+            " Precision:       0.6111",
+            " Recall:          0.7222",
+            " F1 Score:        0.6349",
+            "Precision, recall & F1: macro-averaged (equally weighted avg. of 3 classes)",
+            "",
+            " class  precision   recall       F1  support",
+            "     0     0.6667   0.5000   0.5714        4",
+            "     1     0.6667   0.6667   0.6667        3",
+            "     2     0.5000   1.0000   0.6667        1",
+            "",
+            "=========================Confusion Matrix=========================",
+            " 0 1 2",
+            "------",
+            " 2 1 1 | 0",
+            " 1 2 0 | 1",
+            " 0 0 1 | 2",
+            "Rows are the actual class, columns the predicted class",
+        ]
+    )
+
+
+def test_stats_say_what_the_averages_leave_out() -> None:
+    report = undefined().stats()
+    assert " Precision:       0.5556   (1 class excluded from average)" in report
+    assert " Recall:          0.5000   (1 class excluded from average)" in report
+    assert " F1 Score:        0.7333   (2 classes excluded from average)" in report
+    assert "Warning: 1 class was never predicted by the model, excluded from average precision and F1: 2" in report
+    assert "Warning: 1 class was absent from the labels, excluded from average recall and F1: 3" in report
+    assert "     2          -   0.0000        -        1" in report
+    assert "excluded" not in small().stats()
+
+
+def test_top_n_is_reported_only_where_it_says_something() -> None:
+    for top_n, shown in ((1, False), (2, True), (3, False), (4, False)):
+        assert (f"Top {top_n} Accuracy:" in Evaluation(3, top_n).stats()) is shown
+
+
+def test_wide_counts_stay_in_their_columns() -> None:
+    evaluation = Evaluation(11)
+    evaluation.confusion[10, 10] = 123456
+    table = evaluation.stats().split("Confusion Matrix")[1].splitlines()
+    assert len(table[1]) == len(table[2]) == 11 * 7
+    assert table[3 + 10].endswith(" 123456 | 10")
+
+
+def test_merge_refuses_another_kind() -> None:
+    with pytest.raises(ConfigError, match=r"of 4 classes \(top 3\) into one of 3 \(top 3\)"):
+        Evaluation(3).merge(Evaluation(4))
+    with pytest.raises(ConfigError, match="top 2"):
+        Evaluation(3).merge(Evaluation(3, top_n=2))
+
+
+def test_merge_leaves_the_other_alone() -> None:
+    whole, part = Evaluation(3, top_n=2), small()
+    whole.merge(part)
+    whole.merge(part)
+    assert whole.samples == 16 and part.to_dict() == small().to_dict()
+
+
+def test_merge_loses_no_bit_of_the_losses() -> None:
+    whole = Evaluation(1)
+    for losses in ([1e100, 1.0], [-1e100, 1.0]):
+        part = Evaluation(1)
+        part.add(np.zeros((2, 1)), [0, 0], losses)
+        whole.merge(part)
+    assert whole.loss == 2 / 4
+    part.add(np.zeros((1, 1)), [0], [np.inf])
+    whole.merge(part)
+    assert whole.loss == math.inf
+
+
+@pytest.mark.parametrize("arguments", [(0,), (-1,), (2.0,), (True,), (3, 0), (3, 1.5)])
+def test_refused_arguments(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match="must be an integer from 1, got"):
+        Evaluation(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("scores", "targets", "losses"),
+    [
+        (np.zeros((2, 4)), [0, 1], [0.0, 0.0]),
+        (np.zeros((2, 3)), [0], [0.0, 0.0]),
+        (np.zeros((2, 3)), [0, 1], [0.0]),
+        (np.zeros((2, 3)), [[0], [1]], [0.0, 0.0]),
+        (np.zeros(3), [0], [0.0]),
+        (np.zeros((1, 3)), 0, [0.0]),
+    ],
+)
+def test_refused_shapes(scores: Any, targets: Any, losses: Any) -> None:
+    evaluation = Evaluation(3)
+    with pytest.raises(ConfigError, match=r"3 classes needs scores \(N, 3\)"):
+        evaluation.add(scores, targets, losses)
+    assert evaluation.samples == 0
+
+
+def test_refused_targets() -> None:
+    evaluation = Evaluation(3)
+    for wrong in (3, -1):
+        with pytest.raises(DataError, match=f"label {wrong} is not one of the classes 0 to 2"):
+            evaluation.add(np.zeros((2, 3)), [0, wrong], [0.0, 0.0])
+    with pytest.raises(ConfigError, match="class indices as targets, got float64"):
+        evaluation.add(np.zeros((1, 3)), [0.0], [0.0])
+    assert evaluation.samples == 0
+
+
+def test_narrow_targets_do_not_overflow() -> None:
+    evaluation = Evaluation(200)
+    evaluation.add(np.eye(200, dtype=np.float16), np.arange(200, dtype=np.uint8), np.zeros(200, np.float32))
+    assert evaluation.accuracy == 1.0
+
+
+Samples = tuple[int, list[tuple[list[float], int, float]]]
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Samples:
+    """(classes, [(scores, target, loss) ...]); few distinct scores, so that ties are common, and NaN now and then."""
+    classes = draw(st.integers(1, 5))
+    score = st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.nan])
+    row = st.tuples(
+        st.lists(score, min_size=classes, max_size=classes), st.integers(0, classes - 1), st.floats(-1e9, 1e9, width=32)
+    )
+    return classes, draw(st.lists(row, max_size=30))
+
+
+def evaluate(classes: int, rows: list[tuple[list[float], int, float]], top_n: int = 2) -> Evaluation:
+    evaluation = Evaluation(classes, top_n)
+    scores = np.array([row[0] for row in rows]).reshape(len(rows), classes)
+    evaluation.add(scores, np.array([row[1] for row in rows], np.int64), [row[2] for row in rows])
+    return evaluation
+
+
+@settings(deadline=None, max_examples=150)
+@given(samples(), st.lists(st.integers(0, 30), max_size=4), st.randoms(use_true_random=False))
+def test_parts_merged_in_any_order_equal_the_whole(drawn: Samples, cuts: list[int], random: Any) -> None:
+    classes, rows = drawn
+    edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    parts = [evaluate(classes, rows[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    random.shuffle(parts)
+    merged = Evaluation(classes, 2)
+    for part in parts:
+        merged.merge(part)
+    assert merged.to_dict() == evaluate(classes, rows).to_dict()
+
+
+@settings(deadline=None, max_examples=150)
+@given(samples(), st.integers(1, 6))
+def test_figures_follow_from_their_definitions(drawn: Samples, top_n: int) -> None:
+    classes, rows = drawn
+    evaluation = evaluate(classes, rows, top_n)
+    right = hits = 0
+    for scores, target, _ in rows:
+        if not any(map(math.isnan, scores)):
+            order = sorted(range(classes), key=lambda k, scores=scores: (-scores[k], k))  # type: ignore[misc]
+            right += order[0] == target
+            hits += target in order[:top_n]
+    assert evaluation.samples == len(rows)
+    assert evaluation.confusion.trace() == right and evaluation.top_n_hits == hits
+    if rows:
+        assert evaluation.accuracy == right / len(rows)
+        exact = sum(Fraction(loss) for _, _, loss in rows)
+        assert evaluation.loss == float(exact) / len(rows)
+    support = [sum(target == k for _, target, _ in rows) for k in range(classes)]
+    assert [row["support"] for row in evaluation.per_class()] == support
+    for row in evaluation.per_class():
+        if not math.isnan(row["f1"]) and row["precision"] + row["recall"] > 0:
+            harmonic = 2 * row["precision"] * row["recall"] / (row["precision"] + row["recall"])
+            assert row["f1"] == pytest.approx(harmonic, rel=1e-14)
+
+
+@settings(deadline=None, max_examples=50)
+@given(samples())
+def test_to_dict_is_json_without_nan(drawn: Samples) -> None:
+    values = evaluate(*drawn).to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values

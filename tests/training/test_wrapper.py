@@ -1,0 +1,76 @@
+"""The ParallelWrapper API."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupynet.data import Loader
+from cupynet.errors import ConfigError
+from cupynet.optim import SGD, Nesterov
+from cupynet.training import ParallelWrapper
+from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
+
+
+def test_the_documented_call_trains_the_model_itself():
+    model, dataset = small_model("float"), small_dataset(200)
+    test = Loader(dataset, 50, shuffle=False)
+    with ParallelWrapper(
+        model, workers=2, averaging_frequency=3, prefetch_buffer=24, report_score_after_averaging=True
+    ) as wrapper:
+        before = wrapper.evaluate(test).loss
+        wrapper.fit(Loader(dataset, 8, seed=1), epochs=3)
+        after = wrapper.evaluate(test)
+        assert after.loss < before and after.samples == 200
+        assert len({fingerprint(m) for m in wrapper.replicas()}) == 1 and wrapper.replicas()[0] is model
+    assert model.predict(dataset.images[:5]).shape == (5, 3)
+
+
+def test_it_equals_workers_made_by_hand():
+    model = small_model("float")
+    with ParallelWrapper(model, 3, 2, optimizer=Nesterov(0.05, l2=1e-3)) as wrapper:
+        wrapper.fit(Loader(small_dataset(97), 4, seed=3), 2)
+    by_hand = train(3, lambda: Nesterov(0.05, l2=1e-3), samples=97, epochs=2, frequency=2, dtype="float")
+    # the runs differ in one thing: by hand every epoch is evaluated, and so averaged
+    assert np.isfinite(model.params.master).all()
+    with ParallelWrapper(small_model("float"), 3, 2, optimizer=Nesterov(0.05, l2=1e-3)) as wrapper:
+        wrapper.fit(Loader(small_dataset(97), 4, seed=3), 2, evaluate_on=Loader(small_dataset(97), 7, shuffle=False))
+        assert fingerprint(wrapper.replicas()[0]) == fingerprint(by_hand.trainers[0].model)
+
+
+def test_fit_goes_on_where_it_stopped():
+    loader = Loader(small_dataset(40), 4, seed=3)
+    with ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as once:
+        once.fit(loader, 3)
+        with ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as twice:
+            twice.fit(loader, 1).fit(loader, 2)
+            assert fingerprint(once.replicas()[0]) == fingerprint(twice.replicas()[0])
+
+
+def test_stop_ends_a_fit_from_a_callback():
+    class Stop(Recorder):
+        every_rank = False
+
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 4:
+                wrapper.stop()
+
+    with ParallelWrapper(small_model(), 2, 2, callbacks=[Stop()]) as wrapper:
+        wrapper.fit(Loader(small_dataset(400), 4), 10)
+        assert wrapper.trainer.iteration in (6, 8)
+        wrapper.fit(Loader(small_dataset(40), 4), 1)  # a stop is for one fit
+        assert wrapper.trainer.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers=0: must be an integer of at least 1"),
+        ({"averaging_frequency": 0}, "averaging_frequency=0: must be an integer of at least 1, epoch or end"),
+        ({"prefetch_buffer": -1}, "prefetch_buffer=-1: must be an integer of at least 0"),
+        ({"devices": [0, 1]}, "devices=\\[0, 1\\]: backend numpy has none"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ParallelWrapper(small_model(), **arguments)
