@@ -1,0 +1,182 @@
+"""MNIST: found, downloaded, replaced by synthetic digits with a warning, or refused; never silently anything."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+import pytest
+
+from cupynet.data import MNIST, Data
+from cupynet.data.mnist import data_folder
+from cupynet.errors import ConfigError, DataError
+
+NAMES = [file.name for file in MNIST.files]
+REAL = os.environ.get("CUPYNET_DATA", "")  # before the fixture hides it
+
+
+def assert_is(data: Data, tiny: Any) -> None:
+    train_images, train_labels, test_images, test_labels = tiny.arrays
+    assert (data.name, data.fallback, data.validation) == ("mnist", False, None)
+    np.testing.assert_array_equal(data.train.images[..., 0], train_images)
+    np.testing.assert_array_equal(data.train.labels, train_labels)
+    np.testing.assert_array_equal(data.test.images[..., 0], test_images)
+    np.testing.assert_array_equal(data.test.labels, test_labels)
+
+
+def test_files_that_are_there(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+    tiny.write()
+    assert_is(MNIST(tiny.root).load(), tiny)
+    assert not caplog.records
+
+
+def test_where_it_looks(tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert data_folder() == platformdirs.user_cache_path("cupynet")
+    monkeypatch.setenv("CUPYNET_DATA", "")
+    assert data_folder() == platformdirs.user_cache_path("cupynet")
+    monkeypatch.setenv("CUPYNET_DATA", str(tiny.root))
+    assert data_folder() == tiny.root
+    assert data_folder(tmp_path / "given") == tmp_path / "given"
+    assert data_folder("~/x") == Path.home() / "x"
+    tiny.write()
+    assert_is(MNIST().load(), tiny)
+
+
+def test_validation_and_limit(tiny: Any) -> None:
+    tiny.write()
+    data = MNIST(tiny.root, validation=10, limit=5).load()
+    assert data.validation is not None
+    assert (len(data.train), len(data.validation), len(data.test)) == (5, 10, 5)
+    with pytest.raises(ConfigError, match="validation must be smaller than the 30 training images of 'mnist'"):
+        MNIST(tiny.root, validation=30)
+
+
+def test_download(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
+    mirror.offer(tiny.packed)
+    assert_is(MNIST(tiny.root, fallback=None).load(), tiny)
+    assert sorted(mirror.requests) == sorted("/" + name for name in NAMES)
+    assert_is(MNIST(tiny.root, fallback=None).load(), tiny)
+    assert len(mirror.requests) == 4
+
+
+def test_only_what_is_missing_is_downloaded(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
+    mirror.offer(tiny.packed)
+    tiny.write(*NAMES[:3])
+    assert_is(MNIST(tiny.root).load(), tiny)
+    assert mirror.requests == ["/" + NAMES[3]]
+
+
+def test_a_mirror_with_another_set_is_not_believed(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
+    mirror.offer(tiny.packed | {NAMES[1]: tiny.packed[NAMES[3]]})
+    with pytest.raises(DataError, match=f"wrong contents: expected .*, as {NAMES[3]} has"):
+        MNIST(tiny.root, fallback=None).load()
+    assert not (tiny.folder / NAMES[1]).exists()
+
+
+def warning(caplog: pytest.LogCaptureFixture) -> str:
+    (record,) = caplog.records
+    assert (record.levelno, record.name) == (logging.WARNING, "cupynet.data.mnist")
+    assert "\n" not in record.getMessage()
+    return record.getMessage()
+
+
+def test_without_files_and_without_network(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+    data = MNIST(tiny.root, limit=20, seed=9).load()
+    assert (data.name, data.fallback, len(data.train), len(data.test)) == ("synthetic", True, 20, 20)
+    assert not np.array_equal(data.train.images, MNIST(tiny.root, limit=20, seed=10).load().train.images)
+    caplog.records.pop()
+    assert warning(caplog) == (
+        f"MNIST IS NOT THERE: {tiny.folder} lacks {NAMES[0]} and 3 more, and downloading failed "
+        "(CUPYNET_OFFLINE forbids downloads); USING SYNTHETIC DIGITS INSTEAD, whose results say nothing about MNIST. "
+        "To end this, put its 4 .gz files there, or set CUPYNET_DATA to the folder that holds mnist/."
+    )
+    assert not tiny.folder.exists()
+
+
+def test_the_reason_is_told(tiny: Any, mirror: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
+    tiny.write(*NAMES[1:])
+    assert MNIST(tiny.root, limit=1).load().fallback
+    assert (
+        f"lacks {NAMES[0]}, and downloading failed ({mirror.url}{NAMES[0]}: HTTP status 404 (Not Found));"
+        in warning(caplog)
+    )
+
+
+def test_without_a_fallback(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DataError) as caught:
+        MNIST(tiny.root, fallback=None).load()
+    assert str(caught.value) == (
+        f"MNIST IS NOT THERE: {tiny.folder} lacks {NAMES[0]} and 3 more, and downloading failed "
+        "(CUPYNET_OFFLINE forbids downloads); put its 4 .gz files there, or set CUPYNET_DATA to the folder that holds "
+        "mnist/, or allow data.fallback=synthetic"
+    )
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("others", [NAMES, NAMES[:2]])
+def test_a_damaged_file_never_falls_back(tiny: Any, others: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    tiny.write(*others)
+    damaged = tiny.folder / NAMES[1]
+    damaged.write_bytes(b"<html>")
+    with pytest.raises(DataError, match=f"{NAMES[1]}: expected gzip data, found a web page"):
+        MNIST(tiny.root).load()
+    assert damaged.read_bytes() == b"<html>" and not caplog.records
+
+
+@pytest.mark.parametrize("value", ["1", "true", "yes"])
+def test_offline_never_tries(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
+    monkeypatch.setenv("CUPYNET_OFFLINE", value)
+    mirror.offer(tiny.packed)
+    assert MNIST(tiny.root, limit=1).load().fallback and mirror.requests == []
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", " No "])
+def test_offline_can_be_switched_off(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
+    monkeypatch.setenv("CUPYNET_OFFLINE", value)
+    mirror.offer(tiny.packed)
+    assert not MNIST(tiny.root).load().fallback
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"fallback": "cifar"}, r"fallback must be 'synthetic' or null \(an error instead\), got 'cifar'"),
+        ({"fallback": True}, "fallback must be .*, got True"),
+        ({"folder": 3}, r"folder must be a path or null \(CUPYNET_DATA, else the user's cache\), got 3"),
+        ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0, got 0"),
+        ({"timeout_s": float("nan")}, "timeout_s must be .*, got nan"),
+        ({"timeout_s": "30"}, "timeout_s must be .*, got '30'"),
+    ],
+)
+def test_arguments_are_refused_by_name(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MNIST(**setting)
+
+
+@pytest.mark.skipif(not Path(REAL, "mnist", NAMES[0]).is_file() or not REAL, reason="CUPYNET_DATA has no mnist")
+def test_the_real_files() -> None:
+    data = MNIST(REAL, fallback=None).load()
+    assert (data.train.images.shape, data.test.images.shape) == ((60_000, 28, 28, 1), (10_000, 28, 28, 1))
+    assert data.train.labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert data.test.labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+    assert np.bincount(data.train.labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert round(float(data.train.images.mean() / 255), 4) == 0.1307  # the number that every tutorial normalises by
+    assert data.train.images.flags.c_contiguous
+
+
+def test_the_room_is_cheap_to_enter() -> None:
+    code = "import cupynet.data, sys; print(*{'numba', 'hydra', 'omegaconf', 'rich', 'cupy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

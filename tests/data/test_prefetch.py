@@ -1,0 +1,274 @@
+"""The prefetcher: in order, nothing lost, every failure heard of, no thread left behind."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupynet.data import Prefetcher
+from cupynet.errors import ConfigError
+
+CAPACITIES = [0, 1, 3]
+
+
+def producers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "cupynet-prefetch"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    assert not producers()
+    yield
+    assert not producers()
+
+
+def until(condition: threading.Event) -> None:
+    assert condition.wait(10), "what was waited for never happened"
+
+
+@given(st.lists(st.integers(), max_size=30), st.integers(0, 8))
+def test_items_arrive_in_order(items: list[int], capacity: int) -> None:
+    prefetcher = Prefetcher(items, capacity)
+    assert list(prefetcher) == items
+    assert list(prefetcher) == []  # and stays at its end
+    assert not producers()  # without close
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_an_error_arrives_once_and_after_the_items_before_it(capacity: int) -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise OSError("the disk is gone")
+
+    prefetcher = Prefetcher(failing(), capacity)
+    assert [next(prefetcher), next(prefetcher)] == [1, 2]
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        next(prefetcher)
+    assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert list(prefetcher) == []
+
+
+def test_an_error_wakes_a_consumer_that_waits() -> None:
+    waiting = threading.Event()
+    outcome: list[str] = []
+
+    def failing() -> Iterator[int]:
+        until(waiting)
+        time.sleep(0.05)  # long enough for the consumer to block
+        raise OSError("late")
+        yield
+
+    def consume() -> None:
+        waiting.set()
+        try:
+            next(prefetcher)
+        except OSError as error:
+            outcome.append(str(error))
+
+    prefetcher = Prefetcher(failing(), 2)
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    consumer.join(10)
+    assert outcome == ["late"]
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), MemoryError(), RecursionError()]
+)
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_whatever_ends_the_producer_reaches_the_consumer(error: BaseException, capacity: int) -> None:
+    """A consumer could wait for ever only if the thread ended without its last word: nothing raised gets past it."""
+
+    class Failing:
+        def __iter__(self) -> Failing:
+            return self
+
+        def __next__(self) -> int:
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        next(Prefetcher(Failing(), capacity))
+    assert caught.value is error
+
+
+def test_what_is_no_iterable_is_refused_at_once() -> None:
+    for capacity in CAPACITIES:
+        with pytest.raises(TypeError):
+            Prefetcher(5, capacity)  # type: ignore[arg-type]
+
+
+def test_an_error_is_not_kept_alive() -> None:
+    class Weak(Exception):
+        pass
+
+    def failing() -> Iterator[int]:
+        raise Weak
+        yield
+
+    prefetcher = Prefetcher(failing(), 1)
+    try:
+        next(prefetcher)
+    except Weak as error:
+        kept = weakref.ref(error)
+    if sys.implementation.name == "cpython":
+        assert kept() is None  # by counting alone, without the collector
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 5])
+def test_no_more_than_capacity_is_made_ahead(capacity: int) -> None:
+    made, full = [], threading.Event()
+
+    def counted() -> Iterator[int]:
+        for i in range(100):
+            made.append(i)
+            if len(made) == capacity:
+                full.set()
+            yield i
+
+    with Prefetcher(counted(), capacity) as prefetcher:
+        until(full)
+        time.sleep(0.05)  # time to make one too many
+        assert len(made) == capacity
+        assert next(prefetcher) == 0
+    assert capacity <= len(made) <= capacity + 1
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_close_while_the_producer_waits_for_room(capacity: int) -> None:
+    prefetcher = Prefetcher(iter(int, 1), capacity)  # zeros without end
+    assert next(prefetcher) == 0
+    prefetcher.close()
+    assert not producers()
+    prefetcher.close()  # again
+    assert list(prefetcher) == []
+
+
+def test_close_while_an_item_is_made() -> None:
+    started, released = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        started.set()
+        until(released)
+        yield 1
+        raise AssertionError("nothing more was to be made")
+
+    prefetcher = Prefetcher(slow(), 3)
+    until(started)
+    closer = threading.Thread(target=prefetcher.close)
+    closer.start()
+    released.set()
+    closer.join(10)
+    assert not closer.is_alive() and list(prefetcher) == []
+
+
+def test_close_wakes_a_consumer_that_waits() -> None:
+    started, released = threading.Event(), threading.Event()
+    outcome: list[list[int]] = []
+
+    def silent() -> Iterator[int]:
+        started.set()
+        until(released)
+        return
+        yield
+
+    prefetcher = Prefetcher(silent(), 1)
+    consumer = threading.Thread(target=lambda: outcome.append(list(prefetcher)), daemon=True)
+    consumer.start()
+    until(started)
+    closers = [threading.Thread(target=prefetcher.close) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    released.set()
+    for thread in [*closers, consumer]:
+        thread.join(10)
+    assert outcome == [[]]
+
+
+def test_a_consumer_that_looked_just_before_close_finds_the_end() -> None:
+    prefetcher, outcome = Prefetcher(range(10), 2), list[list[int]]()
+    prefetcher.close()
+    prefetcher._closed.clear()  # what that consumer saw; now it takes from the queue
+    consumer = threading.Thread(target=lambda: outcome.append(list(prefetcher)), daemon=True)
+    consumer.start()
+    consumer.join(10)
+    assert outcome == [[]]
+
+
+def test_a_consumer_that_stops_early_or_fails() -> None:
+    with Prefetcher(range(1000), 4) as prefetcher:
+        for item in prefetcher:
+            if item == 3:
+                break
+    assert not producers()
+    with pytest.raises(ZeroDivisionError), Prefetcher(range(1000), 4):
+        raise ZeroDivisionError
+    assert not producers()
+
+
+def test_a_prefetcher_that_is_dropped_lets_go_of_its_thread() -> None:
+    prefetcher = Prefetcher(iter(int, 1), 2)
+    next(prefetcher)
+    (thread,) = producers()
+    del prefetcher
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_many_prefetchers_closed_at_any_moment() -> None:
+    for i in range(200):
+        with Prefetcher(range(50), 1 + i % 4) as prefetcher:
+            assert [next(prefetcher) for _ in range(i % 7)] == list(range(i % 7))
+
+
+def test_capacity_0_makes_nothing_ahead_and_has_no_thread() -> None:
+    made = []
+    prefetcher = Prefetcher((made.append(i) or i for i in range(5)), 0)  # type: ignore[func-returns-value]
+    assert not producers() and made == []
+    assert next(prefetcher) == 0 and made == [0]
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_waiting_is_counted(capacity: int) -> None:
+    def slow() -> Iterator[int]:
+        for i in range(3):
+            time.sleep(0.03)
+            yield i
+
+    with Prefetcher(slow(), capacity) as prefetcher:
+        assert prefetcher.waited_s == 0
+        waited = [prefetcher.waited_s for _ in prefetcher]
+    assert waited == sorted(waited) and waited[0] > 0
+    assert prefetcher.waited_s > 0.05
+
+
+def test_what_is_ready_is_not_waited_for() -> None:
+    ready = threading.Event()
+
+    def ahead() -> Iterator[int]:
+        yield 1
+        yield 2
+        ready.set()
+        yield 3
+
+    with Prefetcher(ahead(), 3) as prefetcher:
+        until(ready)
+        start = time.perf_counter()
+        assert [next(prefetcher), next(prefetcher)] == [1, 2]
+        assert prefetcher.waited_s <= time.perf_counter() - start
+
+
+@pytest.mark.parametrize("capacity", [-1, 1.0, None, True])
+def test_capacity_is_refused_by_name(capacity: object) -> None:
+    with pytest.raises(ConfigError, match=r"capacity must be a whole number >= 0 \(0: make nothing ahead\), got"):
+        Prefetcher([], capacity)  # type: ignore[arg-type]

@@ -1,0 +1,107 @@
+"""Synthetic digits: the same for the same seed, too hard for a linear model, easy for one that sees shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.data import Dataset, Synthetic
+from cupynet.data.strokes import GLYPHS, alphabet
+
+GOLDEN_LABELS = [3, 6, 2, 9, 7, 0, 5, 8, 4, 1, 6, 8, 2, 0, 4, 9, 1, 7, 3, 5]
+# the mean of each 4 x 4 pixels of the first image
+GOLDEN_IMAGE = np.array(
+    [
+        [7.8, 6.0, 21.8, 5.4, 3.9, 7.4, 11.4],
+        [2.8, 31.6, 124.1, 105.2, 5.6, 8.4, 4.1],
+        [7.0, 4.8, 3.7, 85.8, 65.3, 7.6, 4.1],
+        [8.4, 6.9, 24.5, 171.6, 47.4, 4.8, 7.6],
+        [3.7, 35.3, 20.1, 40.6, 108.5, 2.6, 4.8],
+        [7.6, 29.1, 113.1, 129.6, 66.1, 6.9, 6.6],
+        [3.9, 8.1, 6.7, 5.6, 4.8, 5.8, 3.9],
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Dataset, Dataset]:
+    data = Synthetic().load()
+    assert (data.name, data.fallback, data.validation) == ("synthetic", False, None)
+    return data.train, data.test
+
+
+def test_shapes_and_balance(digits: tuple[Dataset, Dataset]) -> None:
+    for dataset, samples in zip(digits, (10_000, 2_000), strict=True):
+        assert dataset.images.shape == (samples, 28, 28, 1)
+        assert np.bincount(dataset.labels).tolist() == [samples // 10] * 10
+    counts = np.bincount(Synthetic(train=37, test=1).load().train.labels, minlength=10)
+    assert counts.max() - counts.min() == 1
+
+
+@pytest.mark.parametrize("samples", [1, 99, 100, 101, 250])
+def test_an_image_does_not_depend_on_their_number(digits: tuple[Dataset, Dataset], samples: int) -> None:
+    data = Synthetic(train=samples, test=samples).load()
+    for few, many in zip((data.train, data.test), digits, strict=True):
+        np.testing.assert_array_equal(few.images, many.images[:samples])
+        np.testing.assert_array_equal(few.labels, many.labels[:samples])
+
+
+def test_seeds_parts_and_blocks_differ(digits: tuple[Dataset, Dataset]) -> None:
+    train, test = digits
+    other = Synthetic(train=100, test=1, seed=2).load().train
+    assert not np.array_equal(train.labels[:100], other.labels)
+    assert not np.array_equal(train.labels[:100], test.labels[:100])
+    assert not np.array_equal(train.labels[:100], train.labels[100:200])
+    assert len({image.tobytes() for dataset in digits for image in dataset.images}) == 12_000
+
+
+def test_they_stay_what_they_are(digits: tuple[Dataset, Dataset]) -> None:
+    """Measured results quote these digits: who changes them has to know. (Another machine's exp may move a grey.)"""
+    train, _ = digits
+    assert train.labels[:20].tolist() == GOLDEN_LABELS
+    coarse = train.images[0, ..., 0].reshape(7, 4, 7, 4).mean(axis=(1, 3))
+    np.testing.assert_allclose(coarse, GOLDEN_IMAGE, atol=0.6)
+
+
+def test_contrast_and_margins(digits: tuple[Dataset, Dataset]) -> None:
+    images = digits[0].images[..., 0].astype(np.float32)  # (S, H, W)
+    assert 20 < images.mean() < 50
+    assert (images.max(axis=(1, 2)) > 100).all()  # something is to be seen in each
+    edge = np.concatenate([images[:, [0, -1]], images[:, :, [0, -1]].transpose(0, 2, 1)], axis=1)
+    assert edge.mean() < 12  # and little of it is cut off
+
+
+def test_glyphs_lie_in_their_box() -> None:
+    made = alphabet(48)
+    assert made.count.tolist() == [len(GLYPHS[digit]) for digit in range(10)]
+    np.testing.assert_allclose(made.weights.sum(axis=2), 1, atol=1e-5)  # a moved glyph keeps its shape
+    dots = made.weights @ made.controls  # (G, M, 2)
+    assert np.abs(dots[..., 0]).max() < 0.68 / 2 + 0.05 and np.abs(dots[..., 1]).max() < 0.5 + 0.05
+    steps = np.linalg.norm(np.diff(dots, axis=1), axis=2)
+    np.testing.assert_allclose(np.median(steps, axis=1), made.ink, rtol=0.1)  # at equal distances
+
+
+def flat(dataset: Dataset) -> Any:
+    return dataset.images.reshape(len(dataset), -1).astype(np.float32) / 255  # (S, F)
+
+
+def test_a_linear_model_fails_where_shapes_are_needed(digits: tuple[Dataset, Dataset]) -> None:
+    train, test = digits
+    x, target = flat(train), np.eye(10, dtype=np.float32)[train.labels]
+    weights, velocity = np.zeros((784, 10), np.float32), np.zeros((784, 10), np.float32)
+    rng = np.random.default_rng(0)
+    for _ in range(12):  # multinomial logistic regression; more epochs gain less than a point
+        for batch in np.split(rng.permutation(len(x)), 100):
+            logits = x[batch] @ weights
+            odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+            error = odds / odds.sum(axis=1, keepdims=True) - target[batch]
+            velocity = np.float32(0.9) * velocity - np.float32(0.02 / len(batch)) * (x[batch].T @ error)
+            weights += velocity
+    linear = np.mean((flat(test) @ weights).argmax(axis=1) == test.labels)
+    assert 0.6 < linear < 0.93
+
+    few, squares = flat(test)[:500], (x**2).sum(axis=1)
+    nearest = (squares - 2 * few @ x.T).argmin(axis=1)
+    assert np.mean(train.labels[nearest] == test.labels[:500]) > max(0.96, linear + 0.03)
