@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from cupynet.errors import ConfigError
 from cupynet.training.callbacks import Callback, EpochRecord, Report
@@ -85,7 +84,6 @@ class ProgressBar(Callback):
 
 def result_table(summary: dict[str, Any], folder: str) -> None:
     """Print what a run came to."""
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))
     dataset = f"[bold red]{summary['dataset']} (fallback: not MNIST)[/]" if summary["fallback"] else summary["dataset"]
     workers = f"{summary['workers']} on {', '.join(dict.fromkeys(summary['devices']))}"
     averaging = f"every {summary['averaging_frequency']}" if summary["workers"] > 1 else "-"
@@ -101,6 +99,6 @@ def result_table(summary: dict[str, Any], folder: str) -> None:
         rows["test loss"] = f"{summary['test_loss']:.4f}"
         rows["macro F1"] = f"{summary['test_f1']:.4f}"
     rows["run folder"] = folder
+    console = Console(soft_wrap=True, highlight=False)
     for name, value in rows.items():
-        table.add_row(name, value)
-    Console(soft_wrap=True, highlight=False).print(table)
+        console.print(f"{name:<15}{value}")

@@ -1,0 +1,81 @@
+"""The way out: what a command says on the terminal of its records and its errors, and the exit code it leaves with."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import traceback
+
+from cupynet.errors import CupynetError
+from cupynet.settings import one_line
+
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
+
+
+def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
+    """Say what ended a job, in its log if it has one, else on stderr; the exit code.
+
+    Errors raised on purpose are one line; anything else is a bug and shows its traceback. `job` goes before the line.
+    """
+    if isinstance(error, SystemExit):
+        return 0 if error.code is None else error.code
+    if isinstance(error, BrokenPipeError) and stdout_is_gone("\n"):
+        return BROKEN_PIPE
+    bug = False
+    if isinstance(error, KeyboardInterrupt):
+        line, code = "interrupted", 130
+    elif isinstance(error, CupynetError):
+        where = getattr(error, "__notes__", [])  # the worker and the batch, from whom it passed on the way
+        line, code = one_line("; ".join([str(error), *where])), error.exit_code
+    else:
+        line, code, bug = f"this is a bug: {type(error).__name__}: {one_line(error)}", 1, True
+    if log is not None:
+        log.error("%s%s", job, line, exc_info=error if bug else None)
+    else:
+        say_error(f"{job}{line}", error if bug else None)
+    return code
+
+
+def say_error(line: str, bug: BaseException | None = None) -> None:
+    """`cupynet: line` on stderr, below the traceback if it is a bug's."""
+    if bug is not None:
+        traceback.print_exception(bug, file=sys.stderr)
+    print(f"cupynet: {line}", file=sys.stderr, flush=True)
+
+
+def stdout_is_gone(probe: str = "") -> bool:
+    """Whether whoever read the output has left (`--help | head`); if so, nothing more is complained about at exit.
+
+    probe: written to find out; without it only what still waits in the buffer tells.
+    """
+    try:
+        print(probe, end="", flush=True)
+    except BrokenPipeError:
+        with contextlib.suppress(io.UnsupportedOperation):  # raised where stdout is no file: a notebook, a test
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+class Console(logging.Handler):
+    """Log records on the terminal: `[12:30:05] text`, warnings marked, on stdout; errors as `cupynet: text` on stderr.
+
+    It asks for the stream at every record: a live display puts its own in place of sys.stdout while it is on.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().strip()
+        try:
+            if record.levelno >= logging.ERROR:
+                say_error(text, record.exc_info[1] if record.exc_info else None)
+            else:
+                mark = "warning: " if record.levelno >= logging.WARNING else ""
+                print(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}", flush=True)
+        except BrokenPipeError:
+            pass  # nobody reads any more; the run goes on, and its log file has everything
+
+
+_CLOCK = logging.Formatter()

@@ -1,0 +1,178 @@
+"""Train a network: `python -m cupynet.train [key=value ...]`.
+
+Composes the settings, launches the workers, and every worker runs `train_worker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cupynet import config
+from cupynet.errors import Interrupted
+from cupynet.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker brings back."""
+
+    trainer: Any  # cupynet.training.Trainer
+    evaluation: Any  # cupynet.training.Evaluation, or None where a signal ended the run
+    compile_s: float
+    evaluate_s: float
+
+
+def main() -> None:
+    """The command."""
+    config.run(train, check)
+
+
+def check(settings: Settings) -> None:
+    """Refuse what cannot work, before anything is written; ConfigError."""
+    from cupynet.experiment import Experiment
+
+    Experiment(settings)
+
+
+def train(settings: Settings, folder: Path) -> float | None:
+    """One run into `folder`: summary, history and weights. Returns the test accuracy."""
+    from cupynet.experiment import Experiment
+    from cupynet.parallel import WorkerTeam
+    from cupynet.training.console import progress, result_table
+
+    began = time.perf_counter()
+    experiment = Experiment(settings)
+    experiment.announce()
+    data = experiment.source.load()
+    bar = progress(settings.callbacks["progress"])
+    with (
+        WorkerTeam(experiment.workers, settings.parallel["timeout_s"], limit_blas=not experiment.devices) as team,
+        _signals(team),
+    ):
+        if not experiment.devices:
+            log.info("BLAS threads per worker: %d", team.blas_threads)
+        experiment.limit_memory()
+        try:
+            outcomes = team.run(lambda communicator: train_worker(experiment, data, communicator, folder, bar))
+        finally:
+            bar.close()
+        summary = summarise(experiment, data, outcomes[0], time.perf_counter() - began)
+    save(folder, summary, outcomes[0].trainer)
+    if outcomes[0].trainer.stopped_by:
+        raise Interrupted(outcomes[0].trainer.stopped_by)
+    result_table(summary, str(folder))
+    accuracy: float = summary["test_accuracy"]
+    return accuracy
+
+
+def train_worker(experiment: Any, data: Any, communicator: Any, folder: Path, bar: Any) -> Outcome:
+    """What every worker does: make a replica, train it with the others, evaluate it with the others."""
+    from cupynet.training import History, warm_up
+
+    settings: Settings = experiment.settings
+    trainer = experiment.trainer(communicator, [History(folder / "history.jsonl"), bar])
+    compile_s = 0.0
+    if communicator.rank == 0:
+        compile_s = warm_up(trainer.model, experiment.optimizer(), settings.batch_size)
+        log.info("kernels ready after %.1f s", compile_s)
+    communicator.barrier()
+    held_out = data.validation if data.validation is not None else data.test
+    split = "validation" if data.validation is not None else "test"
+    trainer.fit(
+        experiment.train_loader(data),
+        settings.epochs,
+        evaluate_on=experiment.evaluation_loader(held_out),
+        evaluate_every=settings.evaluate_every_epochs,
+        split=split,
+    )
+    began = time.perf_counter()
+    evaluation = None if trainer.stopped_by else trainer.evaluate(experiment.evaluation_loader(data.test))
+    return Outcome(trainer, evaluation, compile_s, time.perf_counter() - began)
+
+
+def summarise(experiment: Any, data: Any, outcome: Outcome, wall_s: float) -> dict[str, Any]:
+    """The content of summary.json."""
+    from cupynet.backend import environment
+
+    settings, trainer, evaluation = experiment.settings, outcome.trainer, outcome.evaluation
+    clock = trainer.clock
+    return {
+        "dataset": data.name,
+        "fallback": data.fallback,
+        "backend": experiment.backend_name,
+        "devices": experiment.device_names(),
+        "dtype": settings.dtype,
+        "workers": experiment.workers,
+        "seed": settings.seed,
+        "epochs": trainer.epoch,
+        "iterations": trainer.iteration,
+        "batch_size": settings.batch_size,
+        "averaging_frequency": settings.parallel["averaging_frequency"],
+        "parameters": trainer.model.params.count,
+        "stopped_by": signal.Signals(trainer.stopped_by).name if trainer.stopped_by else None,
+        "images": clock.images,
+        "images_per_s": clock.images_per_s,
+        "wall_s": wall_s,
+        "train_s": clock.rounds_s,
+        "compile_s": outcome.compile_s,
+        "evaluate_s": outcome.evaluate_s,
+        "data_s": clock.data_s,
+        "averaging_s": clock.averaging_s,
+        "test_accuracy": _number(evaluation and evaluation.accuracy),
+        "test_loss": _number(evaluation and evaluation.loss),
+        "test_f1": _number(evaluation and evaluation.f1),
+        "test": evaluation and evaluation.to_dict(),
+        "environment": environment(),
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def save(folder: Path, summary: dict[str, Any], trainer: Any) -> None:
+    """Write weights.safetensors and summary.json."""
+    from cupynet.training import save_weights, write_json
+
+    save_weights(folder / "weights.safetensors", trainer.model.weights())
+    write_json(folder / "summary.json", summary)
+
+
+@contextmanager
+def _signals(team: Any) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGUSR1 end training at the next average, with its results saved; a second one ends it at
+    once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if team.stop_signal:
+            raise Interrupted(number)
+        log.warning("signal %s: stopping at the next average, once more to stop at once", signal.Signals(number).name)
+        team.stop(number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    main()

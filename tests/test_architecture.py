@@ -1,0 +1,399 @@
+"""The rules of the house, read from the sources: who may import whom, where a third-party package may appear, what no
+file does.
+
+Every rule is a function from one source to its violations, and is fed sources that break it: a rule that cannot fail
+protects nothing. The tables of those sources make the file long.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "cupynet"
+
+COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor")
+SHARED = ("experiment",)  # what the commands share: settings turned into the objects of a run
+DOOR = ("config", "exits", "parts", "settings")  # from a command line to plain values and exit codes: for commands only
+LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
+
+# What a room may import besides itself and cupynet.errors: rooms, or modules of rooms.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "backend": (),
+    "nn": ("backend",),
+    "optim": ("backend", "nn.params"),
+    "data": ("backend",),
+    "parallel": ("backend", "nn.params"),
+    "parallel.pipeline": ("backend", "nn"),
+    "training": ("backend", "nn", "optim", "data", "parallel"),
+    **dict.fromkeys(DOOR, DOOR),
+    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR)),
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *SHARED, *COMMANDS)),
+    "__init__": LIBRARY,  # resolved lazily: tests/test_init.py
+}
+
+# The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
+HOMES: dict[str, tuple[str, ...]] = {
+    "numpy": ("",),
+    "cupy": ("backend/cuda.py", "parallel/nccl.py"),
+    "cupy_backends": ("backend/cuda.py", "parallel/nccl.py"),
+    "cupyx": ("backend/cuda.py",),
+    "ml_dtypes": ("backend/",),
+    "numba": ("backend/kernels.py",),
+    "hydra": ("config.py",),
+    "omegaconf": ("config.py",),
+    "mnist": ("data/mnist.py",),
+    "platformdirs": ("data/",),
+    "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
+    "safetensors": ("training/", *(f"{command}.py" for command in COMMANDS)),
+    "threadpoolctl": ("backend/", "parallel/launch.py"),
+}
+OPTIONAL = ("cupy", "cupy_backends", "cupyx", "ml_dtypes", "numba")  # without them the package imports and trains
+
+CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+REGISTRIES = ("pypi" + ".org", "pythonhosted" + ".org", "anaconda" + ".org", "anaconda" + ".com", "npmjs" + ".")
+TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "LICENSE", "conf", "cupynet", "tests", "outputs"}
+FILE_LINES, FUNCTION_LINES = 300, 40
+SAYS_WHY = re.compile(r"\b(long|lines)\b", re.IGNORECASE)
+
+
+class Source(NamedTuple):
+    path: str  # below cupynet/, as "nn/conv.py"
+    text: str
+
+    @property
+    def module(self) -> str:
+        return ".".join(("cupynet", *self.path.removesuffix(".py").split("/"))).removesuffix(".__init__")
+
+    @property
+    def room(self) -> str:
+        return self.path.removesuffix(".py").split("/")[0]
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+
+SOURCES = [Source(p.relative_to(PACKAGE).as_posix(), p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))]
+MODULES = {source.module for source in SOURCES}
+
+
+def called(node: ast.Call) -> str:
+    """The last name of what is called: `import_module` for importlib.import_module(...)."""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def imported(source: Source) -> Iterator[tuple[str, int]]:
+    """(module, line) of everything imported, at any depth of the source, for type checkers only too."""
+    package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join((*parents, *filter(None, [base])))
+            for alias in node.names:
+                if (base, alias.name) != ("cupynet", "__version__"):
+                    name = f"{base}.{alias.name}"
+                    yield (name if name in MODULES else base), node.lineno
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__") and node.args:
+            name = getattr(node.args[0], "value", None)
+            if isinstance(name, str):
+                yield name, node.lineno
+
+
+def import_directions(source: Source) -> Iterator[str]:
+    inner = source.module.removeprefix("cupynet.")
+    room = inner if inner in MAY_IMPORT else source.room
+    if room not in MAY_IMPORT:
+        yield f"unknown room {room!r}: say in MAY_IMPORT what it may import"
+        return
+    allowed = ("errors", source.room, *MAY_IMPORT[room])
+    for name, line in imported(source):
+        target = name.removeprefix("cupynet").removeprefix(".")
+        if name.split(".")[0] == "cupynet" and not any(f"{target}.".startswith(f"{a}.") for a in allowed):
+            yield f"line {line}: {room} may not import {name}, only {', '.join(sorted(set(allowed)))}"
+
+
+def third_party_homes(source: Source) -> Iterator[str]:
+    for name, line in imported(source):
+        package = name.split(".")[0]
+        if package == "cupynet" or package in sys.stdlib_module_names:
+            continue
+        homes = HOMES.get(package, ())
+        if not any(
+            source.path == home or (home.endswith("/") or not home) and source.path.startswith(home) for home in homes
+        ):
+            yield f"line {line}: {package} belongs into {', '.join(homes) or 'no file yet: give it a home in HOMES'}"
+
+
+def no_code_from_data(source: Source) -> Iterator[str]:
+    """Nothing that runs or rebuilds objects from bytes or text: no data file or checkpoint may be able to run code."""
+    for name, line in imported(source):
+        if name.split(".")[0] in CODE_LOADERS:
+            yield f"line {line}: {name} runs code from data"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Name) and node.id in ("eval", "exec"):
+            yield f"line {node.lineno}: {node.id} runs code from text"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("builtins.eval", "builtins.exec"):
+            yield f"line {node.lineno}: {node.attr} runs code from text"
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            yield f"line {node.value.lineno}: allow_pickle runs code from data"
+
+
+def no_package_registry(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), 1):
+        yield from (f"line {number}: names the package registry {host}" for host in REGISTRIES if host in line.lower())
+
+
+def long_ones_say_why(source: Source) -> Iterator[str]:
+    """A file over 300 lines, or a function over 40 without its docstring, says why there (a word: "long", "lines")."""
+    count = len(source.text.splitlines())
+    if count > FILE_LINES and not SAYS_WHY.search(ast.get_docstring(source.tree) or ""):
+        yield f"{count} lines, and its docstring does not say why it is so long"
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node)
+            first = node.body[0]
+            count = (node.end_lineno or 0) - node.lineno + 1
+            count -= (first.end_lineno or 0) - first.lineno + 1 if docstring is not None else 0
+            if count > FUNCTION_LINES and not SAYS_WHY.search(docstring or ""):
+                yield f"{node.name}: {count} lines, and its docstring does not say why it is so long"
+
+
+def names_say_something(source: Source) -> Iterator[str]:
+    stem = source.path.removesuffix(".py").split("/")[-1]
+    if re.search(r"(^|_)(util|utils|helper|helpers|misc|common|stub|stubs|placeholder|todo|manager)($|_)", stem):
+        yield f"the file name {stem} says nothing of what is in it"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef) and re.search(r"Manager|Util|Helper|Stub", node.name):
+            yield f"line {node.lineno}: the class name {node.name} says nothing of what it is"
+
+
+def no_stubs(source: Source) -> Iterator[str]:
+    """A file is created when its feature is built: one that defines nothing is a stub (an __init__ may be empty)."""
+    empty = (ast.Import, ast.ImportFrom, ast.Pass)
+    body = [
+        n
+        for n in source.tree.body
+        if not isinstance(n, empty) and not isinstance(getattr(n, "value", None), ast.Constant)
+    ]
+    if not body and not source.path.endswith("__init__.py"):
+        yield "defines nothing"
+
+
+Rule = Callable[[Source], Iterator[str]]
+RULES: list[Rule] = [
+    import_directions,
+    third_party_homes,
+    no_code_from_data,
+    no_package_registry,
+    long_ones_say_why,
+    names_say_something,
+    no_stubs,
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_package_keeps(rule: Rule) -> None:
+    assert SOURCES
+    violations = [f"cupynet/{source.path}: {violation}" for source in SOURCES for violation in rule(source)]
+    assert not violations, "\n".join(violations)
+
+
+BROKEN: list[tuple[Rule, str, str, str]] = [
+    (import_directions, "backend/base.py", "from cupynet.nn import Layer", "backend may not import cupynet.nn"),
+    (
+        import_directions,
+        "backend/base.py",
+        "def f():\n    import cupynet.config",
+        "line 2: backend may not import cupynet.config",
+    ),
+    (import_directions, "nn/conv.py", "from cupynet.optim.sgd import SGD", "nn may not import cupynet.optim.sgd"),
+    (import_directions, "nn/conv.py", "from ..data import Loader", "nn may not import cupynet.data"),
+    (import_directions, "nn/conv.py", "from cupynet import Model", "nn may not import cupynet, only"),
+    (import_directions, "nn/conv.py", "import cupynet", "nn may not import cupynet, only"),
+    (import_directions, "optim/sgd.py", "from cupynet.nn import Params", "optim may not import cupynet.nn, only"),
+    (import_directions, "optim/sgd.py", "from cupynet.nn.params_of import x", "optim may not import cupynet.nn"),
+    (
+        import_directions,
+        "data/x.py",
+        "if TYPE_CHECKING:\n    from cupynet.nn import Image",
+        "data may not import cupynet.nn",
+    ),
+    (
+        import_directions,
+        "data/x.py",
+        "importlib.import_module('cupynet.parallel')",
+        "data may not import cupynet.parallel",
+    ),
+    (
+        import_directions,
+        "parallel/threads.py",
+        "from cupynet.nn.model import Model",
+        "parallel may not import cupynet.nn",
+    ),
+    (import_directions, "training/trainer.py", "from cupynet import config", "training may not import cupynet.config"),
+    (
+        import_directions,
+        "training/x.py",
+        "from cupynet.experiment import x",
+        "training may not import cupynet.experiment",
+    ),
+    (import_directions, "training/trainer.py", "from ..train import main", "training may not import cupynet.train"),
+    (import_directions, "config.py", "from cupynet.training import Trainer", "config may not import cupynet.training"),
+    (import_directions, "errors.py", "import cupynet.backend", "errors may not import cupynet.backend"),
+    (import_directions, "cellar/x.py", "", "unknown room 'cellar'"),
+    (third_party_homes, "nn/conv.py", "import cupy", "cupy belongs into backend/cuda.py"),
+    (third_party_homes, "backend/cudax.py", "import cupy.cuda", "cupy belongs into backend/cuda.py"),
+    (
+        third_party_homes,
+        "backend/cpu.py",
+        "def f():\n    from numba import njit",
+        "line 2: numba belongs into backend/kernels.py",
+    ),
+    (third_party_homes, "train.py", "from hydra.core import x", "hydra belongs into config.py"),
+    (third_party_homes, "settings.py", "import omegaconf as oc", "omegaconf belongs into config.py"),
+    (third_party_homes, "data/idx.py", "import mnist", "mnist belongs into data/mnist.py"),
+    (third_party_homes, "training/report.py", "__import__('platformdirs')", "platformdirs belongs into data/"),
+    (third_party_homes, "training/trainer.py", "from rich.table import Table", "rich belongs into training/console.py"),
+    (third_party_homes, "data/loader.py", "import threadpoolctl", "threadpoolctl belongs into backend/"),
+    (third_party_homes, "nn/conv.py", "import torch", "torch belongs into no file yet"),
+    (no_code_from_data, "data/x.py", "import pickle", "pickle runs code"),
+    (no_code_from_data, "data/x.py", "from joblib import load", "joblib runs code"),
+    (no_code_from_data, "config.py", "x = eval(text)", "eval runs code"),
+    (no_code_from_data, "config.py", "run = builtins.exec", "exec runs code"),
+    (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=True)", "allow_pickle runs code"),
+    (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=trusted)", "allow_pickle runs code"),
+    (no_package_registry, "data/x.py", f"URL = 'https://{REGISTRIES[0]}/simple'", "names the package registry"),
+    (long_ones_say_why, "nn/conv.py", '"""Convolution."""\n' + "x = 1\n" * FILE_LINES, "301 lines"),
+    (long_ones_say_why, "nn/conv.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES, "f: 41 lines"),
+    (
+        long_ones_say_why,
+        "nn/conv.py",
+        'class C:\n    async def f():\n        """Go."""\n' + "        x\n" * 40,
+        "f: 41 lines",
+    ),
+    (names_say_something, "nn/utils.py", "", "utils says nothing"),
+    (names_say_something, "nn/conv_stub.py", "", "conv_stub says nothing"),
+    (names_say_something, "nn/conv.py", "class LayerManager: ...", "LayerManager says nothing"),
+    (no_stubs, "nn/conv.py", '"""Later."""\nimport os\npass', "defines nothing"),
+]
+
+KEPT: list[tuple[Rule, str, str]] = [
+    (import_directions, "optim/sgd.py", "from cupynet.nn.params import Params\nfrom cupynet.errors import ConfigError"),
+    (import_directions, "nn/conv.py", "from . import types\nfrom .types import Image\nfrom cupynet import __version__"),
+    (import_directions, "nn/__init__.py", "from .types import Image\nfrom cupynet.backend import Backend"),
+    (import_directions, "parallel/pipeline.py", "from cupynet.nn import Sequential"),
+    (import_directions, "train.py", "from cupynet.training import Trainer\nfrom cupynet.config import run"),
+    (third_party_homes, "backend/cuda.py", "import os, numpy, cupy\nimport cupynet.errors"),
+    (third_party_homes, "data/folders.py", "from platformdirs import user_cache_path"),
+    (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=False); model.eval(); re.compile('x')"),
+    (long_ones_say_why, "nn/x.py", '"""Long because one shape rules all."""\n' + "x = 1\n" * FILE_LINES),
+    (long_ones_say_why, "nn/x.py", 'def f():\n    """Forty-one lines: one formula."""\n' + "    x = 1\n" * 45),
+    (long_ones_say_why, "nn/x.py", 'def f():\n    """A\n    B\n    """\n' + "    x = 1\n" * (FUNCTION_LINES - 1)),
+    (names_say_something, "nn/commonness.py", "class Distillation: ..."),
+    (no_stubs, "nn/__init__.py", ""),
+    (no_stubs, "nn/layer.py", '"""One line."""\nDTYPES = ("half",)'),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text", "expected"), BROKEN)
+def test_a_broken_rule_is_seen(rule: Rule, path: str, text: str, expected: str) -> None:
+    assert any(expected in violation for violation in rule(Source(path, text))), list(rule(Source(path, text)))
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), KEPT)
+def test_a_kept_rule_is_quiet(rule: Rule, path: str, text: str) -> None:
+    assert list(rule(Source(path, text))) == []
+
+
+def test_every_rule_was_seen_to_fail() -> None:
+    assert {rule for rule, *_ in BROKEN} == set(RULES)
+
+
+def strangers(tracked: list[str]) -> list[str]:
+    """Tracked files that do not belong where they are: at the top, or in outputs/ outside of outputs/records/."""
+    tops = [path.split("/")[0] for path in tracked]
+    loose = [top for top in tops if top not in TOP_LEVEL and not top.startswith(".")]
+    return loose + [path for path in tracked if path.startswith("outputs/") and not path.startswith("outputs/records/")]
+
+
+def test_nothing_else_at_the_top() -> None:
+    try:
+        listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    if not listing:
+        pytest.skip("nothing is tracked here")
+    assert strangers(listing.splitlines()) == []
+
+
+def test_strangers_are_seen() -> None:
+    assert strangers(["notes.txt", "src/x.py", ".ci/run", "Makefile", "outputs/records/a.json", "outputs/2026/x"]) == [
+        "notes.txt",
+        "src",
+        "outputs/2026/x",
+    ]
+
+
+def test_python_versions_agree() -> None:
+    project, makefile = (ROOT / "pyproject.toml").read_text(), (ROOT / "Makefile").read_text()
+    oldest, beyond = re.findall(r"^(?:OLDEST|BEYOND) := ([\d.]+)$", makefile, re.MULTILINE)
+    assert f'requires-python = ">={oldest},<{beyond}"' in project
+
+
+HIDE = """
+import importlib, sys
+from importlib.machinery import PathFinder
+hidden = {hidden!r}
+class Finder:  # as if they were not installed: import fails, find_spec says None
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.split(".")[0] in hidden else PathFinder.find_spec(name, path, target)
+sys.meta_path[:] = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
+for name in hidden:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        continue
+    sys.exit(name + " is not hidden")
+for name in {modules!r}:
+    importlib.import_module(name)
+"""
+
+
+def run_without(hidden: tuple[str, ...], modules: list[str], then: str = "") -> None:
+    code = HIDE.format(hidden=hidden, modules=modules) + then
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_imports_without_optional_packages() -> None:
+    made_for_them = {home for package in OPTIONAL for home in HOMES[package] if home.endswith(".py")}
+    modules = [source.module for source in SOURCES if source.path not in made_for_them]
+    assert "cupynet.backend" in modules
+    run_without(
+        OPTIONAL, modules, "from cupynet.backend import create_backend\nassert create_backend('numpy').name == 'numpy'"
+    )
+
+
+def test_the_library_needs_no_configuration() -> None:
+    modules = [source.module for source in SOURCES if source.room in LIBRARY and source.path != "backend/kernels.py"]
+    run_without(("hydra", "omegaconf"), modules)
+
+
+def test_a_package_that_is_needed_is_missed() -> None:
+    with pytest.raises(AssertionError, match="No module named 'numpy'"):
+        run_without(("numpy",), ["cupynet.backend"])

@@ -1,0 +1,145 @@
+"""conf/: every file of every group composes, keeps the rules, and names parts that exist, with all their arguments."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from cupynet import config
+from cupynet.parts import build
+from cupynet.settings import Settings
+
+CONF = config.conf_folder()
+GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
+CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@cache
+def settings_of(*overrides: str) -> Settings:
+    with pytest.MonkeyPatch.context() as patch, initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
+            patch.delenv(name, raising=False)
+        return config._settings(compose("config", list(overrides)))
+
+
+def parts(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield key, dict(node)
+        for name, item in node.items():
+            yield from parts(item, f"{key}.{name}")
+
+
+def test_the_groups_are_these() -> None:
+    assert {path.name for path in CONF.iterdir() if path.is_dir()} == {*GROUPS, "hydra"}
+    assert {group for group, _ in CHOICES} == set(GROUPS)
+    assert not list(CONF.rglob("*.yml"))
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -> None:
+    settings = settings_of(f"{group}={name}")
+    for each in ("data", "model", "loss", "optimizer"):
+        assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
+    if group not in ("experiment", "backend"):
+        assert getattr(settings, group) == OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_every_argument_of_a_part_is_listed(group: str, name: str) -> None:
+    if group == "experiment":
+        return
+    for key, part in parts(getattr(settings_of(f"{group}={name}"), group), group):
+        module, _, cls = part.pop("_target_").rpartition(".")
+        known = inspect.signature(getattr(import_module(module), cls)).parameters
+        assert set(part) == set(known), key
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=str)
+def test_files_are_written_for_hydra_1_4_too(path: Path) -> None:
+    text = path.read_text()
+    assert len(max(text.splitlines(), key=len)) <= 120
+    code = re.sub(r"(^|\s)#.*", "", text)
+    if re.search(r"^defaults:", code, re.MULTILINE):
+        assert re.search(r"^  - _self_$", code, re.MULTILINE), "_self_ must be written out"
+    assert "override_dirname" not in code and "_group_." not in code
+    assert not re.search(r"(:|-)\s+[\[{].*\$\{", code), "${} in a flow mapping or list is a parse error"
+    if path.parent.name == "experiment":
+        assert text.startswith("# @package _global_\n")
+    elif path.parent.name in GROUPS:
+        assert text.startswith("# ") and not text.startswith("# @")
+
+
+def test_defaults_stand_in_config_yaml_and_in_settings_alike() -> None:
+    settings = settings_of()
+    for each in fields(Settings):
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        if default is not MISSING:
+            assert getattr(settings, each.name) == default, each.name
+
+
+def test_the_spine_is_first_and_experiment_is_not_optional() -> None:
+    """What is first is what the rest is held against; a missing *optional* file is passed over in silence."""
+    defaults = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))["defaults"]  # type: ignore[call-overload, index]
+    assert defaults[0] == "spine" and {"experiment": None} in defaults
+
+
+def test_lenet() -> None:
+    layers = settings_of().model["layers"]
+    assert list(layers) == ["conv1", "pool1", "conv2", "pool2", "dense1", "output"]
+    assert [layer["_target_"].rpartition(".")[2] for layer in layers.values()] == [
+        *("Conv2D", "MaxPool2D", "Conv2D", "MaxPool2D", "Dense", "Dense")
+    ]
+    assert [layers[name]["filters"] for name in ("conv1", "conv2")] == [20, 50]
+    assert [layers[name]["kernel"] for name in ("conv1", "pool1", "conv2", "pool2")] == [5, 2, 5, 2]
+    assert [layers[name]["units"] for name in ("dense1", "output")] == [500, 10]
+    assert [layer.get("activation") for layer in layers.values()].count("relu") == 1
+
+
+def test_defaults_of_the_contract() -> None:
+    settings = settings_of()
+    assert settings.parallel == {
+        **{"averaging_frequency": 3, "prefetch_buffer": 24, "report_score_after_averaging": True},
+        **{"average_updaters": True, "timeout_s": 300},
+    }
+    assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
+    assert set(settings.memory.values()) == {None}
+
+
+def test_experiments() -> None:
+    wrapper = settings_of("experiment=dl4j_parallel_wrapper")
+    assert (wrapper.workers, wrapper.epochs, wrapper.batch_size, wrapper.seed, wrapper.dtype) == (
+        2,
+        10,
+        128,
+        123,
+        "float",
+    )
+    assert (wrapper.parallel["averaging_frequency"], wrapper.parallel["prefetch_buffer"]) == (3, 24)
+    assert wrapper.optimizer == {
+        **{"_target_": "cupynet.optim.Nesterov", "learning_rate": 0.01, "momentum": 0.9, "l2": 0.0005}
+    }
+    guide = settings_of("experiment=dl4j_gpu_guide")
+    assert (guide.workers, guide.dtype, guide.parallel["averaging_frequency"]) == (4, "half", 1)
+    assert guide.optimizer["learning_rate"] == 0.012 and guide.memory["device_pool_trim_above"] == "2GiB"
+    assert settings_of("experiment=data_parallel").parallel["averaging_frequency"] == "end"
+
+
+def test_the_command_line_overrides_an_experiment() -> None:
+    settings = settings_of("experiment=dl4j_gpu_guide", "workers=3", "optimizer=sgd")
+    assert settings.workers == 3 and settings.optimizer["_target_"] == "cupynet.optim.SGD"
+
+
+@pytest.mark.parametrize("name", ["numpy", "numba", "cupy", "auto"])
+def test_backends(name: str) -> None:
+    assert settings_of(f"backend={name}").backend == {"name": name, "priority": {"gpu": 100, "cpu": 0}}

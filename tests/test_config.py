@@ -1,0 +1,718 @@
+"""The door: what comes in as settings, what is refused and how, and how a command leaves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+
+from cupynet import config
+from cupynet.errors import ConfigError, DataError, DivergedError, Interrupted, annotate
+from cupynet.parts import build
+from cupynet.settings import RULES, Settings, listed, size, validate
+
+REPOSITORY = Path(config.__file__).parents[1]
+
+
+# --- stand-ins for parts
+
+
+class Conv:
+    def __init__(self, filters: int, kernel: int = 3) -> None:
+        if kernel < 1:
+            raise ConfigError(f"kernel={kernel}: must be at least 1")
+        if filters == 13:
+            raise ConfigError("model.layers.a: filters=13: said by somebody who knows the key")
+        self.filters, self.kernel = filters + 0, kernel
+
+
+class Stack:
+    def __init__(self, layers: dict[str, Any], *, extra: list[Any] | None = None) -> None:
+        self.layers, self.extra = layers, extra
+
+
+class Anything:
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+
+def function() -> None:
+    raise AssertionError("a function was called")
+
+
+HERE = __name__
+
+
+# --- running a command in this process
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working folder, with the environment a command expects, and logging put back afterwards."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"):
+        monkeypatch.delenv(name, raising=False)
+    loggers = [logging.getLogger(name) for name in (None, "cupynet", "hydra", "__main__")]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield tmp_path
+    for logger, handlers, level, propagate in before:
+        for handler in set(logger.handlers) - set(handlers):
+            handler.close()
+        logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
+    HydraConfig.instance().cfg = None
+
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def command(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """command(*arguments, task=, check=) -> (exit code, settings of the jobs that ran)"""
+
+    def call(*arguments: str, task: Any = None, check: Any = None) -> tuple[int, list[Settings]]:
+        ran: list[Settings] = []
+
+        def job(settings: Settings, folder: Path) -> float | None:
+            ran.append(settings)
+            return None if task is None else task(settings, folder)
+
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        try:
+            config.run(job, check or (lambda settings: None))
+        except SystemExit as left:
+            assert isinstance(left.code, int)
+            return left.code, ran
+        return 0, ran
+
+    return call
+
+
+NAMES = listed(sorted(each.name for each in fields(Settings)), "and")
+
+# what is refused at the door; what is said begins with the setting as it was written (": ..."), or differently
+REFUSED = {
+    "workrs=4": ": there is no setting 'workrs'; did you mean 'workers'?",
+    "++workrs=4": "workrs=4: there is no setting 'workrs'; did you mean 'workers'?",
+    "optimzer=sgd": ": there is no setting 'optimzer'; did you mean 'optimizer'?",
+    "workers=0": ": must be at least 1, or null for one per device",
+    "workers=four": ": must be a whole number, at least 1, or null for one per device",
+    "batch_size=-1": ": must be at least 1",
+    "epochs=0": ": must be at least 1",
+    "seed=x": ": must be a whole number, at least 0",
+    "dtype=float16x": ": must be half, float or double; did you mean 'float'?",
+    "devices=[0,0]": ": names a device twice",
+    "parallel.averaging_frequency=0": ": must be a whole number of iterations, at least 1, or epoch, or end",
+    "parallel.averaging_freqency=3": ": there is no setting 'parallel.averaging_freqency'"
+    "; did you mean 'parallel.averaging_frequency'?",
+    "+parallel.averaging_freqency=3": "parallel.averaging_freqency=3: "
+    "there is no setting 'parallel.averaging_freqency'"
+    "; did you mean 'parallel.averaging_frequency'?",
+    "~parallel.timeout_s": "parallel.timeout_s: is missing",
+    "model.layers.conv2.kernal=5": ": there is no setting 'model.layers.conv2.kernal'"
+    "; did you mean 'model.layers.conv2.kernel'?",
+    "model.layer.conv2.kernel=5": ": there is no setting 'model.layer'; did you mean 'model.layers'?",
+    "optimizer.momentun=1": ": there is no setting 'optimizer.momentun'; did you mean 'optimizer.momentum'?",
+    "optimizer=nesterof": ": there is no 'nesterof' in conf/optimizer; did you mean 'nesterov'?",
+    "optimizer=5": ": must be the name of a file in conf/optimizer",
+    "~optimizer": "optimizer: is missing; choose it with optimizer=... (--help lists them)",
+    "experiment=dl4j_gpu_guid": ": there is no 'dl4j_gpu_guid' in conf/experiment; did you mean 'dl4j_gpu_guide'?",
+    "+foo=1": f"foo=1: there is no setting 'foo'; the names are {NAMES}",
+    "+epochs=3": ": there is a setting 'epochs' already; write it without the +",
+    "workers=1,2": ": several values need -m, to try each; for a list write workers=[1,2], for a text quotes",
+    "workers=range(1,3)": ": several values need -m, to try each",
+    "workers=[1": ": is not written as key=value, or has special characters without quotes"
+    ": no viable alternative at input '[1'",
+    "workers": ": is not written as key=value, or has special characters without quotes",
+    "--workers=4": ": settings are written without dashes: workers=4",
+    "--parallel.timeout_s=4": ": settings are written without dashes: parallel.timeout_s=4",
+    "data.folder=${nothing}": ": Interpolation key 'nothing' not found",
+}
+
+# further values that break a rule, whichever way they come in
+WRONG = {
+    "workers=4.0": ": must be a whole number, at least 1, or null for one per device",
+    "workers='1,2'": ": must be a whole number, at least 1, or null for one per device",
+    "batch_size=true": ": must be a whole number, at least 1",
+    "epochs=": ": must be a whole number, at least 1",
+    "evaluate_every_epochs=0": ": must be at least 1",
+    "seed=null": ": must be a whole number, at least 0",
+    "dtype=bfloat16": ": must be half, float or double; did you mean 'float'?",
+    "dtype=null": ": must be half, float or double",
+    "devices=[a]": ": must be a list of device numbers such as [0,2], or null for all",
+    "devices=[-1]": ": must be a list of device numbers such as [0,2], or null for all",
+    "devices=[]": ": must be a list of device numbers such as [0,2], or null for all",
+    "devices=3": ": must be a list of device numbers such as [0,2], or null for all",
+    "trusted_modules=[os,1x]": ": must be a list of Python modules such as [mynet,mynet.layers]",
+    "parallel.averaging_frequency=epoc": ": must be a whole number of iterations, at least 1, or epoch, or end"
+    "; did you mean 'epoch'?",
+    "parallel.timeout_s=inf": ": must be a number of seconds above 0",
+    "parallel.prefetch_buffer=-1": ": must be at least 0",
+    "parallel.prefetch_buffer=true": ": must be a whole number, at least 0",
+    "parallel.average_updaters=yess": ": must be true or false",
+    "callbacks.history.every_iterations=0": ": must be at least 1",
+    "callbacks.progress=bars": ": must be auto, bar, lines or none; did you mean 'bar'?",
+    "memory.device_pool_limit=120%": ": must be bytes, an amount such as 2GiB"
+    ", a share of the device such as 80%, or null",
+    "memory.device_pool_trim_above=80%": ": must be bytes, an amount such as 2GiB, or null",
+    "memory.pinned_pool_trim_above=1GiB": ": must be a whole number, at least 0, or null for never",
+}
+
+
+def said(bad: str) -> str:
+    text = {**REFUSED, **WRONG}[bad]
+    return bad + text if text.startswith(":") else text
+
+
+@pytest.mark.parametrize("bad", REFUSED)
+def test_refused_in_one_line_before_a_folder_exists(
+    bad: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, ran = command(bad)
+    out, err = capsys.readouterr()
+    assert err == f"cupynet: {said(bad)}\n"
+    assert (code, ran, out) == (2, [], "")
+    assert list(in_folder.iterdir()) == []
+
+
+def test_every_rule_names_its_key_and_value() -> None:
+    good: Any = {"data": {}, "model": {}, "loss": {}, "optimizer": {}}
+    for key, rule in RULES.items():
+        assert rule(object()) is not None, key
+        tree: dict[str, Any] = {}
+        for known in RULES:
+            *above, last = known.split(".")
+            node = tree
+            for name in above:
+                node = node.setdefault(name, {})
+            node[last] = "surely wrong" if known == key else _right(known)
+        with pytest.raises(ConfigError, match=rf"^{key}=surely wrong: must be "):
+            validate(Settings(**good, **tree))
+
+
+def _right(key: str) -> Any:
+    return next(value for value in (1, True, "float", "auto", ["a"], [1]) if RULES[key](value) is None)
+
+
+def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
+    folders: list[tuple[Path, Path]] = []
+    arguments = ("workers=2", "devices=[0,2]", "data.limit=7")
+    code, (settings,) = command(*arguments, task=lambda settings, folder: folders.append((folder, Path.cwd())))
+    assert code == 0
+    assert (settings.workers, settings.devices, settings.data["limit"]) == (2, [0, 2], 7)
+    assert settings.backend == {"name": "auto", "priority": {"gpu": 100, "cpu": 0}}
+    for each in fields(Settings):
+        assert type(getattr(settings, each.name)) in (int, str, list, dict, type(None)), each.name
+    assert type(settings.model["layers"]["conv1"]) is dict
+    ((folder, working_folder),) = folders
+    assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs"
+    assert sorted(path.name for path in folder.iterdir()) == [".hydra", "train.log"]
+    assert working_folder == in_folder
+
+
+def test_two_starts_never_share_a_folder(command: Command, in_folder: Path) -> None:
+    for _ in range(3):
+        assert command()[0] == 0
+    assert len(list(in_folder.glob("outputs/*/*"))) == 3
+
+
+def test_good_values(command: Command) -> None:
+    for arguments, key, value in (
+        (["parallel.averaging_frequency=end"], "parallel", "end"),
+        (["memory.device_pool_limit=80%", "memory.device_pool_trim_above=512MiB"], "memory", "80%"),
+        (["callbacks.progress=none"], "callbacks", "none"),
+        (["optimizer.learning_rate=0.01"], "optimizer", 0.01),
+        (["+model.layers.dense2={_target_:cupynet.nn.Dense,units:3}"], "model", "dense2"),
+        (["data.folder=${hydra:runtime.cwd}/x"], "data", f"{Path.cwd()}/x"),
+        (["+workers=3"], "workers", 3),
+    ):
+        code, ran = command(*arguments)
+        assert code == 0 and str(value) in str(getattr(ran[0], key)), arguments
+
+
+def test_priorities_of_the_environment(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_folder: Path
+) -> None:
+    monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
+    assert command("backend=numpy")[1][0].backend == {"name": "numpy", "priority": {"gpu": 100, "cpu": 200}}
+    started = len(list(in_folder.glob("outputs/*/*")))
+    for value in ("high", "1.5", "", "[1"):
+        monkeypatch.setenv("BACKEND_PRIORITY_GPU", value)
+        assert command()[0] == 2
+        err = capsys.readouterr().err
+        assert (
+            err.count("\n") == 1 and err.startswith("cupynet: backend.priority.gpu") and "BACKEND_PRIORITY_GPU" in err
+        )
+    assert len(list(in_folder.glob("outputs/*/*"))) == started
+
+
+def test_check_refuses_before_a_folder_exists(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Settings] = []
+
+    def check(settings: Settings) -> None:
+        seen.append(settings)
+        raise ConfigError("model.layers.conv2: kernel=29\n is larger than its input")
+
+    assert command("workers=3", check=check) == (2, [])
+    assert seen[0].workers == 3
+    assert capsys.readouterr().err == "cupynet: model.layers.conv2: kernel=29 is larger than its input\n"
+    assert list(in_folder.iterdir()) == []
+
+
+def test_a_bug_in_check_is_shown(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(check=lambda settings: 1 / 0) == (1, [])
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and err.endswith("cupynet: this is a bug: ZeroDivisionError: division by zero\n")
+    assert list(in_folder.iterdir()) == []
+
+
+def test_check_runs_once_for_a_run_and_once_for_each_job_of_a_sweep(command: Command) -> None:
+    seen: list[Settings] = []
+    command(check=seen.append)
+    assert len(seen) == 1
+    command("-m", "workers=1,2", check=seen.append)
+    assert [settings.workers for settings in seen] == [None, 1, 2]
+
+
+def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
+    def task(settings: Settings, folder: Path) -> float | None:
+        raise error
+
+    return task
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(DataError("train-images: is\n damaged"), 65), (DivergedError("loss is nan"), 3), (ConfigError("no"), 2)]
+    + [(Interrupted(15), 143), (Interrupted(2), 130), (KeyboardInterrupt(), 130), (SystemExit(7), 7)],
+)
+def test_exit_codes_of_a_run(
+    error: BaseException, code: int, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(task=raising(error))[0] == code
+    line = "interrupted" if isinstance(error, KeyboardInterrupt) else " ".join(str(error).split())
+    silent = isinstance(error, SystemExit)
+    assert capsys.readouterr().err == ("" if silent else f"cupynet: {line}\n")
+    (log,) = in_folder.glob("outputs/*/*/train.log")
+    assert log.read_text().endswith("" if silent else f" ERROR cupynet: {line}\n")
+
+
+def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    error = DivergedError("loss is nan")
+    annotate(error, "worker 1, epoch 2, batch 7")
+    assert command(task=raising(error))[0] == 3
+    assert capsys.readouterr().err == "cupynet: loss is nan; worker 1, epoch 2, batch 7\n"
+
+
+def test_a_bug_leaves_with_1_and_its_traceback(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error in (ZeroDivisionError("oops"), BrokenPipeError(32, "not on stdout")):
+        assert command(task=raising(error))[0] == 1
+        err = capsys.readouterr().err
+        assert err.startswith("Traceback") and "test_config.py" in err and "hydra" not in err
+        assert err.endswith(f"cupynet: this is a bug: {type(error).__name__}: {error}\n")
+    for log in in_folder.glob("outputs/*/*/train.log"):
+        assert "Traceback" in log.read_text()
+
+
+def test_run_folder_that_cannot_be_made(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_folder / "outputs").write_text("a file")
+    assert command()[0] == 74
+    err = capsys.readouterr().err
+    assert err.startswith("cupynet: the run's folder cannot be written: ") and err.count("\n") == 1
+
+
+# --- sweeps
+
+
+def test_one_bad_job_does_not_stop_a_sweep(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = {2: DataError("damaged"), 3: ZeroDivisionError("oops"), 4: SystemExit(9), 5: DivergedError("nan")}
+
+    def task(settings: Settings, folder: Path) -> float | None:
+        if settings.epochs in errors:
+            raise errors[settings.epochs]
+        return 1.0
+
+    code, ran = command("-m", "epochs=1,0,2,3,4,5", task=task)
+    assert [settings.epochs for settings in ran] == [1, 2, 3, 4, 5]
+    assert code == 2  # of the first that failed
+    err = capsys.readouterr().err
+    told = [line for line in err.splitlines() if line.startswith("cupynet: ")]
+    assert told == [
+        "cupynet: job 1: epochs=0: must be at least 1",
+        "cupynet: job 2: damaged",
+        "cupynet: job 3: this is a bug: ZeroDivisionError: oops",
+        "cupynet: job 5: nan",
+    ]
+    assert err.count("Traceback") == 1
+    (sweep,) = in_folder.glob("outputs/sweeps/*/*")
+    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "3", "4", "5", "multirun.yaml"]
+    logs = {job: (sweep / job / "train.log").read_text() for job in "012345"}
+    assert logs["0"] == logs["4"] == ""
+    assert logs["1"].endswith("ERROR cupynet: job 1: epochs=0: must be at least 1\n") and logs["1"].count("\n") == 1
+    assert logs["2"].endswith("ERROR cupynet: job 2: damaged\n") and logs["2"].count("\n") == 1
+    assert "ZeroDivisionError" in logs["3"] and "damaged" not in logs["3"]
+
+
+def test_exit_code_of_a_sweep_is_that_of_the_first_failed_job(command: Command) -> None:
+    def task(settings: Settings, folder: Path) -> float | None:
+        raise DataError("x") if settings.workers == 2 else DivergedError("y")
+
+    assert command("-m", "workers=2,3", task=task)[0] == 65
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["workers=1,four"], "workers=four: must be a whole number, at least 1, or null for one per device"),
+        (["workrs=1,2"], "workrs=1: there is no setting 'workrs'; did you mean 'workers'?"),
+        (["optimizer=sgd,nesterof"], "optimizer=nesterof: there is no 'nesterof' in conf/optimizer; did you mean"),
+        (["optimizer=sgd,nesterov", "optimizer.momentum=0.5"], "optimizer.momentum=0.5: there is no setting"),
+        (["workers=1,2", "sede=3"], "sede=3: there is no setting 'sede'; did you mean 'seed'?"),
+        (["-cd", "mine", "experiment=grid"], "epochs=x: must be a whole number, at least 1"),
+    ],
+)
+def test_a_sweep_that_is_wrong_on_the_command_line_never_starts(
+    arguments: list[str], line: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (in_folder / "mine" / "experiment").mkdir(parents=True)
+    grid = "# @package _global_\nhydra:\n  sweeper:\n    params:\n      epochs: 1,x\n"
+    (in_folder / "mine" / "experiment" / "grid.yaml").write_text(grid)
+    assert command("-m", *arguments) == (2, [])
+    err = capsys.readouterr().err
+    assert err.startswith(f"cupynet: {line}") and err.count("\n") == 1
+    assert [path.name for path in in_folder.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
+def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
+    exit_code, ran = command("-m", "workers=1,2,3", task=raising(error))
+    assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
+
+
+# --- the terminal and the log
+
+
+def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def task(settings: Settings, folder: Path) -> float | None:
+        logging.getLogger("cupynet.training").info("epoch %d", 1)
+        logging.getLogger("cupynet").warning("careful")
+        logging.getLogger("cupynet").debug("never")
+        logging.getLogger("somebody").warning("else")
+        return None
+
+    assert command("-m", "workers=1,2", task=task)[0] == 0
+    out, err = capsys.readouterr()
+    lines = [line.partition("] ") for line in out.splitlines()]
+    assert all(len(time) == len("[12:30:05") and time.count(":") == 2 for time, _, _ in lines)
+    assert [text for _, _, text in lines] == [
+        "Launching 2 jobs locally",
+        *("#0 : workers=1", "epoch 1", "warning: careful"),
+        *("#1 : workers=2", "epoch 1", "warning: careful"),
+    ]
+    assert err == ""
+    for log in in_folder.glob("outputs/sweeps/*/*/*/train.log"):
+        texts = [line.split(" ", 2)[2] for line in log.read_text().splitlines()]
+        assert texts == ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful", "WARNING somebody: else"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-c", "job", "-p", "optimizer"], ["--hydra-help"]],
+)
+def test_questions_are_answered_and_start_nothing(
+    arguments: list[str], command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*arguments) == (0, [])
+    out, err = capsys.readouterr()
+    expected = {
+        "--help": "optimizer: nesterov, sgd",
+        "--cfg": "batch_size: 128",
+        "--info": "spine",
+        "-c": "momentum: 0.9",
+    }
+    assert expected.get(arguments[0], "hydra/launcher: basic") in out and err == ""
+    assert list(in_folder.iterdir()) == []
+
+
+def test_questions_about_wrong_settings_are_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    for question in (["--help"], ["--cfg", "job"]):
+        assert command(*question, "workrs=4") == (2, [])
+        assert capsys.readouterr().err == f"cupynet: {said('workrs=4')}\n"
+
+
+def test_completion(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_folder: Path
+) -> None:
+    monkeypatch.setenv("COMP_LINE", "train.py parallel.averaging")
+    assert command("-sc", "query=bash") == (0, [])
+    assert capsys.readouterr().out.strip() == "parallel.averaging_frequency="
+    assert list(in_folder.iterdir()) == []
+
+
+def test_the_environment_is_left_as_it_was(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command("workers=0")
+    assert "HYDRA_FULL_ERROR" not in os.environ
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    command("workers=0")
+    assert os.environ["HYDRA_FULL_ERROR"] == "0"
+
+
+def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--config-dir: a model of one's own, and what is wrong in one's own files is told with the file."""
+    for name, text in {
+        "model/mine.yaml": f"_target_: {HERE}.Stack\nlayers: {{}}\n",
+        "experiment/wrong.yaml": "# @package _global_\nworkrs: 4\n",
+        "experiment/headless.yaml": "workers: 4\n",
+        "experiment/typed.yaml": "# @package _global_\nworkers: four\n",
+        "experiment/group.yaml": "# @package _global_\ndefaults:\n  - override /data: nothing\n",
+    }.items():
+        path = in_folder / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert command("-cd", "mine", "model=mine")[1][0].model == {"_target_": f"{HERE}.Stack", "layers": {}}
+    capsys.readouterr()
+    for name, line in {
+        "wrong": "experiment/wrong: workrs: there is no setting 'workrs'; did you mean 'workers'?",
+        "headless": "experiment/headless: experiment: there is no setting 'experiment'; "
+        "does the file begin with '# @package _global_'?",
+        "typed": "experiment/typed: workers: must be a whole number, at least 1, or null for one per device",
+        "group": "data=nothing: there is no 'nothing' in conf/data; the names are mnist and synthetic",
+    }.items():
+        assert command("-cd", "mine", f"experiment={name}")[0] == 2
+        assert capsys.readouterr().err == f"cupynet: {line}\n"
+    assert command("-cd", "nowhere")[0] == 2
+    assert command("-cn", "nowhere")[0] == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_conf_is_found_inside_a_wheel_and_beside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.conf_folder() == REPOSITORY / "conf"
+    (tmp_path / "cupynet").mkdir()
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "cupynet" / "config.py"))
+    assert config.conf_folder() == tmp_path.resolve() / "conf"
+    (tmp_path / "cupynet" / "conf").mkdir()
+    assert config.conf_folder() == tmp_path.resolve() / "cupynet" / "conf"
+
+
+# --- as processes
+
+SCRIPT = """
+import sys
+from cupynet.config import run
+
+def task(settings, folder):
+    for _ in range(20000):
+        print("a line that nobody reads")
+
+if __name__ == "__main__":
+    try:
+        run(task, lambda settings: None)
+    finally:
+        assert "numpy" not in sys.modules and "numba" not in sys.modules
+"""
+
+
+def process(folder: Path, *arguments: str, unbuffered: str = "") -> subprocess.Popen[str]:
+    (folder / "command.py").write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "command.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": unbuffered},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_process_refuses(tmp_path: Path) -> None:
+    with process(tmp_path, "workrs=4") as child:
+        assert child.communicate() == ("", f"cupynet: {said('workrs=4')}\n")
+        assert child.returncode == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["command.py"]
+
+
+def test_a_process_helps_without_numpy(tmp_path: Path) -> None:
+    with process(tmp_path, "--help") as child:
+        out, err = child.communicate()
+    assert (child.returncode, err) == (0, "") and "python -m cupynet.command workers=4" in out
+
+
+@pytest.mark.parametrize(("arguments", "unbuffered"), [([], ""), ([], "1"), (["--help"], ""), (["--help"], "1")])
+def test_a_reader_that_leaves_is_not_a_bug(tmp_path: Path, arguments: list[str], unbuffered: str) -> None:
+    with process(tmp_path, *arguments, unbuffered=unbuffered) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == ""
+    assert child.returncode == 141
+
+
+# --- parts
+
+
+def test_build_makes_parts_inside_parts_in_order() -> None:
+    conv = {"_target_": f"{HERE}.Conv", "filters": 2}
+    node = {
+        "_target_": f"{HERE}.Stack",
+        "layers": {"z": conv, "a": {**conv, "kernel": 5}, "m": conv},
+        "extra": [conv, 3, {"plain": (1, 2)}],
+    }
+    stack = build(node, "model", [HERE])
+    assert type(stack) is Stack and list(stack.layers) == ["z", "a", "m"]
+    assert (stack.layers["z"].kernel, stack.layers["a"].kernel) == (3, 5)
+    assert stack.extra is not None and type(stack.extra[0]) is Conv and stack.extra[1:] == [3, {"plain": [1, 2]}]
+    assert build({"a": [1, "b", None]}, "x") == {"a": [1, "b", None]}
+    assert build({"_target_": f"{HERE}.Anything", "whatever": 1}, "x", [HERE]).settings == {"whatever": 1}
+    assert node["_target_"] == f"{HERE}.Stack"  # what was given is left as it was
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"filters": 1, "kernal": 5}, "model.layers.a.kernal: Conv has no argument 'kernal'; did you mean 'kernel'?"),
+        ({"kernel": 5}, "model.layers.a.filters: is missing: Conv needs it"),
+        ({"filters": 1, "_partial_": True}, "model.layers.a._partial_: Conv has no argument '_partial_'"),
+        ({"filters": 1, "kernel": 0}, "model.layers.a: kernel=0: must be at least 1"),
+        ({"filters": "many"}, "model.layers.a: "),  # TypeError
+        ({"filters": 13}, "model.layers.a: filters=13: said by"),
+    ],
+)
+def test_build_says_where(node: dict[str, Any], message: str) -> None:
+    model = {"_target_": f"{HERE}.Stack", "layers": {"a": {"_target_": f"{HERE}.Conv", **node}}}
+    with pytest.raises(ConfigError) as caught:
+        build(model, "model", [HERE])
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).count("model.layers.a") == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("os.mkdir", "only classes of cupynet"),
+        ("cupynetx.nn.Conv2D", "only classes of cupynet"),
+        ("pathlib.Path", "only classes of cupynet"),
+        (f"{HERE}x.Conv", "only classes of cupynet"),
+        (f"{HERE}.os.mkdir", "there is no module"),
+        (f"{HERE}.os", "there is no class 'os'"),
+        (f"{HERE}.Path", "is a class of pathlib, which is not trusted"),
+        (f"{HERE}.function", "there is no class 'function'"),
+        (f"{HERE}.HERE", "there is no class 'HERE'"),
+        (f"{HERE}.Conw", "there is no class 'Conw' in " + HERE + "; did you mean 'Conv'?"),
+        (f"{HERE}.Conv.__init__", "there is no module"),
+        ("cupynet.parts.os.mkdir", "there is no module"),
+        ("cupynet.parts.ModuleType", "is a class of builtins, which is not trusted"),
+        ("cupynet.nowhere.Conv2D", "there is no module 'cupynet.nowhere'"),
+        ("cupynet", "must be a class with its module"),
+        ("..Conv2D", "must be a class with its module"),
+        ("", "must be a class with its module"),
+        (3, "must be a class with its module"),
+        (None, "must be a class with its module"),
+    ],
+)
+def test_build_trusts_definitions_only(target: Any, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"_target_": target}, "loss", [HERE])
+    assert str(caught.value).startswith(f"loss._target_={target}: ") and reason in str(caught.value)
+
+
+def test_build_trusts_nobody_unasked() -> None:
+    with pytest.raises(ConfigError, match="list '.*' in trusted_modules if it is yours"):
+        build({"_target_": f"{HERE}.Conv", "filters": 1}, "model")
+
+
+def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trap.py").write_text("raise AssertionError('imported')\n")
+    (tmp_path / "poor.py").write_text("import no_such_package_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="only classes of"):
+        build({"_target_": "trap.Layer"}, "model")
+    with pytest.raises(ConfigError, match="poor needs 'no_such_package_anywhere', which is not installed"):
+        build({"_target_": "poor.Layer"}, "model", ["poor"])
+
+
+# --- a finished run
+
+
+@pytest.fixture
+def run_folder(command: Command, in_folder: Path) -> Path:
+    assert command("workers=2", "trusted_modules=[evil]", "optimizer=sgd")[0] == 0
+    (folder,) = in_folder.glob("outputs/*/*")
+    return folder
+
+
+def test_load(run_folder: Path) -> None:
+    settings = config.load(run_folder, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"], ["mine"])
+    assert (settings.workers, settings.batch_size, settings.data["limit"]) == (2, 512, 10)
+    assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
+    assert settings.trusted_modules == ["mine"]
+    assert config.load(str(run_folder)).trusted_modules == []
+    assert config.load(run_folder, ["trusted_modules=[mine]"]).trusted_modules == ["mine"]
+
+
+def test_load_holds_settings_against_the_same_rules(run_folder: Path) -> None:
+    for override in (
+        *WRONG,
+        "workrs=4",
+        "workers=0",
+        "workers=four",
+        "+foo=1",
+        "workers=[1",
+        "model.layers.conv2.kernal=5",
+    ):
+        with pytest.raises(ConfigError) as caught:
+            config.load(run_folder, [override])
+        assert str(caught.value) == said(override)
+    for override, message in {
+        "data=synthetic": "data=synthetic: Cannot assign str to Dict",
+        "~data": "~data: only single settings can be changed here, as key=value",
+        "workers=1,2": "workers=1,2: only single settings can be changed here, as key=value",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            config.load(run_folder, [override])
+        assert str(caught.value).startswith(message)
+
+
+def test_load_of_what_is_no_run(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not the folder of a run: there is no"):
+        config.load(tmp_path / "nowhere")
+    stored = run_folder / ".hydra" / "config.yaml"
+    text = stored.read_text()
+    for damage, error in (("[", DataError), ("- 1\n", DataError), ("", ConfigError), (text + "foo: 1\n", ConfigError)):
+        stored.write_text(damage)
+        with pytest.raises(error):
+            config.load(run_folder)
+    stored.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read"):
+        config.load(run_folder)
+
+
+# --- amounts of memory
+
+
+def test_size() -> None:
+    assert size(4096) == size("4096") == size("4KiB") == size("4 kib") == size("4096B") == 4096
+    assert size("2GiB") == 2 << 30 and size("1.5GB") == 1_500_000_000 and size("1TiB") == 1 << 40
+    assert size("80%", share=True) == 0.8 and size("100%", share=True) == 1.0
+    assert type(size("2GiB", share=True)) is int
+    wrong: object
+    for wrong in (0, -1, True, 1.0e30, "", "GiB", "80%", "2 gibs", "-2GiB", "nan", None, []):
+        with pytest.raises(ValueError):
+            size(wrong)
+    for wrong in ("0%", "101%"):
+        with pytest.raises(ValueError):
+            size(wrong, share=True)

@@ -1,0 +1,73 @@
+"""The public names: complete, each in its room, and free until one is used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import cupynet
+
+INIT = Path(cupynet.__file__)
+
+
+def names_for_type_checkers() -> dict[str, str]:
+    """name -> module, from the imports under TYPE_CHECKING."""
+    guarded = next(node for node in ast.parse(INIT.read_text("utf-8")).body if isinstance(node, ast.If))
+    imports = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
+
+
+def test_all_names_every_public_name_once() -> None:
+    assert len(set(cupynet.__all__)) == len(cupynet.__all__)
+    assert set(cupynet.__all__) == set(names_for_type_checkers())
+    modules = {path.stem for path in INIT.parent.iterdir()}
+    own = {"TYPE_CHECKING", "annotations", "import_module"}
+    assert {name for name in dir(cupynet) if not name.startswith("_")} - modules - own == set(cupynet.__all__)
+
+
+@pytest.mark.parametrize("name", cupynet.__all__)
+def test_a_public_name_is_what_its_room_calls_so(name: str) -> None:
+    room = import_module(names_for_type_checkers()[name])
+    assert getattr(cupynet, name) is getattr(room, name)
+    assert name in vars(cupynet), "found a second time without looking"
+
+
+def test_every_error_is_public() -> None:
+    errors = import_module("cupynet.errors")
+    raised = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert raised <= set(cupynet.__all__)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'cupynet' has no attribute 'Modle'"):
+        cupynet.Modle  # noqa: B018
+    assert not hasattr(cupynet, "__path_hooks__")
+
+
+def test_version_stands_in_the_package() -> None:
+    assert cupynet.__version__.split(".")[:2] == ["0", "1"]
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys\nbefore = set(sys.modules)\n{statement}\nprint(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=INIT.parents[1], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    loaded = modules_after("import cupynet; dir(cupynet); cupynet.__version__")
+    assert {name for name in loaded if name.split(".")[0] not in sys.stdlib_module_names} == {"cupynet"}
+    assert not loaded & {"importlib.metadata", "logging", "asyncio"}
+
+
+def test_a_name_brings_its_own_room_only() -> None:
+    assert {name for name in modules_after("from cupynet import ConfigError") if name.startswith("cupynet")} == {
+        "cupynet",
+        "cupynet.errors",
+    }
+    assert "numpy" in modules_after("from cupynet import Evaluation")  # so the test above looks at the right thing

@@ -1,0 +1,248 @@
+"""The commands as a user types them: in a process of their own, in an empty directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK = ["data=synthetic", "data.train=600", "data.test=200", "epochs=1", "batch_size=32", "callbacks.progress=lines"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    hidden = {"CUPYNET_DATA", "BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"}
+    kept = {key: value for key, value in os.environ.items() if key not in hidden}
+    return {**kept, "PYTHONPATH": str(ROOT), "CUPYNET_OFFLINE": "1", "COLUMNS": "200", **more}
+
+
+def run(folder: Path, *arguments: str, command: str = "train", code: int = 0, **more: str) -> tuple[str, str]:
+    """Run a command in `folder`; its stdout and stderr. Fails the test where the exit code is another."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"cupynet.{command}", *arguments],
+        cwd=folder,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+def run_folder(folder: Path) -> Path:
+    """The only run folder below `folder`."""
+    (summary,) = folder.glob("outputs/**/.hydra")
+    return summary.parent
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with two workers, and what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "callbacks.history.every_iterations=5")
+    return run_folder(folder), stdout, stderr
+
+
+def test_a_run_leaves_what_others_rely_on(finished):
+    folder, stdout, stderr = finished
+    names = {p.name for p in folder.iterdir()}
+    assert names == {".hydra", "train.log", "history.jsonl", "summary.json", "weights.safetensors"}
+    assert stderr == ""
+    for text in ("test accuracy", "images/s", str(folder), "backend numba, dtype float, 2 workers on cpu"):
+        assert text in stdout
+    summary = json.loads((folder / "summary.json").read_text())
+    expected = {"dataset": "synthetic", "fallback": False, "backend": "numba", "devices": ["cpu", "cpu"]}
+    expected |= {"dtype": "float", "workers": 2, "seed": 123, "epochs": 2, "images": 1200, "stopped_by": None}
+    assert {key: summary[key] for key in expected} == expected
+    for key in ("images_per_s", "wall_s", "train_s", "test_loss"):
+        assert summary[key] > 0
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert summary["environment"]["blas"][0]["num_threads"] >= 1
+
+
+def test_history_has_a_row_per_report_and_per_epoch(finished):
+    rows = [json.loads(line) for line in (finished[0] / "history.jsonl").read_text().splitlines()]
+    reports = [row for row in rows if row["kind"] == "report"]
+    assert [row["iteration"] for row in reports] == [5, 10, 15, 20]
+    keys = {
+        "epoch",
+        "loss",
+        "score_after_averaging",
+        "images_per_s",
+        "compute_s",
+        "data_s",
+        "averaging_s",
+        "divergence",
+    }
+    assert all(keys <= row.keys() for row in reports)
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    assert [row["epoch"] for row in epochs] == [1, 2]
+    summary = json.loads((finished[0] / "summary.json").read_text())
+    assert epochs[-1]["test_accuracy"] == summary["test_accuracy"]
+
+
+def test_weights_have_the_layers_names_in_single_precision(finished):
+    weights = load_file(finished[0] / "weights.safetensors")
+    layers = ("conv1", "conv2", "dense1", "output")
+    assert set(weights) == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    assert {w.dtype.name for w in weights.values()} == {"float32"}
+    assert weights["conv2.weight"].shape == (5, 5, 20, 50)
+
+
+def test_evaluate_repeats_the_figures_exactly(finished):
+    folder, _, _ = finished
+    stdout, _ = run(folder.parent, str(folder), command="evaluate")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert f"test accuracy {summary['test_accuracy']:.4f}, loss {summary['test_loss']!r}" in stdout
+    assert "the same as in summary.json" in stdout and "Confusion" in stdout
+
+
+def test_evaluate_takes_other_settings(finished):
+    stdout, _ = run(finished[0].parent, str(finished[0]), "workers=1", "backend.name=numpy", command="evaluate")
+    summary = json.loads((finished[0] / "summary.json").read_text())
+    assert f"test accuracy {summary['test_accuracy']:.4f}" in stdout
+
+
+def test_evaluate_refuses_what_is_no_run_and_damaged_weights(finished, tmp_path):
+    _, stderr = run(tmp_path, str(tmp_path), command="evaluate", code=2)
+    assert stderr.startswith(f"cupynet: {tmp_path}: is not a finished run") and stderr.count("\n") == 1
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(finished[0]), str(copy)], check=True)
+    content = bytearray((copy / "weights.safetensors").read_bytes())
+    content[-100] ^= 1
+    (copy / "weights.safetensors").write_bytes(content)
+    _, stderr = run(tmp_path, str(copy), command="evaluate", code=65)
+    assert "weights.safetensors: damaged weights, expected SHA-256" in stderr and stderr.count("\n") == 1
+
+
+BAD = {
+    "workrs=4": "did you mean 'workers'?",
+    "workers=0": "at least 1",
+    "workers=four": "whole number",
+    "dtype=float16x": "half, float or double",
+    "parallel.averaging_frequency=0": "at least 1",
+    "batch_size=-1": "at least 1",
+    "optimizer=nesterof": "did you mean 'nesterov'?",
+    "optimizer.momentun=1": "did you mean",
+    "optimizer.momentum=2": "below 1",
+    "model.layers.conv2.kernel=50": "Conv2D 'conv2' kernel=50 is larger than its input Image(12, 12, 20)",
+    "model.layers.output.units=7": "the data has 10 classes",
+    "model.layers.output.activation=softmax": "SoftmaxNLL applies softmax itself",
+    "backend=cupy": "backend=cupy: CuPy",
+    "devices=[0]": "leave devices=null",
+    "data.validation=-1": "validation",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_bad_input_is_refused_before_a_folder_exists(override, tmp_path):
+    if override == "backend=cupy":
+        from cupynet.backend import cuda
+
+        if cuda.probe() is None:
+            pytest.skip("this machine has a GPU")
+    stdout, stderr = run(tmp_path, "data=synthetic", override, code=2)
+    assert stderr.count("\n") == 1 and stderr.startswith("cupynet: ") and BAD[override] in stderr
+    assert override.split("=")[0].split(".")[0] in stderr
+    assert stdout == "" and not list(tmp_path.iterdir())
+
+
+def test_a_sweep_goes_on_after_a_bad_job(tmp_path):
+    _, stderr = run(tmp_path, "-m", *QUICK, "workers=1,2", "model.layers.conv2.kernel=50,5", code=2)
+    assert stderr.count("Conv2D 'conv2' kernel=50") == 2
+    finished = sorted(p.parent.name for p in tmp_path.glob("outputs/sweeps/*/*/*/summary.json"))
+    assert finished == ["1", "3"]
+
+
+@pytest.mark.parametrize("experiment", [p.stem for p in sorted((ROOT / "conf/experiment").glob("*.yaml"))])
+def test_every_experiment_trains(experiment, tmp_path):
+    run(tmp_path, f"experiment={experiment}", "data=synthetic", "data.limit=300", "epochs=1", "batch_size=16")
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert summary["images"] == 300 and summary["test_accuracy"] is not None
+
+
+@pytest.mark.parametrize("dtype", ["half", "double"])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_every_backend_and_dtype_trains(backend, dtype, tmp_path):
+    run(tmp_path, *QUICK, f"backend={backend}", f"dtype={dtype}", "data.train=2000", "workers=2")
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert (summary["backend"], summary["dtype"]) == (backend, dtype) and summary["test_accuracy"] > 0.3
+
+
+def test_missing_mnist_falls_back_and_says_so(tmp_path):
+    small = ["data.limit=200", "epochs=1"]
+    stdout, _ = run(tmp_path, *small, CUPYNET_DATA=str(tmp_path / "none"))
+    assert "SYNTHETIC DIGITS" in stdout
+    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["fallback"] is True
+    _, stderr = run(tmp_path, *small, "data.fallback=null", CUPYNET_DATA=str(tmp_path / "none"), code=65)
+    assert stderr.count("\n") == 1
+
+
+FAILING = """
+from cupynet.nn import Layer
+
+class Failing(Layer):
+    '''Fails in its nth training step; each worker has one of its own.'''
+
+    def __init__(self, step: int, worker: int):
+        self.step, self.worker, self.done = step, worker, 0
+
+    def build(self, input, params, backend):
+        return input
+
+    def forward(self, x, context):
+        if context.train and context.samples.any():
+            self.done += 1
+            import threading
+            if self.done == self.step and threading.current_thread().name.endswith(str(self.worker)):
+                raise ZeroDivisionError("on purpose")
+        return x, lambda dy: dy
+"""
+
+
+@pytest.mark.parametrize(("step", "worker"), [(1, 0), (4, 2), (6, 1)])
+def test_a_failing_worker_ends_the_process_with_its_own_traceback(step, worker, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    part = f"+model.layers={{bad:{{_target_:failing.Failing,step:{step},worker:{worker}}}}}"
+    began = time.monotonic()
+    _, stderr = run(
+        tmp_path, *QUICK, "workers=3", "trusted_modules=[failing]", part, code=1, PYTHONPATH=f"{ROOT}:{tmp_path}"
+    )
+    assert time.monotonic() - began < 60
+    assert "ZeroDivisionError: on purpose" in stderr and "failing.py" in stderr
+    if sys.version_info >= (3, 11):
+        assert f"worker {worker} (numba, device 0), epoch 1, at batch" in stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_with_its_results_saved(number, code, tmp_path):
+    arguments = [*QUICK, "data.train=3000", "epochs=10000", "workers=2", "evaluate_every_epochs=10000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cupynet.train", *arguments, "callbacks.history.every_iterations=1"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not any(p.stat().st_size for p in tmp_path.glob("outputs/*/*/history.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code, stderr
+    folder = run_folder(tmp_path)
+    assert json.loads((folder / "summary.json").read_text())["stopped_by"] == number.name
+    assert (folder / "weights.safetensors").exists()
