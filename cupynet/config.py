@@ -1,7 +1,8 @@
 """The door: how settings come in from the command line, conf/ and a finished run, and how a command leaves.
 
-The only file that imports Hydra and OmegaConf; behind it there are plain values (`Settings`) and typed errors. What
-cannot work is refused before any work and before a folder is made: one line that names the setting, exit code 2.
+The only file that imports Hydra and OmegaConf, and over 300 lines long for that; behind it there are plain values
+(`Settings`) and typed errors. What cannot work is refused before any work and before a folder is made: one line that
+names the setting, exit code 2.
 
 Hydra 1.3 composes a run, calls `on_run_start` of its callbacks, and only then makes the run's folder: `Gate` stands
 there. Hydra swallows what callbacks raise unless it is no `Exception`, so a refusal travels past it as `_Leave`. Errors
@@ -238,11 +239,21 @@ def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules:
         for each in OverridesParser.create().parse_overrides(list(overrides)):
             if each.is_delete() or each.is_sweep_override():
                 raise ConfigError(f"{each.input_line}: only single settings can be changed here, as key=value")
+            file = each.value()
+            if each.key_or_group in _GROUPS and isinstance(file, str):
+                config[each.key_or_group] = _group_file(each.key_or_group, file)
+                continue
             added = each.is_add() or each.is_force_add()
             OmegaConf.update(config, each.key_or_group, each.value(), merge=True, force_add=added)
         return _settings(config, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(error, overrides)) from error
+
+
+def _group_file(group: str, name: str) -> Any:
+    """What `group=name` on a command line stands for: the composed content of conf/<group>/<name>.yaml."""
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        return hydra.compose("config", overrides=[f"{group}={name}"])[group]
 
 
 def _explain(error: BaseException, overrides: Sequence[str]) -> str:

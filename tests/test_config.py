@@ -678,7 +678,7 @@ def test_load_holds_settings_against_the_same_rules(run_folder: Path) -> None:
             config.load(run_folder, [override])
         assert str(caught.value) == said(override)
     for override, message in {
-        "data=synthetic": "data=synthetic: Cannot assign str to Dict",
+        "data=nothing": "data=nothing: there is no 'nothing' in conf/data",
         "~data": "~data: only single settings can be changed here, as key=value",
         "workers=1,2": "workers=1,2: only single settings can be changed here, as key=value",
     }.items():

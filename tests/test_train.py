@@ -106,7 +106,7 @@ def test_evaluate_repeats_the_figures_exactly(finished):
 
 
 def test_evaluate_takes_other_settings(finished):
-    stdout, _ = run(finished[0].parent, str(finished[0]), "workers=1", "backend.name=numpy", command="evaluate")
+    stdout, _ = run(finished[0].parent, str(finished[0]), "workers=1", "backend=numpy", command="evaluate")
     summary = json.loads((finished[0] / "summary.json").read_text())
     assert f"test accuracy {summary['test_accuracy']:.4f}" in stdout
 
