@@ -28,7 +28,8 @@ def probe() -> str | None:
         x = cupy.ones((2, 2), np.float32)
         (x @ x + 1).get()
     except (ImportError, RuntimeError) as error:
-        return f"CuPy cannot run a kernel ({str(error).splitlines()[0]})"
+        reason = str(error).partition("\n")[0]
+        return f"CuPy cannot run a kernel ({reason})"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 from cupynet.backend.base import Backend
@@ -74,6 +75,12 @@ def _missing(name: str) -> str | None:
         from cupynet.backend import cuda
 
         return cuda.probe()
-    if name == "numba" and importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
+    if name == "numba":
+        if importlib.util.find_spec("numba") is None:
+            return "numba is not installed"
+        try:
+            importlib.import_module("cupynet.backend.kernels")
+        except (ImportError, RuntimeError) as error:  # too old for this NumPy; no folder for compiled code
+            reason = str(error).partition("\n")[0]
+            return f"numba cannot be used ({reason})"
     return None

@@ -33,18 +33,18 @@ class Workspace:
         return len(self._lent)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array of `shape` with arbitrary content; the most recently returned buffer that fits, still warm in the
-        cache.
+        """An array of `shape` with arbitrary content; the shortest buffer that fits, of several the most recently
+        returned, still warm in the cache. (A longer one may be needed by the next who asks.)
         """
         key = (shape[1:], dtype)
-        free = self._free.get(key)
-        buffer = None
-        if free:
-            for i in range(len(free) - 1, -1, -1):
-                if free[i].shape[0] >= shape[0]:
-                    buffer = free.pop(i)
-                    break
-        if buffer is None:
+        free = self._free.get(key, [])
+        best = -1
+        for i in range(len(free) - 1, -1, -1):
+            if free[i].shape[0] >= shape[0] and (best < 0 or free[i].shape[0] < free[best].shape[0]):
+                best = i
+        if best >= 0:
+            buffer = free.pop(best)
+        else:
             buffer = self._allocate(shape, dtype)
             self.allocated_bytes += buffer.nbytes
         self._lent[self._address(buffer)] = (key, buffer)

@@ -8,7 +8,7 @@ from cupynet.backend import Backend
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import initializer, zeros
-from cupynet.nn.layer import Backward, Layer, check_integer, no_backward
+from cupynet.nn.layer import Backward, Layer, check_flag, check_integer, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, InputType
 
@@ -29,7 +29,7 @@ class Dense(Layer):
         self.units = check_integer("Dense", "units", units, 1)
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
-        self.use_bias = bias
+        self.use_bias = check_flag("Dense", "bias", bias)
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.backend = backend
@@ -64,7 +64,7 @@ class Flatten(Layer):
         return Flat(input.features)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        return x.reshape(len(x), -1), lambda dy: dy.reshape(x.shape)
+        return x.reshape(len(x), -1), lambda dy: None if dy is None else dy.reshape(x.shape)
 
 
 class Activation(Layer):
@@ -90,7 +90,7 @@ class Activation(Layer):
             return y, no_backward
 
         def backward(dy: Array) -> Array | None:
-            dx = activation.backward(backend, dy, y)
+            dx = None if dy is None else activation.backward(backend, dy, y)
             backend.give_back(y)
             return dx
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from cupynet.backend import Backend
+from cupynet.errors import ConfigError
 
 Array: TypeAlias = Any
 
@@ -30,6 +31,8 @@ class SoftmaxNLL(Loss):
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """prediction: (N, O) logits, target: (N,) class numbers -> (N,), (N, O)."""
+        if prediction.ndim != 2:
+            raise ConfigError(f"SoftmaxNLL needs logits (N, O), got {prediction.shape}: end in a Dense layer")
         return backend.softmax_cross_entropy(prediction, target)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:

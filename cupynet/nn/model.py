@@ -13,7 +13,7 @@ from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import Backward, Layer, Sequential
 from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.params import Params
-from cupynet.nn.types import Flat, Image, InputType
+from cupynet.nn.types import Flat, InputType
 
 Array: TypeAlias = Any
 
@@ -58,7 +58,17 @@ class Model:
         return host, logits
 
     def predict(self, images: Any) -> Any:
-        """Probabilities of images (N, H, W, C), uint8 or scaled to 0..1 already: (N, O), on the host."""
+        """Probabilities of images (N, H, W, C), uint8 or scaled to 0..1 already: (N, O), on the host.
+
+        Raises:
+            ConfigError: the images are not of this network's size, or whole numbers other than uint8.
+        """
+        if tuple(images.shape[1:]) != self.input.shape:
+            raise ConfigError(f"images of shape {tuple(images.shape)}: this network takes N of {self.input.shape}")
+        if images.dtype != np.uint8 and np.issubdtype(images.dtype, np.integer):
+            raise ConfigError(f"images of {images.dtype}: must be uint8, or floating point scaled to 0..1")
+        if len(images) == 0:
+            return np.empty((0, *self.output.shape), self.backend.policy.accumulate)
         if images.dtype == np.uint8:
             x = self.backend.load_images(images, np.arange(len(images)))
         else:
@@ -100,7 +110,8 @@ class Model:
         types = self.network.types if isinstance(self.network, Sequential) else {"network": (self.input, self.output)}
         rows = [("layer", "kind", "settings", "output", "parameters"), ("input", "", "", str(self.input), "")]
         for name, layer in layers.items():
-            count = sum(p.size for full, p in self.params.named() if full.startswith(f"{name}."))
+            prefix = f"{name}." if isinstance(self.network, Sequential) else ""
+            count = sum(p.size for full, p in self.params.named() if full.startswith(prefix))
             rows.append((name, type(layer).__name__, layer.describe(), str(types[name][1]), f"{count:,}"))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -118,7 +129,9 @@ def build(network: Layer, input: InputType, params: Params, backend: Backend) ->
 
 def check_loss(network: Layer, loss: Loss) -> None:
     """Refuse a softmax under a loss that applies softmax itself."""
-    last = list(network.layers.items())[-1] if isinstance(network, Sequential) else ("network", network)
+    last = ("network", network)
+    while isinstance(last[1], Sequential):
+        last = list(last[1])[-1]
     activation = getattr(last[1], "activation", getattr(last[1], "name", ""))
     if isinstance(loss, SoftmaxNLL) and activation == "softmax":
         raise ConfigError(
@@ -128,7 +141,7 @@ def check_loss(network: Layer, loss: Loss) -> None:
 
 def check_output(output: InputType, classes: int, name: str = "output") -> None:
     """Refuse a network whose output is not one logit per class."""
-    if isinstance(output, Image) or not isinstance(output, Flat) or output.features != classes:
+    if not isinstance(output, Flat) or output.features != classes:
         raise ConfigError(
             f"layer '{name}' gives {output}, but the data has {classes} classes: end in Dense(units={classes})"
         )

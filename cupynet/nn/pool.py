@@ -48,7 +48,7 @@ class MaxPool2D(Layer):
 
         def backward(dy: Array) -> Array | None:
             dx = None
-            if self.needs_dx:
+            if self.needs_dx and dy is not None:
                 dx = backend.max_pool2d_backward(dy, winners, x.shape, self.kernel, self.stride)
             backend.give_back(dy, winners, y)
             return dx

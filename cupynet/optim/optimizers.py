@@ -28,7 +28,7 @@ class Optimizer:
     """
 
     def __init__(self, learning_rate: float | Schedule, l2: float = 0.0) -> None:
-        self.learning_rate = schedule(learning_rate)
+        self.learning_rate = schedule(type(self).__name__, learning_rate)
         if isinstance(l2, bool) or not isinstance(l2, (int, float)) or not 0 <= l2 < 1:
             raise ConfigError(f"{type(self).__name__} l2={l2!r}: must be a number of at least 0 and below 1")
         self.l2 = float(l2)

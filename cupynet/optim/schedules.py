@@ -47,8 +47,8 @@ class OneCycle(Schedule):
         self, peak: float, warmup: float = 0.3, start_divisor: float = 25.0, end_divisor: float = 1000.0
     ) -> None:
         self.peak = check_positive("OneCycle", "peak", peak)
-        self.start_divisor = check_positive("OneCycle", "start_divisor", start_divisor)
-        self.end_divisor = check_positive("OneCycle", "end_divisor", end_divisor)
+        self.start_divisor = check_positive("OneCycle", "start_divisor", start_divisor, minimum=1.0)
+        self.end_divisor = check_positive("OneCycle", "end_divisor", end_divisor, minimum=1.0)
         if isinstance(warmup, bool) or not isinstance(warmup, (int, float)) or not 0 <= warmup < 1:
             raise ConfigError(f"OneCycle warmup={warmup!r}: must be a fraction of training, at least 0 and below 1")
         self.warmup = warmup
@@ -60,11 +60,11 @@ class OneCycle(Schedule):
     def __call__(self, iteration: int) -> float:
         if self.iterations is None:
             raise RuntimeError("OneCycle does not know how long training is: call span(iterations) first")
-        rising = self.warmup * (self.iterations - 1)
+        last = max(self.iterations - 1, 1)
+        rising = self.warmup * last
         if iteration < rising:
             return _cosine(self.peak / self.start_divisor, self.peak, iteration / rising)
-        falling = max(self.iterations - 1 - rising, 1)
-        return _cosine(self.peak, self.peak / self.end_divisor, min((iteration - rising) / falling, 1.0))
+        return _cosine(self.peak, self.peak / self.end_divisor, min((iteration - rising) / (last - rising), 1.0))
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
@@ -72,13 +72,17 @@ def _cosine(start: float, end: float, progress: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def schedule(learning_rate: Any) -> Schedule:
-    """A number as a constant schedule; a schedule as it is."""
-    return learning_rate if isinstance(learning_rate, Schedule) else Constant(learning_rate)
+def schedule(owner: str, learning_rate: Any) -> Schedule:
+    """A number as a constant schedule; a schedule as it is. Else a ConfigError that names `owner`."""
+    if isinstance(learning_rate, Schedule):
+        return learning_rate
+    return Constant(check_positive(owner, "learning_rate", learning_rate))
 
 
-def check_positive(owner: str, name: str, value: Any) -> float:
-    """`value` if it is a finite number above 0; else a ConfigError that names it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigError(f"{owner} {name}={value!r}: must be a number above 0")
+def check_positive(owner: str, name: str, value: Any, minimum: float = 0.0) -> float:
+    """`value` if it is a finite number above 0 and at least `minimum`; else a ConfigError that names it."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf or value < minimum:
+        bound = f"of at least {minimum:g}" if minimum else "above 0"
+        raise ConfigError(f"{owner} {name}={value!r}: must be a number {bound}")
     return float(value)

@@ -1,0 +1,295 @@
+"""Every public operation of a backend, called as layers call it on random arguments, to be compared among backends.
+
+A comparison draws its arguments from a `Call`, uses the operation, and returns what is to be compared. Whoever adds an
+operation to `Backend`, or overrides one, adds it here: tests/backend/test_operations.py says when one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cupynet.backend import Backend, DtypePolicy, out_size
+
+Array: TypeAlias = Any
+Results: TypeAlias = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The geometry of one call; operations without images use a part of it."""
+
+    batch: int
+    height: int
+    width: int
+    channels: int
+    outputs: int
+    kernel: int
+    stride: int
+    pad: tuple[int, int, int, int]
+    flag: bool  # with a bias, with Nesterov, transposed ...
+    need_dx: bool
+
+    @property
+    def image(self) -> tuple[int, int, int, int]:
+        """(N, H, W, C) with room for at least one window."""
+        top, bottom, left, right = self.pad
+        height, width = max(self.height, self.kernel - top - bottom), max(self.width, self.kernel - left - right)
+        return (self.batch, height, width, self.channels)
+
+
+class Call:
+    """Arguments for one call: the same numbers on every backend, whatever its precision.
+
+    Args:
+        seed: of the numbers.
+        policy: the precision whose numbers are drawn; a wider backend gets exactly these.
+        backend: where they are put.
+    """
+
+    def __init__(self, seed: int, policy: DtypePolicy, backend: Backend) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.drawn, self.policy, self.backend = policy, backend.policy, backend
+        self._kept: list[tuple[Array, Array]] = []
+
+    def stored(self, *shape: int, changes: bool = False) -> Array:
+        """Normal numbers in the storage precision. `changes`: the operation works in place."""
+        return self._put(self.rng.normal(size=shape).astype(self.drawn.storage), self.policy.storage, changes)
+
+    def few(self, *shape: int, changes: bool = False) -> Array:
+        """Numbers of which many are equal, and many zero."""
+        numbers = self.rng.integers(-1, 2, shape) * self.rng.integers(0, 2, shape[:1] + (1,) * (len(shape) - 1))
+        return self._put(numbers.astype(self.drawn.storage), self.policy.storage, changes)
+
+    def wide(self, *shape: int) -> Array:
+        """Normal numbers in the accumulation precision, of a vector that the operation changes."""
+        return self._put(self.rng.normal(size=shape).astype(self.drawn.accumulate), self.policy.accumulate, True)
+
+    def integers(self, low: int, high: int, *shape: int) -> Array:
+        return self._put(self.rng.integers(low, high, shape), np.dtype(np.int64), False)
+
+    def integers_on_host(self, below: int) -> int:
+        """A number of the geometry: 0, 1 ... below - 1."""
+        return int(self.rng.integers(0, below))
+
+    def _put(self, numbers: Array, dtype: Any, changes: bool) -> Array:
+        array = self.backend.allocate(numbers.shape, dtype)
+        array[...] = self.backend.asarray(numbers.astype(dtype))
+        if not changes:
+            self._kept.append((array, array.copy()))
+        return array
+
+    def check_arguments(self) -> None:
+        """Arguments stay the caller's: only those of operations in place may have changed."""
+        for array, before in self._kept:
+            assert bool((array == before).all()), "an argument that is not the operation's was changed"
+
+
+def load_images(backend: Backend, call: Call, shape: Shape) -> Results:
+    images = call.rng.integers(0, 256, (7, *shape.image[1:]), np.uint8)
+    return {"y": backend.load_images(images, call.rng.integers(0, 7, shape.batch))}
+
+
+def matmul(backend: Backend, call: Call, shape: Shape) -> Results:
+    rows, inner, cols = shape.batch * shape.height, shape.width * shape.channels, shape.outputs
+    a = call.stored(*((inner, rows) if shape.flag else (rows, inner)))
+    b = call.stored(*((cols, inner) if shape.need_dx else (inner, cols)))
+    return {"y": backend.matmul(a, b, transpose_a=shape.flag, transpose_b=shape.need_dx)}
+
+
+def dense(backend: Backend, call: Call, shape: Shape) -> Results:
+    features = shape.height * shape.channels
+    x, weight = call.stored(shape.batch, features), call.stored(features, shape.outputs)
+    bias = call.stored(shape.outputs) if shape.flag else None
+    return {"y": backend.dense(x, weight, bias)}
+
+
+def dense_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    features = shape.height * shape.channels
+    x, weight, dy = (
+        call.stored(shape.batch, features),
+        call.stored(features, shape.outputs),
+        call.stored(shape.batch, shape.outputs),
+    )
+    weight_grad, bias_grad = call.wide(features, shape.outputs), call.wide(shape.outputs) if shape.flag else None
+    dx = backend.dense_backward(dy, x, weight, weight_grad, bias_grad, need_dx=shape.need_dx)
+    return {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
+
+
+def im2col(backend: Backend, call: Call, shape: Shape) -> Results:
+    return {"columns": backend.im2col(call.stored(*shape.image), shape.kernel, shape.stride, shape.pad)}
+
+
+def col2im(backend: Backend, call: Call, shape: Shape) -> Results:
+    probe = backend.im2col(call.stored(*shape.image), shape.kernel, shape.stride, shape.pad)
+    size = probe.shape
+    backend.give_back(probe)
+    columns = backend.asarray(call.rng.normal(size=size).astype(call.drawn.storage).astype(backend.policy.compute))
+    return {"dx": backend.col2im(columns, shape.image, shape.kernel, shape.stride, shape.pad)}
+
+
+def conv2d(backend: Backend, call: Call, shape: Shape) -> Results:
+    x, weight = call.stored(*shape.image), call.stored(shape.kernel, shape.kernel, shape.channels, shape.outputs)
+    bias = call.stored(shape.outputs) if shape.flag else None
+    y, kept = backend.conv2d(x, weight, bias, shape.stride, shape.pad)
+    backend.give_back(kept)
+    return {"y": y}
+
+
+def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    x, weight = call.stored(*shape.image), call.stored(shape.kernel, shape.kernel, shape.channels, shape.outputs)
+    y, kept = backend.conv2d(x, weight, None, shape.stride, shape.pad)
+    dy, size = call.stored(*y.shape), y.shape
+    backend.give_back(y)
+    assert size[0] == shape.batch
+    weight_grad, bias_grad = call.wide(*weight.shape), call.wide(shape.outputs) if shape.flag else None
+    dx = backend.conv2d_backward(
+        dy, kept, x, weight, weight_grad, bias_grad, shape.stride, shape.pad, need_dx=shape.need_dx
+    )
+    backend.give_back(kept)
+    return {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
+
+
+def max_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
+    size = (shape.batch, max(shape.height, shape.kernel), max(shape.width, shape.kernel), shape.channels)
+    x = call.few(*size) if shape.flag else call.stored(*size)
+    y, winners = backend.max_pool2d(x, shape.kernel, shape.stride)
+    return {"y": y, "winners": winners}
+
+
+def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    size = (shape.batch, max(shape.height, shape.kernel), max(shape.width, shape.kernel), shape.channels)
+    x = call.few(*size) if shape.flag else call.stored(*size)
+    y, winners = backend.max_pool2d(x, shape.kernel, shape.stride)
+    dy = call.stored(*y.shape)
+    dx = backend.max_pool2d_backward(dy, winners, size, shape.kernel, shape.stride)
+    backend.give_back(y, winners)
+    return {"dx": dx}
+
+
+def convolved_and_pooled(backend: Backend, call: Call, shape: Shape) -> tuple[Any, ...]:
+    """Small whole numbers: every precision computes them exactly, so that all agree on the winners, ties included."""
+    x = call.few(*shape.image)
+    weight = call.few(shape.kernel, shape.kernel, shape.channels, shape.outputs)
+    bias = call.few(shape.outputs) if shape.flag else None
+    height = out_size(x.shape[1], shape.kernel, shape.stride, *shape.pad[:2])
+    width = out_size(x.shape[2], shape.kernel, shape.stride, *shape.pad[2:])
+    pool, pool_stride = min(1 + call.integers_on_host(3), height, width), 1 + call.integers_on_host(3)
+    return x, weight, bias, shape.stride, shape.pad, pool, pool_stride
+
+
+def conv2d_max_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
+    y, saved = backend.conv2d_max_pool2d(*convolved_and_pooled(backend, call, shape))
+    backend.give_back(*saved)
+    return {"y": y}
+
+
+def conv2d_max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    x, weight, bias, *geometry = convolved_and_pooled(backend, call, shape)
+    y, saved = backend.conv2d_max_pool2d(x, weight, bias, *geometry)
+    dy = call.stored(*y.shape)
+    backend.give_back(y)
+    weight_grad, bias_grad = call.wide(*weight.shape), call.wide(shape.outputs) if shape.flag else None
+    dx = backend.conv2d_max_pool2d_backward(
+        dy, saved, x, weight, weight_grad, bias_grad, *geometry, need_dx=shape.need_dx
+    )
+    backend.give_back(*saved)
+    return {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
+
+
+def winner_dtype(backend: Backend, call: Call, shape: Shape) -> Results:
+    return {"dtype": backend.borrow((1,), backend.winner_dtype(shape.kernel + 13))[:0]}
+
+
+def relu(backend: Backend, call: Call, shape: Shape) -> Results:
+    x = call.stored(*shape.image, changes=True)
+    y = backend.relu(x)
+    assert backend.address(y) == backend.address(x), "not in place"
+    return {"y": y}
+
+
+def relu_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    dy, y = call.stored(*shape.image, changes=True), call.few(*shape.image)
+    dx = backend.relu_backward(dy, y)
+    assert backend.address(dx) == backend.address(dy), "not in place"
+    return {"dx": dx}
+
+
+def softmax(backend: Backend, call: Call, shape: Shape) -> Results:
+    x = call.stored(*(shape.image if shape.flag else (shape.batch, shape.outputs)), changes=True)
+    y = backend.softmax(x)
+    assert backend.address(y) == backend.address(x), "not in place"
+    return {"y": y}
+
+
+def softmax_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    size = shape.image if shape.flag else (shape.batch, shape.outputs)
+    dy, y = call.stored(*size, changes=True), call.stored(*size)
+    dx = backend.softmax_backward(dy, y)
+    assert backend.address(dx) == backend.address(dy), "not in place"
+    return {"dx": dx}
+
+
+def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results:
+    logits, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
+    losses, gradient = backend.softmax_cross_entropy(logits, labels)
+    return {"losses": losses, "scaled gradient": gradient}
+
+
+def sgd_update(backend: Backend, call: Call, shape: Shape) -> Results:
+    weight, grad = call.wide(shape.height * 16), call.wide(shape.height * 16)
+    backend.sgd_update(weight, grad, 0.1, 0.01 if shape.flag else 0.0, 0.25 if shape.need_dx else 1.0)
+    return {"weight": weight, "grad": grad}
+
+
+def momentum_update(backend: Backend, call: Call, shape: Shape) -> Results:
+    weight, velocity, grad = (call.wide(shape.height * 16) for _ in range(3))
+    l2, scale = 0.01 if shape.stride > 1 else 0.0, 0.25 if shape.need_dx else 1.0
+    backend.momentum_update(weight, velocity, grad, 0.1, 0.9, l2, scale, shape.flag)
+    return {"weight": weight, "velocity": velocity, "grad": grad}
+
+
+COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
+    function.__name__: function
+    for function in (
+        load_images,
+        matmul,
+        dense,
+        dense_backward,
+        im2col,
+        col2im,
+        conv2d,
+        conv2d_backward,
+        max_pool2d,
+        max_pool2d_backward,
+        conv2d_max_pool2d,
+        conv2d_max_pool2d_backward,
+        winner_dtype,
+        relu,
+        relu_backward,
+        softmax,
+        softmax_backward,
+        softmax_cross_entropy,
+        sgd_update,
+        momentum_update,
+    )
+}
+
+# Moving numbers about: exactly the reference's, in every precision.
+EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward"}
+
+# Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py.
+ELSEWHERE = {
+    "fuses_conv2d_max_pool2d",
+    "allocate",
+    "address",
+    "asarray",
+    "to_host",
+    "synchronize",
+    "activate",
+    "borrow",
+    "give_back",
+}

@@ -1,0 +1,134 @@
+"""What a backend does besides computing: arrays, images, names, precisions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, create_backend, device_count, out_size, select_backend
+from cupynet.backend import select as selection
+from cupynet.errors import ConfigError
+from tests.backends import every_backend, every_dtype
+
+
+@every_backend
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (7, 3, 2, 1), (1000,)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.uint8, np.int64])
+def test_an_array_starts_on_a_cache_line(name: str, shape: tuple[int, ...], dtype: type) -> None:
+    backend = create_backend(name)
+    arrays = [backend.allocate(shape, dtype) for _ in range(5)]
+    for array in arrays:
+        assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
+        assert backend.address(array) % 64 == 0
+        array[...] = 1
+    assert all(bool((array == 1).all()) for array in arrays)
+
+
+@every_backend
+def test_arrays_come_and_go(name: str) -> None:
+    backend = create_backend(name, "float")
+    numbers = np.arange(6, dtype=np.float64).reshape(2, 3)
+    there = backend.asarray(numbers, np.float32)
+    assert there.dtype == np.float32
+    np.testing.assert_array_equal(backend.to_host(there), numbers)
+    assert type(backend.to_host(there)) is np.ndarray
+    assert backend.address(backend.asarray(there)) == backend.address(there)
+    backend.activate()
+    backend.synchronize()
+
+
+@every_backend
+@every_dtype
+def test_pixels_become_fractions(name: str, dtype: str) -> None:
+    backend = create_backend(name, dtype)
+    images = np.arange(256, dtype=np.uint8).reshape(4, 8, 4, 2)
+    batch = backend.load_images(images, np.array([3, 0, 3]))
+    assert (batch.shape, batch.dtype) == ((3, 8, 4, 2), backend.policy.storage)
+    expected = images[[3, 0, 3]] / 255
+    np.testing.assert_allclose(backend.to_host(batch), expected, rtol=1e-3 if dtype == "half" else 1e-6)
+    assert float(batch.max()) == 1.0 and float(batch.min()) == 0.0
+    assert backend.workspace.on_loan == 0  # a prefetcher's thread loads: nothing is borrowed
+
+
+@every_backend
+@every_dtype
+def test_an_image_that_does_not_exist_is_refused(name: str, dtype: str) -> None:
+    images = np.zeros((4, 2, 2, 1), np.uint8)
+    with pytest.raises(IndexError):
+        create_backend(name, dtype).load_images(images, np.array([0, 4]))
+
+
+def test_policies() -> None:
+    half, single, double = (np.dtype(t) for t in (np.float16, np.float32, np.float64))
+    assert DtypePolicy.of("half") == DtypePolicy("half", half, single, single, 1024.0)
+    assert DtypePolicy.of("half", half_arithmetic=True) == DtypePolicy("half", half, half, single, 1024.0)
+    assert DtypePolicy.of("float") == DtypePolicy("float", single, single, single, 1.0)
+    assert DtypePolicy.of("double") == DtypePolicy("double", double, double, double, 1.0)
+    assert DTYPES == ("half", "float", "double")
+    with pytest.raises(ConfigError, match="dtype=float32: must be one of half, float, double"):
+        DtypePolicy.of("float32")
+
+
+@every_backend
+def test_a_backend_is_what_its_name_says(name: str) -> None:
+    backend = create_backend(name, "double", device=0)
+    assert (backend.name, backend.device, backend.policy.name) == (name, 0, "double")
+    assert create_backend(name).workspace is not create_backend(name).workspace
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    for function in (create_backend, select_backend):
+        with pytest.raises(ConfigError, match="backend=torch: must be one of .*numpy, numba, cupy"):
+            function("torch")
+
+
+@pytest.mark.parametrize(
+    ("missing", "gpu_priority", "expected"),
+    [
+        ({}, 100, ("cupy", None)),
+        ({}, -1, ("numba", None)),
+        ({"cupy": "no GPU"}, 100, ("numba", "no GPU")),
+        ({"cupy": "no GPU"}, -1, ("numba", None)),
+        ({"numba": "no numba"}, -1, ("numpy", "no numba")),
+        ({"cupy": "no GPU", "numba": "no numba"}, 100, ("numpy", "no GPU; no numba")),
+        ({"numba": "no numba"}, 100, ("cupy", None)),
+        ({}, 0, ("cupy", None)),
+    ],
+)
+def test_auto_takes_the_first_by_priority_that_works(
+    missing: dict[str, str],
+    gpu_priority: int,
+    expected: tuple[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selection, "_missing", missing.get)
+    assert select_backend("auto", gpu_priority=gpu_priority, cpu_priority=0) == expected
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_asked_for_by_name_is_taken_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_missing", lambda _: None)
+    assert select_backend(name) == (name, None)
+    monkeypatch.setattr(selection, "_missing", lambda _: "it is broken")
+    with pytest.raises(ConfigError, match=f"backend={name}: it is broken; use backend=auto"):
+        select_backend(name)
+
+
+@pytest.mark.parametrize("error", [ImportError("Numba needs NumPy 2.2 or less.\nMore."), RuntimeError("no locator")])
+def test_a_numba_that_does_not_import_is_missing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: str) -> None:
+        raise error
+
+    monkeypatch.setattr(selection.importlib.util, "find_spec", lambda module: object())
+    monkeypatch.setattr(selection.importlib, "import_module", fail)
+    reason = f"numba cannot be used ({str(error).splitlines()[0]})"
+    assert select_backend("auto", gpu_priority=-1) == ("numpy", reason)
+
+
+def test_cpu_backends_have_no_devices() -> None:
+    assert device_count("numpy") == device_count("numba") == 0
+
+
+def test_window_counts() -> None:
+    assert [out_size(7, 3, stride, 0, 0) for stride in (1, 2, 3, 5)] == [5, 3, 2, 1]
+    assert out_size(5, 5, 1, 2, 2) == 5 and out_size(2, 2, 9, 0, 0) == 1

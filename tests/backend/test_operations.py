@@ -1,0 +1,179 @@
+"""Every backend computes what the reference computes: every operation, every precision, odd shapes.
+
+The reference is the base class on NumPy: in double, on the same numbers, for values; in the same precision, for shapes
+and dtypes. tests/backend/test_reference.py compares it with loops that anybody can read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cupynet.backend import Backend, DtypePolicy, create_backend
+from tests.backend.comparisons import COMPARISONS, ELSEWHERE, EXACT, Call, Shape
+from tests.backends import CLASSES, Reference, every_backend, every_dtype
+
+TOLERANCES = {"half": 4e-3, "float": 2e-5, "double": 1e-12}
+
+shapes = st.builds(
+    Shape,
+    batch=st.integers(1, 4),
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    channels=st.integers(1, 5),
+    outputs=st.integers(1, 6),
+    kernel=st.integers(1, 5),
+    stride=st.integers(1, 4),
+    pad=st.sampled_from([(0, 0, 0, 0)] * 2 + [(1, 1, 1, 1), (2, 2, 2, 2), (0, 1, 1, 2), (1, 0, 0, 0)]),
+    flag=st.booleans(),
+    need_dx=st.booleans(),
+)
+
+
+def close(found: Any, expected: Any, tolerance: float) -> None:
+    expected = np.asarray(expected, np.float64)
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance * scale)
+
+
+def compare(operation: str, tested: Backend, shape: Shape, seed: int) -> None:
+    """One call on the tested backend and on the reference in its precision and in double."""
+    policy = tested.policy
+    results = []
+    for backend in (tested, Reference(policy.name), Reference("double")):
+        call = Call(seed, policy, backend)
+        found = COMPARISONS[operation](backend, call, shape)
+        call.check_arguments()
+        results.append({name: None if a is None else np.array(backend.to_host(a)) for name, a in found.items()})
+        borrowed = [a for a in found.values() if a is not None]
+        backend.give_back(*borrowed)
+        assert backend.workspace.on_loan == 0, "borrowed, and neither returned nor given back"
+    tolerance = 0.0 if operation in EXACT else TOLERANCES[policy.name]
+    for name, found in results[0].items():
+        same, exact = results[1][name], results[2][name]
+        assert (found is None) == (same is None), f"{name} is missing, or too many"
+        if found is None:
+            continue
+        assert (found.shape, found.dtype) == (same.shape, same.dtype), name
+        unscaled = found / policy.loss_scale if name.startswith("scaled") else found
+        close(unscaled, exact, tolerance)
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("operation", COMPARISONS)
+def test_a_backend_equals_the_reference(name: str, dtype: str, operation: str) -> None:
+    backend = create_backend(name, dtype)
+
+    @settings(
+        max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    @given(shape=shapes, seed=st.integers(0, 10**6))
+    def compared(shape: Shape, seed: int) -> None:
+        compare(operation, backend, shape, seed)
+
+    compared()
+
+
+LENET = [
+    Shape(3, 28, 28, 1, 20, 5, 1, (0, 0, 0, 0), True, True),
+    Shape(2, 12, 12, 20, 50, 5, 1, (0, 0, 0, 0), True, True),
+    Shape(2, 32, 32, 3, 16, 3, 2, (0, 1, 0, 1), True, True),
+]
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("shape", LENET, ids=["conv1", "conv2", "colour"])
+@pytest.mark.parametrize("operation", [name for name in COMPARISONS if name.startswith(("conv2d", "max_pool2d"))])
+def test_a_backend_equals_the_reference_at_real_sizes(name: str, dtype: str, operation: str, shape: Shape) -> None:
+    compare(operation, create_backend(name, dtype), shape, seed=5)
+
+
+@pytest.mark.parametrize("operation", COMPARISONS)
+def test_a_comparison_sees_an_operation_that_is_wrong(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so it calls what it is named after."""
+    backend = create_backend("numpy", "float")
+    original = getattr(backend, operation)
+
+    def wrong(*arguments: Any, **named: Any) -> Any:
+        result = original(*arguments, **named)
+        if operation == "winner_dtype":
+            return np.dtype(np.int8)
+        first = result[0] if isinstance(result, tuple) else arguments[0] if result is None else result
+        first += np.asarray(np.arange(first.size).reshape(first.shape) % 2, first.dtype)
+        return result
+
+    monkeypatch.setattr(backend, operation, wrong)
+    shape = Shape(2, 6, 5, 3, 4, 2, 1, (0, 0, 0, 0), True, True)
+    with pytest.raises(AssertionError):
+        compare(operation, backend, shape, seed=1)
+
+
+# by reflection --------------------------------------------------------------------------------------------------------
+
+PUBLIC = {name for name, value in vars(Backend).items() if inspect.isfunction(value) and not name.startswith("_")}
+
+
+def own_methods(backend: type[Backend]) -> dict[str, Any]:
+    """What a backend defines beside the base class, name -> method; what is private is its own affair."""
+    return {
+        name: value
+        for ancestor in backend.__mro__[::-1]
+        if ancestor not in (Backend, object)
+        for name, value in vars(ancestor).items()
+        if not name.startswith("_")
+        and (callable(value) or isinstance(value, (property, staticmethod, classmethod)))
+        and not inspect.ismodule(value)
+    }
+
+
+def broken_contracts(backend: type[Backend]) -> list[str]:
+    """Public methods that the base class does not have, or has with another signature, or that nothing compares."""
+    broken = []
+    for name, method in own_methods(backend).items():
+        if name not in PUBLIC:
+            broken.append(f"{name}: added")
+        elif parameters(method) != parameters(getattr(Backend, name)):
+            broken.append(f"{name}: another signature")
+        if name not in COMPARISONS and name not in ELSEWHERE:
+            broken.append(f"{name}: not compared")
+    return broken
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("backend", CLASSES.values(), ids=CLASSES)
+def test_a_backend_keeps_the_contract(backend: type[Backend]) -> None:
+    assert broken_contracts(backend) == []
+
+
+def test_every_operation_is_compared_or_tested_elsewhere() -> None:
+    assert COMPARISONS.keys() | ELSEWHERE == PUBLIC
+    assert not COMPARISONS.keys() & ELSEWHERE and COMPARISONS.keys() >= EXACT
+
+
+def test_a_broken_contract_is_seen() -> None:
+    class Broken(Reference):
+        def relu(self, x: Any, slope: float = 0.0) -> Any: ...
+
+        def gelu(self, x: Any) -> Any: ...
+
+        def activate(self) -> None: ...
+
+        def _private(self) -> None: ...
+
+    assert broken_contracts(Broken) == ["relu: another signature", "gelu: added", "gelu: not compared"]
+
+
+def test_the_policies_differ_where_they_should() -> None:
+    names = {dtype: DtypePolicy.of(dtype) for dtype in TOLERANCES}
+    assert [p.storage.itemsize for p in names.values()] == [2, 4, 8]
+    assert [p.accumulate.itemsize for p in names.values()] == [4, 4, 8]

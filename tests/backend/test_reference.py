@@ -1,0 +1,93 @@
+"""The reference itself, against loops that anybody can read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.backend.comparisons import Shape
+from tests.backend.test_operations import shapes
+from tests.backends import Reference
+
+Array = Any
+bounded = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+seeds = st.integers(0, 10**6)
+
+
+def windows(x: Array, kernel: int, stride: int, pad: tuple[int, int, int, int]) -> Array:
+    """(N, H', W', K, K, C), by loops."""
+    top, bottom, left, right = pad
+    n, height, width, channels = x.shape
+    padded = np.zeros((n, height + top + bottom, width + left + right, channels))
+    padded[:, top : top + height, left : left + width] = x
+    rows = range(0, padded.shape[1] - kernel + 1, stride)
+    cols = range(0, padded.shape[2] - kernel + 1, stride)
+    return np.array([[[p[r : r + kernel, c : c + kernel] for c in cols] for r in rows] for p in padded])
+
+
+@bounded
+@given(shape=shapes, seed=seeds)
+def test_convolution_is_a_sum_over_each_window(shape: Shape, seed: int) -> None:
+    rng, backend = np.random.default_rng(seed), Reference("double")
+    x = rng.normal(size=shape.image)
+    weight = rng.normal(size=(shape.kernel, shape.kernel, shape.channels, shape.outputs))
+    bias = rng.normal(size=shape.outputs)
+    looked_at = windows(x, shape.kernel, shape.stride, shape.pad)
+    y, _ = backend.conv2d(x, weight, bias, shape.stride, shape.pad)
+    expected = np.empty((*looked_at.shape[:3], shape.outputs))
+    for place in np.ndindex(*expected.shape):
+        expected[place] = (looked_at[place[:3]] * weight[..., place[3]]).sum() + bias[place[3]]
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+
+
+@bounded
+@given(shape=shapes, seed=seeds)
+def test_windows_as_rows_and_back(shape: Shape, seed: int) -> None:
+    rng, backend = np.random.default_rng(seed), Reference("double")
+    x = rng.normal(size=shape.image)
+    columns = backend.im2col(x, shape.kernel, shape.stride, shape.pad)
+    looked_at = windows(x, shape.kernel, shape.stride, shape.pad)
+    np.testing.assert_array_equal(columns, looked_at.reshape(columns.shape))
+    # the transpose: <im2col(x), v> = <x, col2im(v)> for any v
+    v = rng.normal(size=columns.shape)
+    back = backend.col2im(v, x.shape, shape.kernel, shape.stride, shape.pad)
+    assert (columns * v).sum() == pytest.approx((x * back).sum(), rel=1e-10, abs=1e-10)
+
+
+@bounded
+@given(shape=shapes, seed=seeds)
+def test_pooling_takes_the_first_largest_of_each_window(shape: Shape, seed: int) -> None:
+    rng, backend, kernel = np.random.default_rng(seed), Reference("double"), shape.kernel
+    size = (shape.batch, max(shape.height, kernel), max(shape.width, kernel), shape.channels)
+    x = rng.integers(-2, 3, size).astype(float)
+    y, winners = backend.max_pool2d(x, kernel, shape.stride)
+    looked_at = windows(x, kernel, shape.stride, (0, 0, 0, 0)).reshape(*y.shape[:3], kernel * kernel, -1)
+    np.testing.assert_array_equal(y, looked_at.max(axis=3))
+    np.testing.assert_array_equal(winners, looked_at.argmax(axis=3))  # argmax: the first
+
+
+def test_winners_of_windows_with_more_than_256_places() -> None:
+    backend = Reference("float")
+    for kernel, size in ((16, 1), (17, 4)):
+        x = np.zeros((1, kernel, kernel, 1), np.float32)
+        x[0, -1, -1, 0] = 1
+        _, winners = backend.max_pool2d(x, kernel, 1)
+        assert (winners.item(), winners.itemsize) == (kernel * kernel - 1, size)
+
+
+@bounded
+@given(rows=st.integers(1, 5), classes=st.integers(1, 7), seed=seeds)
+def test_softmax_and_its_loss_by_the_textbook(rows: int, classes: int, seed: int) -> None:
+    rng, backend = np.random.default_rng(seed), Reference("double")
+    logits, labels = rng.normal(0, 3, (rows, classes)), rng.integers(0, classes, rows)
+    exponentials = np.exp(logits)
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    losses, gradient = backend.softmax_cross_entropy(logits, labels)
+    np.testing.assert_allclose(losses, [-np.log(p[label]) for p, label in zip(probabilities, labels, strict=True)])
+    onehot = np.eye(classes)[labels]
+    np.testing.assert_allclose(gradient, (probabilities - onehot) / rows, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(backend.softmax(logits), probabilities, rtol=1e-12)

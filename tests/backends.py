@@ -1,0 +1,44 @@
+"""Which backends this machine can test: every test of a backend or of a network runs on all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import BACKENDS, Backend, DtypePolicy, select_backend
+from cupynet.backend.cpu import NumbaBackend, NumpyBackend
+from cupynet.backend.cuda import CupyBackend
+from cupynet.errors import ConfigError
+
+CLASSES: dict[str, type[Backend]] = {"numpy": NumpyBackend, "numba": NumbaBackend, "cupy": CupyBackend}
+MARKS = {"cupy": [pytest.mark.gpu]}
+
+
+def works(name: str) -> bool:
+    try:
+        return select_backend(name)[0] == name
+    except ConfigError:
+        return False
+
+
+WORKING = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in BACKENDS if works(name)]
+every_backend = pytest.mark.parametrize("name", WORKING)
+every_dtype = pytest.mark.parametrize("dtype", ["half", "float", "double"])
+
+
+class Reference(Backend):
+    """The operations of the base class as they stand, on NumPy arrays."""
+
+    name = "reference"
+    xp = np
+
+    def __init__(self, dtype: str = "float") -> None:
+        super().__init__(DtypePolicy.of(dtype))
+
+    def address(self, array: Any) -> int:
+        return int(array.__array_interface__["data"][0])
+
+    def to_host(self, array: Any) -> Any:
+        return array

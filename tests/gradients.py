@@ -1,0 +1,103 @@
+"""Gradients against central differences: of any layer, network or loss, by its input and by every weight.
+
+In double precision and with a step of 1e-5 a right derivative is reproduced to about 1e-9 of the largest; a wrong one
+is not. A function with kinks (ReLU, the maximum of a window) has no derivative there: a point so close to one that a
+step crosses it is refused by name, so that the test chooses another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cupynet.backend import Backend
+from cupynet.nn import INFERENCE, Context, InputType, Layer, Params
+
+Array: TypeAlias = Any
+STEP = 1e-5
+TOLERANCE = 1e-6
+KINK = 1e-2  # the slopes on both sides of a smooth point differ by some STEPs
+ENTRIES = 24  # of each array are looked at one by one; two random directions look at all of them
+
+
+class OnAKink(ValueError):
+    """The function is not differentiable within a step of this point."""
+
+
+def directions(size: int, rng: np.random.Generator) -> list[Array]:
+    """Unit vectors to differentiate along: axes (all, where they are few), and two that mix all of them."""
+    axes = [np.bincount([axis], minlength=size).astype(float) for axis in rng.permutation(size)[:ENTRIES]]
+    mixed = rng.normal(size=(2, size))
+    return [*axes, *(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))]
+
+
+def check_derivative(function: Callable[[], float], backend: Backend, point: Array, gradient: Array, what: str) -> None:
+    """Assert that `gradient` is the derivative of `function()` by the array `point`, which is moved in place.
+
+    Raises:
+        OnAKink: choose another point.
+    """
+    found = np.array(backend.to_host(gradient), np.float64).reshape(-1)
+    assert gradient.shape == point.shape, f"{what}: the gradient is {gradient.shape}, the point {point.shape}"
+    assert np.isfinite(found).all(), f"{what}: the gradient is not finite"
+    original, here = point.copy(), function()
+    scale = max(float(np.abs(found).max(initial=0.0)), 1e-3)
+    for direction in directions(point.size, np.random.default_rng(point.size)):
+        slopes = []
+        for step in (STEP, -STEP):
+            point += backend.asarray((step * direction).reshape(point.shape))
+            slopes.append((function() - here) / step)
+            point[...] = original
+        if abs(slopes[0] - slopes[1]) > KINK * scale:
+            raise OnAKink(f"{what}: slopes {slopes[0]} and {slopes[1]} on the two sides of the point")
+        error = abs(found @ direction - sum(slopes) / 2) / scale
+        assert error < TOLERANCE, f"{what}: {found @ direction}, by differences {sum(slopes) / 2}, error {error:.1e}"
+
+
+def check_layer(layer: Layer, input: InputType, backend: Backend, x: Array | None = None, batch: int = 2) -> None:
+    """Assert that the gradients of `layer` by its input and by each of its weights are right, and that it returns what
+    it borrowed.
+
+    Args:
+        layer: a description that has not been built; any network is a layer.
+        backend: one in double precision.
+        x: (N, ...) on the host, where it matters; else `batch` normal examples.
+    """
+    rng = np.random.default_rng(7)
+    params = Params()
+    output = layer.build(input, params.scope("it"), backend)
+    params.allocate(backend, seed=3)
+    for _, p in params.named():
+        p.master += backend.asarray(rng.normal(0, 0.5, p.shape))  # biases start at zero, where mistakes hide
+    params.publish()
+    point = backend.asarray(rng.normal(size=(batch, *input.shape)) if x is None else np.array(x, np.float64))
+    towards = rng.normal(size=(len(point), *output.shape))
+
+    def value() -> float:
+        y, _ = layer.forward(point, INFERENCE)
+        total = float((y * backend.asarray(towards)).sum())
+        if backend.address(y) != backend.address(point):
+            backend.give_back(y)
+        return total
+
+    y, backward = layer.forward(point, Context(train=True))
+    assert y.shape == (len(point), *output.shape), f"the output is {y.shape}, announced {output}"
+    dy = backend.borrow(y.shape)
+    dy[...] = backend.asarray(towards)
+    dx = backward(dy)
+    gradient = dx.copy()
+    backend.give_back(dx)
+    assert backend.workspace.on_loan == 0, "something borrowed was not given back"
+    check_derivative(value, backend, point, gradient, "input")
+    for name, p in params.named():
+        check_derivative(value, backend, p.data, p.grad, name)
+    assert backend.workspace.on_loan == 0, "an inference kept something"
+
+
+def distinct(shape: tuple[int, ...], seed: int = 0) -> Array:
+    """Values at least 0.01 apart, in random order: no two in a window are equal, and none lies at zero."""
+    size = int(np.prod(shape))
+    values = (np.random.default_rng(seed).permutation(size) - size / 2 + 0.25) * max(0.01, 4 / size)
+    return values.reshape(shape)

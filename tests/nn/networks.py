@@ -1,0 +1,82 @@
+"""Networks that tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend import Backend
+from cupynet.nn import Activation, Context, Conv2D, Dense, Flatten, Image, MaxPool2D, Model, Sequential
+
+SMALL = Image(9, 8, 2)
+
+
+def lenet(filters: tuple[int, int] = (20, 50), units: int = 500, kernel: int = 5) -> Sequential:
+    """Deeplearning4j's LeNet: convolutions without activation, overlapping nothing, one hidden layer with ReLU."""
+    return Sequential(
+        {
+            "conv1": Conv2D(filters[0], kernel),
+            "pool1": MaxPool2D(2, 2),
+            "conv2": Conv2D(filters[1], kernel),
+            "pool2": MaxPool2D(2, 2),
+            "dense1": Dense(units, "relu"),
+            "output": Dense(10),
+        }
+    )
+
+
+def small_networks() -> dict[str, Sequential]:
+    """Every layer, at the beginning, in the middle and at the end; all take SMALL and give three logits."""
+    return {
+        "lenet": Sequential(
+            {
+                "conv1": Conv2D(3, 3, padding="same"),
+                "pool1": MaxPool2D(2),
+                "conv2": Conv2D(4, 2, activation="relu"),
+                "pool2": MaxPool2D(2, 1),
+                "dense1": Dense(6, "relu"),
+                "output": Dense(3),
+            }
+        ),
+        "nested": Sequential(
+            {
+                "block": Sequential({"conv": Conv2D(3, 2, stride=2), "relu": Activation("relu")}),
+                "head": Sequential({"inner": Sequential({"flat": Flatten(), "a": Dense(5), "b": Dense(5, "softmax")})}),
+                "output": Dense(3),
+            }
+        ),
+        "dense only": Sequential({"a": Dense(4, "relu", bias=False), "output": Dense(3)}),
+        "begins with flatten": Sequential({"flat": Flatten(), "output": Dense(3)}),
+        "begins with an activation": Sequential({"act": Activation("relu"), "conv": Conv2D(2, 3), "out": Dense(3)}),
+        "begins with pooling": Sequential({"pool": MaxPool2D(3, 2), "conv": Conv2D(2, 2), "output": Dense(3)}),
+        "begins with a block without weights": Sequential(
+            {
+                "block": Sequential({"pool": MaxPool2D(2), "act": Activation("identity"), "flat": Flatten()}),
+                "again": Activation("relu"),
+                "output": Dense(3),
+            }
+        ),
+        "ends with flatten": Sequential({"conv": Conv2D(3, (8)), "pool": MaxPool2D(1, 2), "flat": Flatten()}),
+    }
+
+
+def examples(backend: Backend, count: int, image: Image = SMALL, classes: int = 3, seed: int = 0) -> tuple[Any, Any]:
+    """Random images and labels on the backend."""
+    rng = np.random.default_rng([seed, count])
+    x = rng.normal(size=(count, *image.shape)).astype(backend.policy.storage)
+    return backend.asarray(x), backend.asarray(rng.integers(0, classes, count))
+
+
+def gradients(model: Model) -> dict[str, Any]:
+    return {name: np.array(model.backend.to_host(p.grad)) for name, p in model.params.named()}
+
+
+def train_step(model: Model, x: Any, labels: Any, optimizer: Any = None, iteration: int = 0) -> float:
+    """What a trainer does with a batch; the mean loss."""
+    logits, backward = model.forward(x, Context(train=True))
+    losses, gradient = model.loss(model.backend, logits, labels)
+    model.backend.give_back(backward(gradient))
+    if optimizer is not None:
+        optimizer.step(model.params, iteration)
+    return float(losses.mean())

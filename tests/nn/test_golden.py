@@ -1,0 +1,78 @@
+"""Values of an independent implementation (PyTorch, see tests/golden/make_golden.py): a network, three updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.nn import Context, Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.optim import Nesterov, OneCycle
+from tests.backends import every_backend
+
+FILE = Path(__file__).parents[1] / "golden" / "lenet.npz"
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    with np.load(FILE, allow_pickle=False) as file:
+        return dict(file)
+
+
+def described() -> Sequential:
+    return Sequential(
+        {
+            "conv1": Conv2D(3, 3),
+            "pool1": MaxPool2D(3, 2),
+            "conv2": Conv2D(4, 2, padding=1, activation="relu"),
+            "pool2": MaxPool2D(2),
+            "dense1": Dense(6, "relu"),
+            "output": Dense(3),
+        }
+    )
+
+
+def part(golden: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in golden.items() if name.startswith(prefix)}
+
+
+@every_backend
+@pytest.mark.parametrize(("dtype", "tolerance"), [("double", 1e-12), ("float", 1e-5)])
+def test_three_steps_of_training(name: str, dtype: str, tolerance: float, golden: dict[str, Any]) -> None:
+    backend = create_backend(name, dtype)
+    model = Model(described(), Image(9, 10, 2), backend)
+    model.load_weights(part(golden, "start/"))
+    optimizer = Nesterov(0.05, momentum=0.9, l2=0.02)
+    optimizer.init(model.params, backend)
+
+    def close(found: Any, expected: Any, what: str) -> None:
+        found = np.asarray(backend.to_host(found))
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=what)
+
+    for step, (images, labels) in enumerate(zip(golden["images"], golden["labels"], strict=True)):
+        x = backend.asarray(images.astype(backend.policy.storage))
+        logits, backward = model.forward(x, Context(train=True))
+        close(logits, golden[f"logits/{step}"], "logits")
+        losses, gradient = model.loss(backend, logits, backend.asarray(labels))
+        close(losses, golden[f"losses/{step}"], "losses")
+        backend.give_back(backward(gradient))
+        for parameter, expected in part(golden, f"gradient/{step}/").items():
+            close(dict(model.params.named())[parameter].grad, expected, f"gradient of {parameter}")
+        optimizer.step(model.params, step)
+        after = part(golden, f"after/{step}/")
+        assert after.keys() == model.weights().keys()
+        for parameter, value in model.weights().items():
+            close(value, after[parameter], f"{parameter} after step {step}")
+
+
+def test_one_cycle(golden: dict[str, Any]) -> None:
+    schedule = OneCycle(0.1, warmup=0.3, start_divisor=25, end_divisor=1000)
+    schedule.span(len(golden["rates"]))
+    np.testing.assert_allclose([schedule(i) for i in range(len(golden["rates"]))], golden["rates"], rtol=1e-12)
+
+
+def test_the_file_is_small() -> None:
+    assert FILE.stat().st_size < 200_000

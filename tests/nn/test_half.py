@@ -1,0 +1,94 @@
+"""dtype=half: stored in 16 bits, accumulated in 32, and it learns what float learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.nn import Context, Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.optim import Nesterov
+from tests.backends import every_backend
+from tests.nn.networks import SMALL, examples, gradients, small_networks, train_step
+
+IMAGE = Image(8, 8, 1)
+
+
+def striped(count: int) -> tuple[Any, Any]:
+    """Noisy stripes: across, down, or none."""
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 3, count)
+    stripes = np.arange(8) % 2 * 1.0
+    patterns = np.array([stripes[:, None] * np.ones(8), stripes * np.ones((8, 1)), np.full((8, 8), 0.5)])
+    return (patterns[labels] + rng.normal(0, 0.3, (count, 8, 8)))[..., None], labels
+
+
+def trained(name: str, dtype: str) -> list[float]:
+    backend = create_backend(name, dtype)
+    network = Sequential({"conv": Conv2D(4, 3, activation="relu"), "pool": MaxPool2D(2), "output": Dense(3)})
+    model = Model(network, IMAGE, backend, seed=1)
+    optimizer = Nesterov(0.05, l2=1e-4)
+    optimizer.init(model.params, backend)
+    images, labels = striped(96)
+    x = backend.asarray(images.astype(backend.policy.storage))
+    batches = [(x[i : i + 32], backend.asarray(labels[i : i + 32])) for i in range(0, 96, 32)]
+    return [train_step(model, *batches[i % 3], optimizer, i) for i in range(45)]
+
+
+@every_backend
+def test_half_learns_what_float_learns(name: str) -> None:
+    half, single = trained(name, "half"), trained(name, "float")
+    assert np.mean(single[:3]) > 0.9 and np.mean(single[-3:]) < 0.1
+    assert np.mean(half[:3]) == pytest.approx(np.mean(single[:3]), rel=0.01)
+    assert np.mean(half[-3:]) == pytest.approx(np.mean(single[-3:]), rel=0.05)
+
+
+@every_backend
+@pytest.mark.parametrize("kind", small_networks())
+def test_what_is_stored_is_half_and_what_is_added_up_is_not(name: str, kind: str) -> None:
+    backend = create_backend(name, "half")
+    model = Model(small_networks()[kind], SMALL, backend)
+    optimizer = Nesterov(0.1)
+    optimizer.init(model.params, backend)
+    for _, p in model.params.named():
+        assert (p.data.dtype, p.master.dtype, p.grad.dtype) == (np.float16, np.float32, np.float32)
+    assert optimizer.state["velocity"].dtype == np.float32
+    x, labels = examples(backend, 3)
+    logits, backward = model.forward(x, Context(train=True))
+    losses, gradient = model.loss(backend, logits, labels)
+    assert (logits.dtype, gradient.dtype, losses.dtype) == (np.float16, np.float16, np.float32)
+    network: Any = model.network
+    network.needs_dx = True
+    assert all(value.dtype == np.float32 for value in model.weights().values())
+    backend.give_back(backward(gradient))
+
+
+@every_backend
+def test_the_loss_scale_is_on_the_gradients_and_taken_off_by_the_update(name: str) -> None:
+    models = {
+        dtype: Model(small_networks()["lenet"], SMALL, create_backend(name, dtype)) for dtype in ("half", "float")
+    }
+    before = models["half"].weights()
+    for model in models.values():
+        train_step(model, *examples(model.backend, 4))
+    for parameter, expected in gradients(models["float"]).items():
+        found = gradients(models["half"])[parameter] / 1024
+        np.testing.assert_allclose(found, expected, atol=5e-3 * max(np.abs(expected).max(), 0.1), err_msg=parameter)
+    for model in models.values():
+        optimizer = Nesterov(0.1)
+        optimizer.init(model.params, model.backend)
+        optimizer.step(model.params, 0)
+    for parameter, value in models["half"].weights().items():
+        expected = models["float"].weights()[parameter]
+        assert (value != before[parameter]).any()
+        np.testing.assert_allclose(value, expected, atol=2e-3, err_msg=parameter)
+
+
+@every_backend
+def test_gradients_below_what_half_can_hold_are_not_lost(name: str) -> None:
+    backend = create_backend(name, "half")
+    logits = backend.asarray(np.array([[9.0, -9.0]], np.float16))  # a probability of 1.5e-8: zero in half
+    _, gradient = Model(Dense(2), IMAGE, backend).loss(backend, logits, backend.asarray(np.array([0])))
+    assert float(gradient[0, 1]) == pytest.approx(1024 * 1.523e-8, rel=0.01)

@@ -1,0 +1,221 @@
+"""A network with weights: copies, weights by name, predictions, summary, refusals."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.errors import ConfigError
+from cupynet.nn import (
+    INFERENCE,
+    Activation,
+    Conv2D,
+    Dense,
+    Flat,
+    Flatten,
+    Image,
+    MaxPool2D,
+    Model,
+    Sequential,
+    check_output,
+)
+from cupynet.optim import SGD
+from tests.backends import every_backend, every_dtype
+from tests.nn.networks import SMALL, examples, lenet, small_networks, train_step
+
+
+def small(name: str = "numpy", dtype: str = "float", seed: int = 123) -> Model:
+    return Model(small_networks()["lenet"], SMALL, create_backend(name, dtype), seed)
+
+
+def equal(one: Model, other: Model) -> bool:
+    return all((value == other.weights()[name]).all() for name, value in one.weights().items())
+
+
+# copies ---------------------------------------------------------------------------------------------------------------
+
+
+@every_backend
+@every_dtype
+def test_a_replica_is_equal_and_independent(name: str, dtype: str) -> None:
+    model = small(name, dtype)
+    optimizer = SGD(0.1)
+    optimizer.init(model.params, model.backend)
+    train_step(model, *examples(model.backend, 3), optimizer)  # no longer what the seed gives
+    replica = model.replicate(create_backend(name, dtype))
+    assert equal(model, replica)
+    assert replica.loss is model.loss and replica.network is not model.network
+    x, labels = examples(model.backend, 3)
+    np.testing.assert_array_equal(model.scores(x)[0], replica.scores(x)[0])
+    optimizer.init(replica.params, replica.backend)
+    before = model.weights()
+    train_step(replica, x, labels, optimizer)
+    assert not equal(model, replica)
+    assert all((before[parameter] == value).all() for parameter, value in model.weights().items())
+    assert equal(replica.replicate(model.backend), replica)
+
+
+def test_a_replica_may_have_another_precision() -> None:
+    model = small()
+    replica = model.replicate(create_backend("numpy", "half"))
+    assert equal(model, replica)
+    x, _ = examples(replica.backend, 3)
+    np.testing.assert_allclose(replica.scores(x)[0], model.scores(x.astype(np.float32))[0], atol=5e-3)
+
+
+def test_a_description_stays_unbuilt_and_may_be_used_again() -> None:
+    description = small_networks()["nested"]
+    before = copy.deepcopy(description)
+    one, two = (Model(description, SMALL, create_backend("numpy")) for _ in range(2))
+    assert equal(one, two) and one.params.master is not two.params.master
+
+    def attributes(layer: Any) -> Any:
+        children = {n: attributes(child) for n, child in layer} if isinstance(layer, Sequential) else None
+        return sorted(vars(layer)), children
+
+    assert attributes(description) == attributes(before)
+
+
+def test_the_seed_chooses_the_weights() -> None:
+    assert equal(small(seed=1), small(seed=1)) and not equal(small(seed=1), small(seed=2))
+
+
+# weights by name ------------------------------------------------------------------------------------------------------
+
+
+@every_backend
+@every_dtype
+def test_weights_go_out_and_come_in(name: str, dtype: str) -> None:
+    model, other = small(name, dtype, seed=1), small(name, dtype, seed=2)
+    weights = model.weights()
+    assert list(weights) == [parameter for parameter, _ in model.params.named()]
+    assert all(type(value) is np.ndarray for value in weights.values())
+    other.load_weights(weights)
+    assert equal(model, other)
+    x, _ = examples(model.backend, 3)
+    np.testing.assert_array_equal(model.scores(x)[0], other.scores(x)[0])
+    weights["conv1.weight"][...] = 7  # copies: neither model sees it
+    assert equal(model, other)
+
+
+def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
+    model = small()
+    before, weights = model.weights(), model.weights()
+    moved = {("extra.bias" if name == "output.bias" else name): value + 1 for name, value in weights.items()}
+    with pytest.raises(ConfigError, match=r"another network: missing \['output.bias'\], unknown \['extra.bias'\]"):
+        model.load_weights(moved)
+    wrong = {name: value + 1 for name, value in weights.items()}
+    wrong["output.weight"] = np.zeros((3, 6), np.float32)
+    with pytest.raises(ConfigError, match=r"'output.weight' has shape \(3, 6\), this network needs \(6, 3\)"):
+        model.load_weights(wrong)
+    assert all((before[name] == value).all() for name, value in model.weights().items())
+
+
+# predictions ----------------------------------------------------------------------------------------------------------
+
+
+@every_backend
+@every_dtype
+def test_predictions_of_pixels_and_of_fractions_are_probabilities(name: str, dtype: str) -> None:
+    model = small(name, dtype)
+    images = np.random.default_rng(0).integers(0, 256, (5, *SMALL.shape), np.uint8)
+    scores = model.predict(images)
+    assert type(scores) is np.ndarray and scores.shape == (5, 3)
+    np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=5e-3 if dtype == "half" else 1e-5)
+    fractions = (images / 255).astype(np.float64)
+    np.testing.assert_allclose(model.predict(fractions), scores, atol=2e-3 if dtype == "half" else 1e-6)
+    np.testing.assert_array_equal(model.predict(images[2:3])[0].argmax(), scores[2].argmax())
+    assert model.backend.workspace.on_loan == 0
+
+
+@every_backend
+def test_scores_are_probabilities_and_what_they_came_from(name: str) -> None:
+    model = small(name, "double")
+    x, _ = examples(model.backend, 4)
+    probabilities, logits = model.scores(x)
+    exponentials = np.exp(logits)
+    np.testing.assert_allclose(probabilities, exponentials / exponentials.sum(axis=1, keepdims=True), rtol=1e-12)
+    again, _ = model.forward(x, INFERENCE)
+    np.testing.assert_array_equal(model.backend.to_host(again), logits)
+
+
+def test_images_that_do_not_fit_are_refused() -> None:
+    model = small()
+    with pytest.raises(ConfigError, match=r"images of shape \(2, 8, 9, 2\): this network takes"):
+        model.predict(np.zeros((2, 8, 9, 2), np.uint8))
+    with pytest.raises(ConfigError, match="images of int64: must be uint8, or floating point scaled to 0..1"):
+        model.predict(np.zeros((2, *SMALL.shape), np.int64))
+    assert model.predict(np.zeros((0, *SMALL.shape), np.uint8)).shape == (0, 3)
+
+
+# summary --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_of_lenet() -> None:
+    summary = Model(lenet(), Image(28, 28, 1), create_backend("numpy")).summary()
+    assert [re.split(" {2,}", line) for line in summary.splitlines()] == [
+        ["layer", "kind", "settings", "output", "parameters"],
+        ["-" * 85],
+        ["input", "Image(28, 28, 1)"],
+        ["conv1", "Conv2D", "5x5, 20 filters, stride 1, identity", "Image(24, 24, 20)", "520"],
+        ["pool1", "MaxPool2D", "2x2, stride 2", "Image(12, 12, 20)", "0"],
+        ["conv2", "Conv2D", "5x5, 50 filters, stride 1, identity", "Image(8, 8, 50)", "25,050"],
+        ["pool2", "MaxPool2D", "2x2, stride 2", "Image(4, 4, 50)", "0"],
+        ["dense1", "Dense", "500 units, relu", "Flat(500)", "400,500"],
+        ["output", "Dense", "10 units, identity", "Flat(10)", "5,010"],
+        ["total 431,080 parameters"],
+    ]
+    assert len({line.rindex("  ") for line in summary.splitlines()[3:9]}) == 1  # in columns
+
+
+def test_the_summary_counts_blocks_and_single_layers() -> None:
+    nested = Model(small_networks()["nested"], SMALL, create_backend("numpy")).summary().splitlines()
+    assert [line.split()[-1] for line in nested[3:6]] == ["27", str(4 * 4 * 3 * 5 + 5 + 30), "18"]
+    single = Model(Dense(3), Flat(4), create_backend("numpy")).summary().splitlines()
+    assert single[3].split() == ["network", "Dense", "3", "units,", "identity", "Flat(3)", "15"]
+    assert single[4] == "total 15 parameters"
+
+
+# refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Sequential({"a": Dense(4), "output": Dense(3, activation="softmax")}),
+        Sequential({"a": Dense(4), "output": Activation("softmax")}),
+        Sequential({"a": Dense(4), "head": Sequential({"output": Dense(3, activation="softmax")})}),
+        Sequential({"flat": Flatten(), "head": Sequential({"b": Dense(3), "output": Activation("softmax")})}),
+    ],
+    ids=["dense", "activation", "dense in a block", "activation in a block"],
+)
+def test_softmax_is_not_applied_twice(network: Sequential) -> None:
+    with pytest.raises(ConfigError, match="layer 'output' has activation softmax, but SoftmaxNLL applies softmax itse"):
+        Model(network, SMALL, create_backend("numpy"))
+
+
+def test_softmax_elsewhere_is_welcome() -> None:
+    Model(
+        Sequential({"attention": Conv2D(3, 1, activation="softmax"), "out": Dense(3)}), SMALL, create_backend("numpy")
+    )
+
+
+def test_one_logit_for_each_class() -> None:
+    check_output(Flat(10), 10)
+    with pytest.raises(
+        ConfigError, match=r"layer 'last' gives Flat\(10\), but the data has 3 classes: end in Dense\(un"
+    ):
+        check_output(Flat(10), 3, "last")
+    with pytest.raises(ConfigError, match=r"layer 'output' gives Image\(1, 1, 3\), but the data has 3 classes: end in"):
+        check_output(Image(1, 1, 3), 3)
+
+
+def test_a_network_too_deep_for_its_images_is_refused() -> None:
+    network = Sequential({"pool1": MaxPool2D(4), "pool2": MaxPool2D(4)})
+    with pytest.raises(ConfigError, match=r"MaxPool2D 'pool2' kernel=4 is larger than its input Image\(2, 2, 2\)"):
+        Model(network, SMALL, create_backend("numpy"))

@@ -1,0 +1,111 @@
+"""Max pooling: gradients for every geometry, ties, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.errors import ConfigError
+from cupynet.nn import Context, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
+from tests.backends import every_backend, every_dtype
+from tests.gradients import OnAKink, check_layer, distinct
+
+GEOMETRIES = [(kernel, stride) for kernel in (1, 2, 3) for stride in (1, 2, 3, 4)]
+
+
+@every_backend
+@pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
+@pytest.mark.parametrize("image", [Image(6, 7, 2), Image(5, 3, 1), Image(3, 8, 3)], ids=str)
+def test_gradients_for_every_geometry(name: str, kernel: int, stride: int, image: Image) -> None:
+    x = distinct((2, *image.shape))
+    check_layer(MaxPool2D(kernel, stride), image, create_backend(name, "double"), x)
+
+
+def test_a_tie_is_a_kink() -> None:
+    with pytest.raises(OnAKink):
+        check_layer(MaxPool2D(2), Image(4, 4, 1), create_backend("numpy", "double"), np.ones((1, 4, 4, 1)))
+
+
+def pooled_gradient(name: str, dtype: str, x: Any, dy: Any, kernel: int, stride: int) -> Any:
+    backend, params, layer = create_backend(name, dtype), Params(), MaxPool2D(kernel, stride)
+    layer.build(Image(*x.shape[1:]), params.scope("pool"), backend)
+    y, backward = layer.forward(backend.asarray(x.astype(backend.policy.storage)), Context(train=True))
+    gradient = backend.borrow(y.shape)
+    gradient[...] = backend.asarray(dy.astype(backend.policy.storage))
+    return np.array(backend.to_host(backward(gradient)), np.float64)
+
+
+def naive_gradient(x: Any, dy: Any, kernel: int, stride: int) -> Any:
+    """The rule as it is documented: of equal values the first, row by row, gets the whole gradient."""
+    dx = np.zeros(x.shape)
+    for n, row, col, channel in np.ndindex(*dy.shape):
+        window = x[n, row * stride : row * stride + kernel, col * stride : col * stride + kernel, channel]
+        ky, kx = divmod(int(window.argmax()), kernel)
+        dx[n, row * stride + ky, col * stride + kx, channel] += dy[n, row, col, channel]
+    return dx
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
+def test_of_equal_values_the_first_gets_it_all(name: str, dtype: str, kernel: int, stride: int) -> None:
+    rng = np.random.default_rng(kernel * 10 + stride)
+    x = rng.integers(-1, 2, (3, 7, 6, 2)).astype(float)  # three values: nearly every window has a tie
+    x[0] = 0  # what ReLU leaves: all equal
+    shape = (3, (7 - kernel) // stride + 1, (6 - kernel) // stride + 1, 2)
+    dy = rng.integers(1, 5, shape).astype(float)
+    found = pooled_gradient(name, dtype, x, dy, kernel, stride)
+    np.testing.assert_array_equal(found, naive_gradient(x, dy, kernel, stride))
+
+
+def test_stride_is_the_kernel_unless_told() -> None:
+    pool, scope = MaxPool2D(3), Params().scope("pool")
+    assert pool.build(Image(8, 9, 5), scope, create_backend("numpy")) == Image(2, 3, 5)
+    assert pool.describe() == "3x3, stride 3"
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(0, 1), (2, 0), (2.0, 1), (True, 1), ("2", 1), (2, "2")])
+def test_arguments_are_checked(kernel: Any, stride: Any) -> None:
+    with pytest.raises(ConfigError, match="MaxPool2D (kernel|stride)=.*must be an integer of at least 1"):
+        MaxPool2D(kernel, stride)
+
+
+def test_what_cannot_be_pooled_is_refused_by_name() -> None:
+    scope, backend = Params().scope("pool1"), create_backend("numpy")
+    with pytest.raises(ConfigError, match=r"MaxPool2D 'pool1' needs an Image, got Flat\(9\): put it before"):
+        MaxPool2D(2).build(Flat(9), scope, backend)
+    with pytest.raises(ConfigError, match=r"'pool1' kernel=5 is larger than its input Image\(4, 6, 1\): use a smaller"):
+        MaxPool2D(5).build(Image(4, 6, 1), scope, backend)
+
+
+@every_backend
+@pytest.mark.parametrize("activation", ["identity", "relu", "softmax"])
+@pytest.mark.parametrize(("kernel", "padding", "pool", "pool_stride"), [(3, 0, 2, 2), (2, 1, 3, 2), (3, "same", 2, 3)])
+def test_gradients_of_a_convolution_and_its_pooling(
+    name: str, kernel: int, padding: int | str, pool: int, pool_stride: int, activation: str
+) -> None:
+    """A backend may do the pair in one operation."""
+    for bias, first in ((True, {}), (False, {"before": Conv2D(2, 1)})):
+        conv = Conv2D(3, kernel, padding=padding, activation=activation, bias=bias)
+        network = Sequential({**first, "conv": conv, "pool": MaxPool2D(pool, pool_stride)})
+        check_layer(network, Image(7, 6, 2), create_backend(name, "double"))
+
+
+@every_backend
+@pytest.mark.parametrize("bias", [-100.0, 0.0])
+def test_where_relu_lets_nothing_through_pooling_does_not_either(name: str, bias: float) -> None:
+    backend, params = create_backend(name, "float"), Params()
+    network = Sequential({"conv": Conv2D(2, 3, activation="relu"), "pool": MaxPool2D(2)})
+    network.build(Image(6, 6, 1), params.scope(), backend)
+    params.allocate(backend, seed=0)
+    dict(params.named())["conv.bias"].master[...] = bias
+    x = backend.asarray(np.zeros((2, 6, 6, 1), np.float32))
+    y, backward = network.forward(x, Context(train=True))
+    assert not bool(y.any())
+    dy = backend.borrow(y.shape)
+    dy[...] = 1
+    dx = backward(dy)
+    assert not bool(dx.any()) and not bool(params.grad.any())

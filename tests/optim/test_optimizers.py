@@ -1,0 +1,155 @@
+"""Updates against plain formulas: what moves, by how much, and what is left for the next step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.errors import ConfigError
+from cupynet.nn.init import xavier
+from cupynet.nn.params import Params
+from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer
+from tests.backends import every_backend
+
+MU = 0.9
+
+
+def sgd(w: Any, v: Any, g: Any, rate: float) -> tuple[Any, Any]:
+    return w - rate * g, v
+
+
+def momentum(w: Any, v: Any, g: Any, rate: float) -> tuple[Any, Any]:
+    v = MU * v - rate * g
+    return w + v, v
+
+
+def nesterov(w: Any, v: Any, g: Any, rate: float) -> tuple[Any, Any]:
+    v = MU * v - rate * g
+    return w + MU * v - rate * g, v
+
+
+FORMULAS: list[tuple[type[Optimizer], Callable[..., tuple[Any, Any]]]] = [
+    (SGD, sgd),
+    (Momentum, momentum),
+    (Nesterov, nesterov),
+]
+every_optimizer = pytest.mark.parametrize(("kind", "formula"), FORMULAS, ids=["sgd", "momentum", "nesterov"])
+
+
+def weights(backend: Any) -> Params:
+    params = Params()
+    params.scope("a").add("weight", (5, 3), xavier)
+    params.scope("a").add("bias", (3, 1), xavier, decay=False)
+    params.scope("b").add("weight", (2, 2), xavier, lr_scale=0.25)
+    params.scope("c").add("frozen", (2, 2), xavier, lr_scale=0.0)
+    params.allocate(backend, seed=1)
+    return params
+
+
+@every_backend
+@every_optimizer
+@pytest.mark.parametrize("l2", [0.0, 0.03])
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+def test_updates_follow_the_formula(
+    name: str, kind: type[Optimizer], formula: Callable[..., tuple[Any, Any]], l2: float, dtype: str
+) -> None:
+    backend = create_backend(name, dtype)
+    params, rng = weights(backend), np.random.default_rng(0)
+    schedule = OneCycle(0.2)
+    schedule.span(4)
+    optimizer = kind(schedule, l2=l2)
+    optimizer.init(params, backend)
+    expected = {label: np.array(backend.to_host(p.master), np.float64) for label, p in params.named()}
+    velocity = {label: np.zeros(w.shape) for label, w in expected.items()}
+    for iteration in range(4):
+        for label, p in params.named():
+            gradient = rng.normal(size=p.shape).astype(np.float32)
+            p.grad += backend.asarray((gradient * backend.policy.loss_scale).astype(p.grad.dtype))
+            rate = schedule(iteration) * {"b.weight": 0.25, "c.frozen": 0.0}.get(label, 1.0)
+            g = gradient.astype(float) + (0 if label == "a.bias" else l2) * expected[label]
+            expected[label], velocity[label] = formula(expected[label], velocity[label], g, rate)
+        optimizer.step(params, iteration)
+        assert not bool(params.grad.any()), "the gradient is not zero after the step"
+    tolerance = 1e-13 if dtype == "double" else 1e-6
+    for label, p in params.named():
+        np.testing.assert_allclose(backend.to_host(p.master), expected[label], rtol=0, atol=tolerance, err_msg=label)
+        rounded = backend.to_host(p.master).astype(backend.policy.storage)
+        np.testing.assert_array_equal(backend.to_host(p.data), rounded)
+
+
+def test_l2_alone_shrinks_weights_and_leaves_biases() -> None:
+    backend = create_backend("numpy", "double")
+    params = weights(backend)
+    before = {label: p.master.copy() for label, p in params.named()}
+    optimizer = SGD(0.5, l2=0.1)
+    optimizer.init(params, backend)
+    optimizer.step(params, 0)
+    after = dict(params.named())
+    np.testing.assert_allclose(after["a.weight"].master, 0.95 * before["a.weight"], rtol=1e-15)
+    np.testing.assert_array_equal(after["a.bias"].master, before["a.bias"])
+    np.testing.assert_array_equal(after["c.frozen"].master, before["c.frozen"])
+
+
+def test_without_momentum_all_are_sgd() -> None:
+    results = []
+    for optimizer in (SGD(0.1, l2=0.01), Momentum(0.1, 0.0, 0.01), Nesterov(0.1, momentum=0.0, l2=0.01)):
+        backend = create_backend("numpy", "double")
+        params = weights(backend)
+        optimizer.init(params, backend)
+        for iteration in range(3):
+            params.grad += params.master + 1
+            optimizer.step(params, iteration)
+        results.append(params.master.copy())
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-14)
+    np.testing.assert_allclose(results[2], results[0], rtol=1e-14)
+
+
+@every_backend
+def test_state_is_one_flat_vector_like_the_weights(name: str) -> None:
+    backend = create_backend(name, "half")
+    params = weights(backend)
+    for optimizer, names in ((SGD(0.1), []), (Momentum(0.1), ["velocity"]), (Nesterov(0.1), ["velocity"])):
+        optimizer.init(params, backend)
+        assert list(optimizer.state) == names
+        for vector in optimizer.state.values():
+            assert (vector.shape, vector.dtype) == (params.master.shape, params.master.dtype)
+            assert not bool(vector.any()) and backend.address(vector) % 64 == 0
+
+
+def test_init_forgets_what_was() -> None:
+    backend, optimizer = create_backend("numpy"), Nesterov(0.1)
+    params = weights(backend)
+    optimizer.init(params, backend)
+    optimizer.state["velocity"][...] = 1
+    optimizer.init(params, backend)
+    assert not optimizer.state["velocity"].any()
+
+
+@pytest.mark.parametrize("value", [0, -0.1, math.nan, math.inf, "0.1", None, True])
+def test_a_learning_rate_is_a_number_above_zero_or_a_schedule(value: Any) -> None:
+    for kind in (SGD, Momentum, Nesterov):
+        with pytest.raises(ConfigError, match=rf"{kind.__name__} learning_rate={value!r}: must be a number above 0"):
+            kind(value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1, 1.5, math.nan, "0.1", None, True])
+def test_factors_are_checked(value: Any) -> None:
+    for kind in (SGD, Momentum, Nesterov):
+        with pytest.raises(
+            ConfigError, match=rf"{kind.__name__} l2={value!r}: must be a number of at least 0 and below 1"
+        ):
+            kind(0.1, l2=value)
+    with pytest.raises(ConfigError, match=rf"Nesterov momentum={value!r}: must be a number of at least 0 and below 1"):
+        Nesterov(0.1, momentum=value)
+
+
+def test_a_schedule_is_taken_as_it_is() -> None:
+    schedule = OneCycle(0.1)
+    assert SGD(schedule).learning_rate is schedule
+    constant = Nesterov(1).learning_rate
+    assert isinstance(constant, Constant) and constant(0) == constant(10**6) == 1.0
