@@ -48,7 +48,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "cupy_backends": ("backend/cuda.py", "parallel/nccl.py"),
     "cupyx": ("backend/cuda.py",),
     "ml_dtypes": ("backend/",),
-    "numba": ("backend/kernels.py",),
+    "numba": ("backend/kernels.py", "backend/rows.py"),
+    "llvmlite": ("backend/rows.py",),
     "hydra": ("config.py",),
     "omegaconf": ("config.py",),
     "mnist": ("data/mnist.py",),
@@ -57,7 +58,14 @@ HOMES: dict[str, tuple[str, ...]] = {
     "safetensors": ("training/", *(f"{command}.py" for command in COMMANDS)),
     "threadpoolctl": ("backend/", "parallel/launch.py"),
 }
-OPTIONAL = ("cupy", "cupy_backends", "cupyx", "ml_dtypes", "numba")  # without them the package imports and trains
+OPTIONAL = (
+    "cupy",
+    "cupy_backends",
+    "cupyx",
+    "llvmlite",
+    "ml_dtypes",
+    "numba",
+)  # without them the package imports and trains
 
 CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 REGISTRIES = ("pypi" + ".org", "pythonhosted" + ".org", "anaconda" + ".org", "anaconda" + ".com", "npmjs" + ".")
@@ -261,7 +269,7 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
         third_party_homes,
         "backend/cpu.py",
         "def f():\n    from numba import njit",
-        "line 2: numba belongs into backend/kernels.py",
+        "line 2: numba belongs into backend/kernels.py, backend/rows.py",
     ),
     (third_party_homes, "train.py", "from hydra.core import x", "hydra belongs into config.py"),
     (third_party_homes, "settings.py", "import omegaconf as oc", "omegaconf belongs into config.py"),

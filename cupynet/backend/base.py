@@ -5,9 +5,9 @@ else that is heavy. Axis letters: N batch, H W image, C channels in, O channels 
 
 The file is long (over 300 lines) because the operations are read, overridden and compared as one list.
 
-Ownership, for every operation: what is returned was borrowed from `workspace`; arguments stay the caller's, but for
-    `dy` of an
-in-place operation, which says so. Gradients of weights are *added*, in `policy.accumulate`.
+Ownership, for every operation: what is returned was borrowed from `workspace`; arguments stay the caller's, but for the
+one of an in-place operation, which says so. Arrays are C-contiguous, activations in `policy.storage`. Gradients of
+weights are *added*, in `policy.accumulate`.
 """
 
 from __future__ import annotations
@@ -261,6 +261,42 @@ class Backend:
             for kx in range(kernel):
                 target = dx[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride]
                 target += dy * (winners == ky * kernel + kx)
+        return dx
+
+    # convolution and pooling as one ---------------------------------------------------------------------------------
+
+    def fuses_conv2d_max_pool2d(self, pool: int, pool_stride: int) -> bool:
+        """Whether `conv2d_max_pool2d` is faster here than its two parts; asked when a network is built."""
+        return False
+
+    def conv2d_max_pool2d(
+        self, x: Array, weight: Array, bias: Array | None, stride: int, pad: Pad, pool: int, pool_stride: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """Max-pool of the convolution: (N, H, W, C) -> (N, H', W', O), and what the backward pass needs."""
+        convolved, columns = self.conv2d(x, weight, bias, stride, pad)
+        y, winners = self.max_pool2d(convolved, pool, pool_stride)
+        return y, (winners, columns, convolved)
+
+    def conv2d_max_pool2d_backward(
+        self,
+        dy: Array,
+        saved: tuple[Array, ...],
+        x: Array,
+        weight: Array,
+        weight_grad: Array,
+        bias_grad: Array | None,
+        stride: int,
+        pad: Pad,
+        pool: int,
+        pool_stride: int,
+        *,
+        need_dx: bool,
+    ) -> Array | None:
+        """Adds the gradients of weight and bias, returns dx or None; `saved` came with y."""
+        winners, columns, convolved = saved
+        dconv = self.max_pool2d_backward(dy, winners, convolved.shape, pool, pool_stride)
+        dx = self.conv2d_backward(dconv, columns, x, weight, weight_grad, bias_grad, stride, pad, need_dx=need_dx)
+        self.give_back(dconv)
         return dx
 
     # activations ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cupynet.backend.base import Backend, Pad, out_size
+from cupynet.backend.convpool import ConvPool
 from cupynet.backend.policy import DtypePolicy
 
 Array: TypeAlias = Any
@@ -50,11 +51,15 @@ class NumbaBackend(NumpyBackend):
         from cupynet.backend import kernels  # numba is imported only where it is used
 
         self.kernels = kernels
+        self._pairs: dict[Any, ConvPool] = {}
         self.stored_is_computed = self.policy.storage == self.policy.compute
 
     def load_images(self, images: Any, samples: Any) -> Array:
         if not self.stored_is_computed:
             return super().load_images(images, samples)
+        samples = np.asarray(samples)
+        if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # compiled code reads anywhere
+            raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
         self.kernels.gather_scale(images.reshape(len(images), -1), samples, batch.reshape(len(samples), -1))
         return batch
@@ -95,6 +100,52 @@ class NumbaBackend(NumpyBackend):
         dx = self.borrow(shape)
         self.kernels.max_pool_backward(dy, winners, dx, kernel, stride)
         return dx
+
+    def fuses_conv2d_max_pool2d(self, pool: int, pool_stride: int) -> bool:
+        return self.stored_is_computed and pool_stride > 1  # with stride 1 there are as many winners as pixels
+
+    def _pair(self, shape: tuple[int, ...], weight_shape: tuple[int, ...], *geometry: Any) -> ConvPool:
+        key = (shape[1:3], weight_shape, geometry)
+        if key not in self._pairs:
+            self._pairs[key] = ConvPool(self, (shape[1], shape[2]), weight_shape, *geometry)
+        return self._pairs[key]
+
+    def conv2d_max_pool2d(
+        self, x: Array, weight: Array, bias: Array | None, stride: int, pad: Pad, pool: int, pool_stride: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        if not self.stored_is_computed:
+            return super().conv2d_max_pool2d(x, weight, bias, stride, pad, pool, pool_stride)
+        pair = self._pair(x.shape, weight.shape, stride, pad, pool, pool_stride)
+        padded = pair.padded(x)
+        y, winners = pair.forward(padded, weight, bias)
+        return y, (winners, padded) if padded is not x else (winners,)
+
+    def conv2d_max_pool2d_backward(
+        self,
+        dy: Array,
+        saved: tuple[Array, ...],
+        x: Array,
+        weight: Array,
+        weight_grad: Array,
+        bias_grad: Array | None,
+        stride: int,
+        pad: Pad,
+        pool: int,
+        pool_stride: int,
+        *,
+        need_dx: bool,
+    ) -> Array | None:
+        if not self.stored_is_computed:
+            return super().conv2d_max_pool2d_backward(
+                dy, saved, x, weight, weight_grad, bias_grad, stride, pad, pool, pool_stride, need_dx=need_dx
+            )
+        pair = self._pair(x.shape, weight.shape, stride, pad, pool, pool_stride)
+        by_window = (len(x), -1, weight.shape[3])  # (N, P, O)
+        dy, winners = dy.reshape(by_window), saved[0].reshape(by_window)
+        pair.weight_gradient(dy, winners, saved[-1] if any(pad) else x, weight_grad)
+        if bias_grad is not None:
+            self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
+        return pair.input_gradient(dy, winners, weight, x.shape) if need_dx else None
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
         if not self.stored_is_computed:

@@ -9,11 +9,14 @@ from cupynet.errors import ConfigError
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import initializer, zeros
-from cupynet.nn.layer import Backward, Layer, check_image, check_integer, no_backward
+from cupynet.nn.layer import Backward, Layer, check_flag, check_image, check_integer, no_backward
 from cupynet.nn.params import Scope
+from cupynet.nn.pool import MaxPool2D
 from cupynet.nn.types import Image, InputType
 
 Array: TypeAlias = Any
+
+MONOTONE = ("identity", "relu")  # the largest of the activations is the activation of the largest
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -27,7 +30,7 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 class Conv2D(Layer):
     """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O), by im2col and one 2-D product.
 
-    H' = (H + padding - K) // stride + 1: windows that do not fit are left out (Deeplearning4j's Truncate).
+    H' = (H + 2 padding - K) // stride + 1: windows that do not fit are left out (Deeplearning4j's Truncate).
 
     Args:
         filters: O, channels out.
@@ -57,7 +60,7 @@ class Conv2D(Layer):
         self.padding = padding if padding == "same" else check_integer("Conv2D", "padding", padding, 0)
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
-        self.use_bias = bias
+        self.use_bias = check_flag("Conv2D", "bias", bias)
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.backend = backend
@@ -109,6 +112,40 @@ class Conv2D(Layer):
 
         return y, backward
 
+    def fuse(self, following: Layer) -> Layer | None:
+        if not isinstance(following, MaxPool2D) or self.activation not in MONOTONE:
+            return None
+        if not self.backend.fuses_conv2d_max_pool2d(following.kernel, following.stride):
+            return None
+        return ConvMaxPool(self, following)
+
     def describe(self) -> str:
         padding = "" if self.padding == 0 else f", padding {self.padding}"
         return f"{self.kernel}x{self.kernel}, {self.filters} filters, stride {self.stride}{padding}, {self.activation}"
+
+
+class ConvMaxPool(Layer):
+    """A built convolution and the max-pool behind it as one operation; what the pool lets through is activated."""
+
+    def __init__(self, conv: Conv2D, pool: MaxPool2D) -> None:
+        self.conv, self.pool = conv, pool
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        conv, backend, activation = self.conv, self.conv.backend, self.conv._activation
+        weight, bias = conv.weight, conv.bias
+        geometry = (conv.stride, conv._pad, self.pool.kernel, self.pool.stride)
+        y, saved = backend.conv2d_max_pool2d(x, weight.data, bias and bias.data, *geometry)  # (N, H', W', O)
+        y = activation.forward(backend, y)
+        if not context.train:
+            backend.give_back(*saved)
+            return y, no_backward
+
+        def backward(dy: Array | None) -> Array | None:
+            dy = activation.backward(backend, dy, y)
+            dx = backend.conv2d_max_pool2d_backward(
+                dy, saved, x, weight.data, weight.grad, bias and bias.grad, *geometry, need_dx=conv.needs_dx
+            )
+            backend.give_back(dy, *saved, y)
+            return dx
+
+        return y, backward
