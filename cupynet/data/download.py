@@ -150,7 +150,7 @@ def _chunks(url: str, deadline: float, opener: Opener) -> Iterator[bytes]:
 def _read(url: str, opener: Opener, pieces: queue.SimpleQueue[bytes | Exception], left: threading.Event) -> None:
     """The thread of `_chunks`: never writes anything; ends at its next chunk or time-out once it was left behind."""
     try:
-        with opener(url, READ_TIMEOUT_S) as response:
+        with opener(url, 2 * READ_TIMEOUT_S) as response:  # the reader of `pieces` gives up first, in its own words
             pieces.put(b"")
             promised, size = response.headers.get("Content-Length"), 0
             while not left.is_set() and size <= MAX_BYTES and (chunk := response.read(_CHUNK)):
