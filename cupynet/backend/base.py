@@ -346,6 +346,11 @@ class Backend:
 
     # updates of flat vectors ----------------------------------------------------------------------------------------
 
+    def clip_norm(self, grad: Array, largest: float) -> None:
+        """Shorten the vector to the length `largest` if it is longer, in place (Pascanu et al. 2013). (P,)"""
+        length = self.xp.sqrt((grad * grad).sum())
+        grad *= largest / self.xp.maximum(length, largest)
+
     def sgd_update(self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float) -> None:
         """w -= lr · (scale · g + l2 · w), in place; g is set to zero for the next step. (P,) vectors."""
         if grad_scale != 1.0:

@@ -39,7 +39,7 @@ class NumpyBackend(Backend):
 
 
 class NumbaBackend(NumpyBackend):
-    """Compiled loops (`kernels.py`) where NumPy needs several passes over memory; products stay with BLAS.
+    """Compiled loops (`kernels/`) where NumPy needs several passes over memory; products stay with BLAS.
 
     The kernels read and write float and double. Under `half` the operations that touch stored activations are NumPy's.
     """
@@ -48,9 +48,9 @@ class NumbaBackend(NumpyBackend):
 
     def __init__(self, dtype: str = "float", device: int = 0) -> None:
         super().__init__(dtype, device)
-        from cupynet.backend import kernels  # numba is imported only where it is used
+        from cupynet.backend.kernels import loops  # numba is imported only where it is used
 
-        self.kernels = kernels
+        self.kernels = loops
         self._pairs: dict[Any, ConvPool] = {}
         self.stored_is_computed = self.policy.storage == self.policy.compute
 
@@ -102,7 +102,8 @@ class NumbaBackend(NumpyBackend):
         return dx
 
     def fuses_conv2d_max_pool2d(self, pool: int, pool_stride: int) -> bool:
-        return self.stored_is_computed and pool_stride > 1  # with stride 1 there are as many winners as pixels
+        # a window's pixels are computed once each, in registers: windows must not overlap, nor be large
+        return self.stored_is_computed and 1 < pool <= min(pool_stride, 3)
 
     def _pair(self, shape: tuple[int, ...], weight_shape: tuple[int, ...], *geometry: Any) -> ConvPool:
         key = (shape[1:3], weight_shape, geometry)
@@ -113,7 +114,7 @@ class NumbaBackend(NumpyBackend):
     def conv2d_max_pool2d(
         self, x: Array, weight: Array, bias: Array | None, stride: int, pad: Pad, pool: int, pool_stride: int
     ) -> tuple[Array, tuple[Array, ...]]:
-        if not self.stored_is_computed:
+        if not self.fuses_conv2d_max_pool2d(pool, pool_stride):
             return super().conv2d_max_pool2d(x, weight, bias, stride, pad, pool, pool_stride)
         pair = self._pair(x.shape, weight.shape, stride, pad, pool, pool_stride)
         padded = pair.padded(x)
@@ -135,7 +136,7 @@ class NumbaBackend(NumpyBackend):
         *,
         need_dx: bool,
     ) -> Array | None:
-        if not self.stored_is_computed:
+        if not self.fuses_conv2d_max_pool2d(pool, pool_stride):
             return super().conv2d_max_pool2d_backward(
                 dy, saved, x, weight, weight_grad, bias_grad, stride, pad, pool, pool_stride, need_dx=need_dx
             )
@@ -152,6 +153,9 @@ class NumbaBackend(NumpyBackend):
             return super().relu_backward(dy, y)
         self.kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
         return dy
+
+    def clip_norm(self, grad: Array, largest: float) -> None:
+        self.kernels.clip_norm(grad, grad.dtype.type(largest))
 
     def sgd_update(self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float) -> None:
         real = weight.dtype.type

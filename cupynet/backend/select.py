@@ -79,7 +79,7 @@ def _missing(name: str) -> str | None:
         if importlib.util.find_spec("numba") is None:
             return "numba is not installed"
         try:
-            importlib.import_module("cupynet.backend.kernels")
+            importlib.import_module("cupynet.backend.kernels.loops")
         except (ImportError, RuntimeError) as error:  # too old for this NumPy; no folder for compiled code
             reason = str(error).partition("\n")[0]
             return f"numba cannot be used ({reason})"

@@ -11,27 +11,31 @@ from typing import Any, TypeAlias
 from cupynet.backend import Backend
 from cupynet.errors import ConfigError
 from cupynet.nn.params import Params
-from cupynet.optim.schedules import Schedule, schedule
+from cupynet.optim.schedules import Schedule, check_positive, schedule
 
 Array: TypeAlias = Any
 
 
 class Optimizer:
-    """What all optimizers share: a learning rate, l2, and the walk over the segments of the weight vector.
+    """What all optimizers share: a learning rate, l2, clipping, and the walk over the segments of the weight vector.
 
     Args:
         learning_rate: a number or a `Schedule`.
         l2: the factor in the penalty l2/2 · |w|² on weights (not on biases), as its gradient l2 · w.
+        max_grad_norm: the length a gradient (of all weights together, without l2) is shortened to where it is longer; a
+            rare gradient that is far too long then does not end training. None leaves it as it is.
 
     Attributes:
         state: name -> flat (P,) vector; exists after `init`.
     """
 
-    def __init__(self, learning_rate: float | Schedule, l2: float = 0.0) -> None:
-        self.learning_rate = schedule(type(self).__name__, learning_rate)
+    def __init__(self, learning_rate: float | Schedule, l2: float = 0.0, max_grad_norm: float | None = None) -> None:
+        owner = type(self).__name__
+        self.learning_rate = schedule(owner, learning_rate)
         if isinstance(l2, bool) or not isinstance(l2, (int, float)) or not 0 <= l2 < 1:
-            raise ConfigError(f"{type(self).__name__} l2={l2!r}: must be a number of at least 0 and below 1")
+            raise ConfigError(f"{owner} l2={l2!r}: must be a number of at least 0 and below 1")
         self.l2 = float(l2)
+        self.max_grad_norm = None if max_grad_norm is None else check_positive(owner, "max_grad_norm", max_grad_norm)
         self.state: dict[str, Array] = {}
 
     def init(self, params: Params, backend: Backend) -> None:
@@ -41,6 +45,8 @@ class Optimizer:
     def step(self, params: Params, iteration: int) -> None:
         """Move the weights along the gradients, set the gradients to zero, and let the layers see it."""
         rate, scale = self.learning_rate(iteration), 1.0 / self.backend.policy.loss_scale
+        if self.max_grad_norm is not None:
+            self.backend.clip_norm(params.grad, self.max_grad_norm / scale)
         for segment in params.segments:
             part = slice(segment.start, segment.stop)
             self.update(params, part, rate * segment.lr_scale, self.l2 if segment.decay else 0.0, scale)
@@ -62,14 +68,20 @@ class Momentum(Optimizer):
     """v = mu · v - lr · g; w += v (Polyak 1964). The learning rate is inside the velocity.
 
     Args:
-        learning_rate, l2: see `Optimizer`.
+        learning_rate, l2, max_grad_norm: see `Optimizer`.
         momentum: mu.
     """
 
     nesterov = False
 
-    def __init__(self, learning_rate: float | Schedule, momentum: float = 0.9, l2: float = 0.0) -> None:
-        super().__init__(learning_rate, l2)
+    def __init__(
+        self,
+        learning_rate: float | Schedule,
+        momentum: float = 0.9,
+        l2: float = 0.0,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, l2, max_grad_norm)
         if isinstance(momentum, bool) or not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
             raise ConfigError(
                 f"{type(self).__name__} momentum={momentum!r}: must be a number of at least 0 and below 1"
@@ -94,7 +106,7 @@ class Nesterov(Momentum):
     nesterov=True.
 
     Args:
-        learning_rate, momentum, l2: see `Momentum`.
+        learning_rate, momentum, l2, max_grad_norm: see `Momentum`.
     """
 
     nesterov = True

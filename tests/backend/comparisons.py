@@ -245,6 +245,12 @@ def sgd_update(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"weight": weight, "grad": grad}
 
 
+def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
+    grad = call.wide(shape.height * 16)
+    backend.clip_norm(grad, 0.5 if shape.flag else 1000.0)
+    return {"grad": grad}
+
+
 def momentum_update(backend: Backend, call: Call, shape: Shape) -> Results:
     weight, velocity, grad = (call.wide(shape.height * 16) for _ in range(3))
     l2, scale = 0.01 if shape.stride > 1 else 0.0, 0.25 if shape.need_dx else 1.0
@@ -273,6 +279,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         softmax,
         softmax_backward,
         softmax_cross_entropy,
+        clip_norm,
         sgd_update,
         momentum_update,
     )

@@ -153,3 +153,26 @@ def test_a_schedule_is_taken_as_it_is() -> None:
     assert SGD(schedule).learning_rate is schedule
     constant = Nesterov(1).learning_rate
     assert isinstance(constant, Constant) and constant(0) == constant(10**6) == 1.0
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+def test_a_long_gradient_is_shortened_and_a_short_one_is_not(name: str, dtype: str) -> None:
+    for length, factor in ((8.0, 0.5), (2.0, 1.0)):
+        backend = create_backend(name, dtype)
+        params = weights(backend)
+        before = np.array(backend.to_host(params.master), np.float64)
+        gradient = np.zeros_like(before)
+        gradient[1] = length
+        params.grad[...] = backend.asarray(gradient * backend.policy.loss_scale, params.grad.dtype)
+        optimizer = SGD(0.1, max_grad_norm=4.0)
+        optimizer.init(params, backend)
+        optimizer.step(params, 0)
+        moved = before - np.array(backend.to_host(params.master), np.float64)
+        assert moved[1] == pytest.approx(0.1 * length * factor, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, True, "1", math.nan])
+def test_a_norm_to_clip_at_is_positive(norm: Any) -> None:
+    with pytest.raises(ConfigError, match="SGD max_grad_norm=.*: must be a number above 0"):
+        SGD(0.1, max_grad_norm=norm)

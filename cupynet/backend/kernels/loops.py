@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
+import numpy as np
 
 Array: TypeAlias = Any
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -110,6 +111,18 @@ def relu_backward(dy: Array, y: Array) -> None:
     """dy = dy where y > 0, else 0."""
     for i in range(dy.size):
         dy[i] = dy[i] if y[i] > 0 else 0
+
+
+@kernel
+def clip_norm(grad: Array, largest: Any) -> None:
+    """Shorten a vector to the length `largest` if it is longer; a length that is not a number stays one."""
+    total = grad.dtype.type(0)
+    for i in range(grad.size):
+        total += grad[i] * grad[i]
+    length = np.sqrt(total)
+    if not length <= largest:
+        for i in range(grad.size):
+            grad[i] *= largest / length
 
 
 @kernel

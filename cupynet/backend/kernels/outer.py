@@ -1,0 +1,154 @@
+"""The gradient of filters whose patches have rows too short for a vector: a first layer on grey or colour images.
+
+The vectors lie along the filters here. For each pooling window, the values of a pixel's patch times the gradients of
+the filters that this pixel won are added to sums that stay in registers, a few values of the patch and a block of
+filters at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.vectors import (
+    I64,
+    bytes_like,
+    constants,
+    element,
+    load,
+    multiply_add,
+    pointers,
+    registers,
+    split,
+    store,
+    widths,
+)
+
+Array: TypeAlias = Any
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def outer_sums(
+    typing: Any, pixels: Any, height: Any, length: Any, filters: Any, x: Any, x_at: Any, row_step: Any, corners: Any,
+    places: Any, windows: Any, dy: Any, winners: Any, dy_at: Any, pitch: Any, grad: Any, grad_at: Any, grad_step: Any,
+) -> Any:  # fmt: skip
+    """grad[grad_at + h · grad_step + i · pitch + j] += sum over k < windows of
+    x[x_at + corners[k] + places[won] + h · row_step + i] · dy[dy_at + k · pitch + j], won = winners[dy_at + k · pitch +
+    j], for h < height, i < length, j < filters.
+
+    `pixels` (how many may win), `height`, `length` and `filters` are constants; all arrays are flat and contiguous;
+    corners and places are int32. Nothing is checked.
+    """
+    known = constants(pixels, height, length, filters)
+    if known is None:
+        return None
+    signature = types.void(
+        pixels, height, length, filters, x, x_at, row_step, corners, places, windows, dy, winners, dy_at, pitch, grad,
+        grad_at, grad_step,
+    )  # fmt: skip
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        pointer = pointers(context, builder, signature, given)
+        inputs = pointer(4, 5), given[6], pointer(7), pointer(8), given[9], pointer(10, 12), pointer(11, 12), given[13]
+        _emit(builder, known, inputs, pointer(14, 15), given[16])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
+    """The loop over windows with all sums in registers. (Over 40 lines: one loop, read in one piece.)
+
+    A pixel that did not win multiplies zeros: that is pool² times the arithmetic of the winners alone, but it is
+        regular.
+    """
+    pixels, height, length, filters = known
+    x, row_step, corners, places, windows, dy, winners, pitch = inputs
+    parts = split(filters, x.type.pointee)
+    cells = [(h, i, v) for h in range(height) for i in range(length) for v in range(len(parts))]
+
+    def target(h: int, i: int) -> Any:
+        steps = b.add(b.mul(grad_step, ir.Constant(I64, h)), b.mul(pitch, ir.Constant(I64, i)))
+        return b.gep(grad, [steps])
+
+    before = [load(b, target(h, i), *parts[v]) for h, i, v in cells]
+    patches = [b.gep(x, [element(b, places, ir.Constant(I64, p))]) for p in range(pixels)]
+    entry, loop, done = b.block, b.append_basic_block("outer"), b.append_basic_block("outer.done")
+    b.branch(loop)
+
+    b.position_at_end(loop)
+    k = b.phi(I64)
+    phis = [b.phi(parts[v][1]) for _, _, v in cells]
+    sums = dict(zip(cells, phis, strict=True))
+    corner, row = element(b, corners, k), b.mul(k, pitch)
+    gradients = [load(b, b.gep(dy, [row]), *part) for part in parts]
+    won = [load(b, b.gep(winners, [row]), at, bytes_like(kind, 0).type) for at, kind in parts]
+    for p, patch in enumerate(patches):
+        mine = [
+            b.select(b.icmp_unsigned("==", w, bytes_like(g.type, p)), g, ir.Constant(g.type, None))
+            for w, g in zip(won, gradients, strict=True)
+        ]
+        for h in range(height):
+            line = b.gep(b.gep(patch, [corner]), [b.mul(row_step, ir.Constant(I64, h))])
+            for i in range(length):
+                value = b.load(b.gep(line, [ir.Constant(I64, i)]))
+                for v, g in enumerate(mine):
+                    sums[h, i, v] = multiply_add(b, g, value, sums[h, i, v])
+    following = b.add(k, ir.Constant(I64, 1))
+    k.add_incoming(ir.Constant(I64, 0), entry)
+    k.add_incoming(following, loop)
+    for phi, first, cell in zip(phis, before, cells, strict=True):
+        phi.add_incoming(first, entry)
+        phi.add_incoming(sums[cell], loop)
+    b.cbranch(b.icmp_signed("<", following, windows), loop, done)
+
+    b.position_at_end(done)
+    for h, i, v in cells:
+        store(b, sums[h, i, v], target(h, i), parts[v][0])
+
+
+def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, int]]:
+    """How a gradient with rows of `row` values is taken: (first filter, filters, values, rows of a patch) at a time."""
+    width, most = registers()
+    lanes, found, at = width // itemsize, [], 0
+    while at < filters:
+        some = min(filters - at, 4 * lanes)
+        per_value = len(widths(some, lanes))
+        length = max(1, min(row, most // per_value))
+        found.append((at, some, length, max(1, most // (per_value * length)) if length == row else 1))
+        at += some
+    return found
+
+
+@functools.cache
+def weight_gradient(pixels: int, height: int, length: int, filters: int) -> Callable[..., None]:
+    """The kernel for `height` x `length` values of a patch and a block of `filters`."""
+
+    @kernel
+    def gradient(
+        x: Array, x_at: int, row_step: int, corners: Array, places: Array, dy: Array, winners: Array, filter_at: int,
+        grad: Array, grad_at: int, grad_step: int,
+    ) -> None:  # fmt: skip
+        """grad += sum over images and windows of (values of the winner's patch) ⊗ dy.
+
+        x: (N, F) images, whose values begin at x_at, rows of the patch row_step apart; corners, places: as in
+            `windows`; dy, winners:
+        (N, P, O), filters from filter_at on; grad: (K·K·C, O), from row grad_at on, rows of the patch grad_step apart.
+        """
+        size, windows, pitch = x.shape[1], dy.shape[1], dy.shape[2]
+        images, gradients, won, out = x.reshape(-1), dy.reshape(-1), winners.reshape(-1), grad.reshape(-1)
+        target, step = grad_at * pitch + filter_at, grad_step * pitch
+        for n in range(x.shape[0]):
+            base, own = n * size + x_at, n * windows * pitch + filter_at
+            outer_sums(
+                pixels, height, length, filters, images, base, row_step, corners, places, windows, gradients, won, own,
+                pitch, out, target, step,
+            )  # fmt: skip
+
+    return gradient

@@ -1,0 +1,183 @@
+"""The backward pass of a convolution under a max-pool, through the pool's winners only.
+
+Of each pooling window one value got through, so only one in pool² of the convolution's output gradients is not zero.
+Instead of two dense products, each winner adds g · (the patch it saw) to the gradient of its filter, and g · (its
+filter) to the patch's
+gradient: sums of rows with factors, a quarter of the arithmetic under a 2x2 pool.
+
+All of it rests on one primitive, `weighted_rows`, for rows of a length that the compiler knows. It is written in LLVM's
+vectors because the sums must stay in registers while the rows stream by, which no loop over an array achieves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.vectors import (
+    I64,
+    constants,
+    element,
+    load,
+    multiply_add,
+    pointers,
+    registers,
+    split,
+    store,
+)
+
+Array: TypeAlias = Any
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def weighted_rows(
+    typing: Any,
+    length: Any,
+    out: Any,
+    out_at: Any,
+    rows: Any,
+    rows_at: Any,
+    offsets: Any,
+    factors: Any,
+    at: Any,
+    count: Any,
+) -> Any:
+    """out[out_at + j] += sum over t < count of factors[at + t] · rows[rows_at + offsets[at + t] + j], for j < length.
+
+    `length` is a constant; all arrays are flat and contiguous; offsets are int32. Nothing is checked.
+    """
+    known = constants(length)
+    if known is None:
+        return None
+    signature = types.void(length, out, out_at, rows, rows_at, offsets, factors, at, count)
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        pointer = pointers(context, builder, signature, given)
+        _emit(builder, known[0], pointer(1, 2), pointer(3, 4), pointer(5, 7), pointer(6, 7), given[8])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, count: Any) -> None:
+    """The loop over t, with all sums in registers."""
+    parts = split(length, out.type.pointee)
+    before = [load(b, out, *part) for part in parts]
+    entry, loop, done = b.block, b.append_basic_block("rows"), b.append_basic_block("rows.done")
+    b.cbranch(b.icmp_signed(">", count, ir.Constant(I64, 0)), loop, done)
+
+    b.position_at_end(loop)
+    t = b.phi(I64)
+    sums = [b.phi(kind) for _, kind in parts]
+    row, factor = b.gep(rows, [element(b, offsets, t)]), b.load(b.gep(factors, [t]))
+    after = [multiply_add(b, load(b, row, *part), factor, total) for part, total in zip(parts, sums, strict=True)]
+    following = b.add(t, ir.Constant(I64, 1))
+    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+    t.add_incoming(ir.Constant(I64, 0), entry)
+    t.add_incoming(following, loop)
+
+    b.position_at_end(done)
+    results = [b.phi(kind) for _, kind in parts]
+    for phis in (sums, results):
+        for phi, first, later in zip(phis, before, after, strict=True):
+            phi.add_incoming(first, entry)
+            phi.add_incoming(later, loop)
+    for (at, _), result in zip(parts, results, strict=True):
+        store(b, result, out, at)
+
+
+def blocks(length: int, itemsize: int) -> tuple[int, int, int]:
+    """A row as (number of full blocks, their length, the rest): what the registers hold at a time."""
+    width, sums = registers()
+    most = min(sums, 8) * width // itemsize  # eight sums hide the latency of their additions
+    return (0, 0, length) if length <= most else (length // most, most, length % most)
+
+
+@functools.cache
+def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
+    """The kernel for rows of `full` blocks and a rest, see `blocks`. (Over 40 lines: two loops, read in one piece.)"""
+
+    @kernel
+    def gradient(
+        dy: Array, winners: Array, corners: Array, places: Array, x: Array, height: int, row_step: int, grad: Array
+    ) -> None:
+        """grad[o, ky] += sum over images and windows of dy · (row ky of the winner's patch).
+
+        dy, winners: (N, P, O), P windows of an image; corners: (P,) where the first patch of each window begins in an
+            image; places:
+        where the others begin from there; x: (N, F) images; height: rows of a patch, `row_step` apart; grad: (O ·
+        height, row).
+        """
+        windows, filters = dy.shape[1], dy.shape[2]
+        offsets = np.empty(filters * windows, np.int32)
+        factors = np.empty(filters * windows, dy.dtype)
+        counts = np.empty(filters, np.int64)
+        images, out, size, length = x.reshape(-1), grad.reshape(-1), x.shape[1], grad.shape[1]
+        for n in range(dy.shape[0]):
+            counts[:] = 0
+            for k in range(windows):
+                won, gradients, corner = winners[n, k], dy[n, k], corners[k]
+                for o in range(filters):
+                    at = o * windows + counts[o]
+                    offsets[at] = corner + places[won[o]]
+                    factors[at] = gradients[o]
+                    counts[o] += gradients[o] != 0
+            for ky in range(height):
+                for o in range(filters):
+                    base, target, first = n * size + ky * row_step, (o * height + ky) * length, o * windows
+                    for _ in range(full):
+                        weighted_rows(block, out, target, images, base, offsets, factors, first, counts[o])
+                        base, target = base + block, target + block
+                    if rest:
+                        weighted_rows(rest, out, target, images, base, offsets, factors, first, counts[o])
+
+    return gradient
+
+
+@functools.cache
+def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
+    """The kernel for rows of `full` blocks and a rest, see `blocks`. (Over 40 lines: two loops, read in one piece.)"""
+
+    @kernel
+    def gradient(
+        dy: Array, winners: Array, corners: Array, places: Array, weight: Array, height: int, row_step: int, dx: Array
+    ) -> None:
+        """dx = 0, then each winner's patch gets dy · filter.
+
+        As in `weight_gradient`; weight: (height, O, row padded to a cache line); dx: (N, F).
+        """
+        windows, filters, choices = dy.shape[1], dy.shape[2], places.size
+        offsets = np.empty(windows * choices * filters, np.int32)
+        factors = np.empty(windows * choices * filters, dy.dtype)
+        counts = np.empty(windows * choices, np.int64)
+        values, out, size, length = weight.reshape(-1), dx.reshape(-1), dx.shape[1], weight.shape[2]
+        for n in range(dy.shape[0]):
+            dx[n] = 0
+            counts[:] = 0
+            for k in range(windows):
+                won, gradients = winners[n, k], dy[n, k]
+                for o in range(filters):
+                    q = k * choices + won[o]
+                    at = q * filters + counts[q]
+                    offsets[at] = o * length
+                    factors[at] = gradients[o]
+                    counts[q] += gradients[o] != 0
+            for ky in range(height):
+                for q in range(windows * choices):
+                    if counts[q]:
+                        base, first = ky * filters * length, q * filters
+                        target = n * size + corners[q // choices] + places[q % choices] + ky * row_step
+                        for _ in range(full):
+                            weighted_rows(block, out, target, values, base, offsets, factors, first, counts[q])
+                            base, target = base + block, target + block
+                        if rest:
+                            weighted_rows(rest, out, target, values, base, offsets, factors, first, counts[q])
+
+    return gradient

@@ -1,0 +1,111 @@
+"""Pieces of machine code that `rows`, `windows` and `outer` are made of: LLVM's vectors, and how this processor holds
+them.
+
+Functions that take `b`, an LLVM builder, emit instructions at its place and return what they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils, types
+
+CACHE_LINE = 64  # bytes
+I32, I64 = ir.IntType(32), ir.IntType(64)
+
+
+def registers() -> tuple[int, int]:
+    """Bytes of this processor's vector registers, and how many of them may hold sums."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 64, 20
+    if features.get("avx2"):
+        return 32, 12
+    return 16, 20 if features.get("neon") else 12
+
+
+def widths(length: int, widest: int) -> list[int]:
+    """`length` as a sum of vector widths, powers of two from `widest` down."""
+    found = []
+    while length:
+        width = min(widest, 1 << (length.bit_length() - 1))
+        found.append(width)
+        length -= width
+    return found
+
+
+def constants(*kinds: Any) -> list[int] | None:
+    """The values of arguments that numba knows as constants; None where it does not know one."""
+    if not all(isinstance(kind, types.IntegerLiteral) for kind in kinds):
+        return None
+    return [int(kind.literal_value) for kind in kinds]
+
+
+def pointers(context: Any, b: Any, signature: Any, given: Any) -> Callable[..., Any]:
+    """pointer(i, j): to element given[j] of the array given[i]; pointer(i): to its first. Places in the signature."""
+
+    def pointer(array: int, at: int | None = None) -> Any:
+        data = context.make_array(signature.args[array])(context, b, given[array]).data
+        return data if at is None else b.gep(data, [given[at]])
+
+    return pointer
+
+
+def size_of(real: Any) -> int:
+    """Bytes of an LLVM float or double."""
+    return 4 if isinstance(real, ir.FloatType) else 8
+
+
+def split(length: int, real: Any) -> list[tuple[int, Any]]:
+    """`length` values as vectors: where each begins, and its type, which for a single value is a scalar's."""
+    found, at = [], 0
+    for width in widths(length, registers()[0] // size_of(real)):
+        found.append((at, ir.VectorType(real, width) if width > 1 else real))
+        at += width
+    return found
+
+
+def bytes_like(kind: Any, value: int) -> Any:
+    """The constant `value` in as many bytes as `kind` has values."""
+    if isinstance(kind, ir.VectorType):
+        return ir.Constant(ir.VectorType(ir.IntType(8), kind.count), [value] * kind.count)
+    return ir.Constant(ir.IntType(8), value)
+
+
+def load(b: Any, base: Any, at: int, kind: Any) -> Any:
+    """The `kind` that lies `at` elements behind `base`, wherever that is."""
+    return b.load(_place(b, base, at, kind), align=_alignment(base))
+
+
+def store(b: Any, value: Any, base: Any, at: int) -> None:
+    """Put `value` `at` elements behind `base`."""
+    b.store(value, _place(b, base, at, value.type), align=_alignment(base))
+
+
+def element(b: Any, base: Any, index: Any) -> Any:
+    """base[index] of an int32 array, as an int64."""
+    return b.sext(b.load(b.gep(base, [index])), I64)
+
+
+def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
+    """x · factor + total, rounded once; `factor` is a scalar."""
+    kind, name = x.type, f"f{8 * size_of(factor.type)}"
+    if isinstance(kind, ir.VectorType):
+        nothing = ir.Constant(kind, ir.Undefined)
+        one = b.insert_element(nothing, factor, ir.Constant(I32, 0))
+        factor = b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count))
+        name = f"v{kind.count}{name}"
+    fma = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.{name}")
+    return b.call(fma, [x, factor, total])
+
+
+def _place(b: Any, base: Any, at: int, kind: Any) -> Any:
+    return b.bitcast(b.gep(base, [ir.Constant(I64, at)]), kind.as_pointer())
+
+
+def _alignment(base: Any) -> int:
+    """Of a value, not of a vector: vectors begin anywhere."""
+    return 1 if isinstance(base.type.pointee, ir.IntType) else size_of(base.type.pointee)

@@ -1,0 +1,143 @@
+"""The forward pass of a convolution and its max-pool, pooling window by pooling window, in registers.
+
+The pixels of a pooling window times a block of filters are as many sums as the vector registers hold. They are computed
+straight from the image, with neither im2col rows nor a product in memory; then the largest of each filter's pixels, and
+which it was, is all that is written. In LLVM's vectors for the same reason as `rows`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.vectors import (
+    I64,
+    bytes_like,
+    constants,
+    element,
+    load,
+    multiply_add,
+    pointers,
+    registers,
+    split,
+    store,
+)
+
+Array: TypeAlias = Any
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def window_maximum(
+    typing: Any, pixels: Any, filters: Any, x: Any, x_at: Any, places: Any, table: Any, weight: Any, bias: Any, first:
+        Any,
+    pitch: Any, count: Any, y: Any, winners: Any, y_at: Any,
+) -> Any:  # fmt: skip
+    """y[y_at + j] = bias[first + j] + the largest over p < pixels of
+    sum over k < count of x[x_at + places[p] + table[k]] · weight[k · pitch + first + j], for j < filters;
+    winners[y_at + j] = the first p it was.
+
+    `pixels` and `filters` are constants; all arrays are flat and contiguous; places and table are int32. Nothing is
+    checked.
+    """
+    known = constants(pixels, filters)
+    if known is None:
+        return None
+    signature = types.void(pixels, filters, x, x_at, places, table, weight, bias, first, pitch, count, y, winners, y_at)
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        pointer = pointers(context, builder, signature, given)
+        inputs = pointer(2, 3), pointer(4), pointer(5), pointer(6, 8), given[9], given[10]
+        _emit(builder, known, inputs, (pointer(7, 8), pointer(11, 13), pointer(12, 13)))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
+    """The loop over k with all sums in registers, then the largest."""
+    pixels, filters = known
+    x, places, table, weight, pitch, count = inputs
+    parts = split(filters, x.type.pointee)
+    patches = [b.gep(x, [element(b, places, ir.Constant(I64, p))]) for p in range(pixels)]
+    entry, loop, done = b.block, b.append_basic_block("window"), b.append_basic_block("window.done")
+    b.branch(loop)
+
+    b.position_at_end(loop)
+    k = b.phi(I64)
+    sums = [[b.phi(kind) for _, kind in parts] for _ in range(pixels)]
+    offset, row = element(b, table, k), b.gep(weight, [b.mul(k, pitch)])
+    factors = [load(b, row, *part) for part in parts]
+    values = [b.load(b.gep(patch, [offset])) for patch in patches]
+    after = [
+        [multiply_add(b, factor, value, total) for factor, total in zip(factors, own, strict=True)]
+        for value, own in zip(values, sums, strict=True)
+    ]
+    following = b.add(k, ir.Constant(I64, 1))
+    k.add_incoming(ir.Constant(I64, 0), entry)
+    k.add_incoming(following, loop)
+    for own, later in zip(sums, after, strict=True):
+        for phi, total in zip(own, later, strict=True):
+            phi.add_incoming(ir.Constant(phi.type, None), entry)
+            phi.add_incoming(total, loop)
+    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+
+    b.position_at_end(done)
+    _emit_largest(b, parts, after, *outputs)
+
+
+def _emit_largest(b: Any, parts: Any, sums: Any, bias: Any, y: Any, winners: Any) -> None:
+    """Of each filter, the largest of its pixels, the first among equals."""
+    for v, (at, kind) in enumerate(parts):
+        best, won = sums[0][v], bytes_like(kind, 0)
+        for p in range(1, len(sums)):
+            better = b.fcmp_ordered(">", sums[p][v], best)
+            best, won = b.select(better, sums[p][v], best), b.select(better, bytes_like(kind, p), won)
+        store(b, b.fadd(best, load(b, bias, at, kind)), y, at)
+        store(b, won, winners, at)
+
+
+def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
+    """Filters as (number of full blocks, their size, the rest): what the registers hold for so many pixels."""
+    width, sums = registers()
+    most = max(sums // pixels, 1) * (width // itemsize)
+    return (0, 0, filters) if filters <= most else (filters // most, most, filters % most)
+
+
+@functools.cache
+def conv_pool(pixels: int, full: int, block: int, rest: int) -> Callable[..., None]:
+    """The kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`."""
+
+    @kernel
+    def forward(
+        x: Array, corners: Array, places: Array, table: Array, weight: Array, bias: Array, y: Array, winners: Array
+    ) -> None:
+        """Pooled convolution and its winners.
+
+        x: (N, F) images; corners: (P,) where the first patch of each window begins in an image, places: (pixels,) where
+            the others
+        begin from there, table: (K·K·C,) the values of a patch; weight: (K·K·C, O); bias: (O,); y, winners: (N, P, O).
+        """
+        size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size
+        images, factors, out, won = x.reshape(-1), weight.reshape(-1), y.reshape(-1), winners.reshape(-1)
+        for n in range(x.shape[0]):
+            for part in range(full):
+                at = part * block
+                for k in range(windows):
+                    base, target = n * size + corners[k], (n * windows + k) * filters + at
+                    window_maximum(
+                        pixels, block, images, base, places, table, factors, bias, at, filters, count, out, won, target
+                    )  # fmt: skip
+            at = full * block
+            for k in range(windows if rest else 0):
+                base, target = n * size + corners[k], (n * windows + k) * filters + at
+                window_maximum(
+                    pixels, rest, images, base, places, table, factors, bias, at, filters, count, out, won, target
+                )  # fmt: skip
+
+    return forward
