@@ -51,17 +51,24 @@ Check = Callable[[Settings], object]  # raises ConfigError for settings that can
 
 _log = logging.getLogger("cupynet")
 _GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
-_NAMES = [each.name for each in fields(Settings)]
 
 
-def _spine() -> DictConfig:
-    """`Settings` as the typed root that conf/config.yaml is merged into (OmegaConf takes frozen for read-only)."""
-    spine: DictConfig = OmegaConf.structured(Settings)
+def _names(schema: type[Settings]) -> list[str]:
+    return [each.name for each in fields(schema)]
+
+
+def _spine(schema: type[Settings] = Settings) -> DictConfig:
+    """The typed root that conf/config.yaml is merged into (OmegaConf takes frozen for read-only)."""
+    spine: DictConfig = OmegaConf.structured(schema)
     OmegaConf.set_readonly(spine, None)
     return spine
 
 
-ConfigStore.instance().store(name="spine", node=_spine(), provider="cupynet")
+def _register(schema: type[Settings]) -> None:
+    ConfigStore.instance().store(name="spine", node=_spine(schema), provider="cupynet")
+
+
+_register(Settings)
 
 
 def conf_folder() -> Path:
@@ -70,7 +77,7 @@ def conf_folder() -> Path:
     return next((folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir()), package / "conf")
 
 
-def run(task: Task, check: Check, config_name: str = "config") -> None:
+def run(task: Task, check: Check, config_name: str = "config", schema: type[Settings] = Settings) -> None:
     """Be a command: compose the settings the command line asks for, refuse what cannot work, do the job or the sweep.
 
     check: the deep checks of the command, after names, types and values are found good and before a folder is made (in
@@ -81,13 +88,15 @@ def run(task: Task, check: Check, config_name: str = "config") -> None:
     that of a `CupynetError`, which is told in one line, or 1 for a bug, which is told with its traceback.
     """
     global _door
-    door = _door = _Door(task, check)
+    door = _door = _Door(task, check, schema)
+    _register(schema)
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         code = _enter(door, config_name)
     finally:
         _door = None
+        _register(Settings)
         os.environ.pop("HYDRA_FULL_ERROR")
         if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error
@@ -101,7 +110,11 @@ def _enter(door: _Door, config_name: str) -> int | str:
     """Give the command to Hydra; the exit code."""
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     for option in sys.argv[1:]:
-        if option.startswith("--") and "=" in option and option[2:].partition("=")[0].partition(".")[0] in _NAMES:
+        if (
+            option.startswith("--")
+            and "=" in option
+            and option[2:].partition("=")[0].partition(".")[0] in _names(door.schema)
+        ):
             return tell(ConfigError(f"{option}: settings are written without dashes: {option[2:]}"))
     try:
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(door.job_function())()
@@ -153,8 +166,9 @@ class Gate(Callback):
 class _Door:
     """One use of `run`: what it lets in, and how its jobs ended."""
 
-    def __init__(self, task: Task, check: Check) -> None:
+    def __init__(self, task: Task, check: Check, schema: type[Settings]) -> None:
         self.task = task
+        self.schema = schema
         self.check = check
         self.admitted = False
         self.codes: list[int | str] = []  # one per job that has ended
@@ -163,7 +177,7 @@ class _Door:
         """Check a single run before Hydra makes its folder."""
         try:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}; Hydra itself does it only later
-            self.check(_settings(config, _asked(config)))
+            self.check(_settings(config, _asked(config), self.schema))
         except Exception as error:
             raise _Leave(error) from error
         self.admitted = True
@@ -180,7 +194,7 @@ class _Door:
         now = HydraConfig.get()
         sweep = now.mode == RunMode.MULTIRUN
         try:
-            settings = _settings(config, _asked(HydraConfig.instance().cfg))
+            settings = _settings(config, _asked(HydraConfig.instance().cfg), self.schema)
             if not self.admitted:
                 self.check(settings)
             result = self.task(settings, Path(now.runtime.output_dir))
@@ -201,7 +215,7 @@ def _asked(config: Any) -> list[str]:
     return cast("list[str]", OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
 
 
-def _settings(config: DictConfig, overrides: Sequence[str] = ()) -> Settings:
+def _settings(config: DictConfig, overrides: Sequence[str] = (), schema: type[Settings] = Settings) -> Settings:
     """The composed configuration as plain, valid values; ConfigError."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
@@ -209,9 +223,9 @@ def _settings(config: DictConfig, overrides: Sequence[str] = ()) -> Settings:
     except OmegaConfBaseException as error:
         raise ConfigError(_explain(error, overrides)) from error
     for name, value in plain.items():
-        if name not in _NAMES:
-            raise ConfigError(f"{name}={one_line(value)}: there is no setting '{name}'{nearest(name, _NAMES)}")
-    settings = Settings(**plain)
+        if name not in _names(schema):
+            raise ConfigError(f"{name}={one_line(value)}: there is no setting '{name}'{nearest(name, _names(schema))}")
+    settings = schema(**plain)
     validate(settings)
     return settings
 

@@ -12,6 +12,8 @@ Everything else that escapes is a bug and ends with 1 and its traceback.
 
 from __future__ import annotations
 
+import signal
+
 
 class CupynetError(Exception):
     """The root of cupynet's own errors; its text is one line that names the value, the place and the way out."""
@@ -46,12 +48,12 @@ class OutputError(CupynetError):
 
 
 class Interrupted(CupynetError):
-    """A signal asked the run to stop; `exit_code` is 128 plus its number, as shells have it."""
+    """A signal asked the run to stop: 130 for SIGINT, 143 for SIGTERM, and for SIGUSR1 by which a scheduler warns."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by signal {signal_number}")
         self.signal_number = signal_number
-        self.exit_code = 128 + signal_number
+        self.exit_code = 130 if signal_number == signal.SIGINT else 143
 
 
 def annotate(error: BaseException, note: str) -> None:

@@ -43,6 +43,8 @@ def evaluate(folder: Path, overrides: list[str]) -> None:
     experiment = Experiment(settings)
     weights = load_weights(folder / "weights.safetensors")
     data = experiment.source.load()
+    if not any(override.startswith(("data=", "data.")) for override in overrides):
+        check_same_data(data.name, summary)
 
     def task(communicator: Any) -> Any:
         trainer = experiment.trainer(communicator)
@@ -56,6 +58,15 @@ def evaluate(folder: Path, overrides: list[str]) -> None:
     if "test_accuracy" in summary and not overrides:
         same = (evaluation.accuracy, evaluation.loss) == (summary["test_accuracy"], summary["test_loss"])
         print("the same as in summary.json" if same else f"summary.json says {summary['test_accuracy']}")
+
+
+def check_same_data(name: str, summary: dict[str, Any]) -> None:
+    """Refuse other images than the run's: MNIST was missing then and is there now, or the other way round."""
+    before = summary.get("dataset", name)
+    if name != before:
+        raise DataError(
+            f"the run was made on {before}, and now {name} was found: bring {before} back, or choose with data=..."
+        )
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from cupynet.optim import Optimizer
 from cupynet.parallel import Communicator, ParameterAveraging
 from cupynet.parts import build as build_part
 from cupynet.settings import Settings, size
-from cupynet.training import Callback, Trainer
+from cupynet.training import Callback, EpochRecord, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -140,15 +140,31 @@ class Experiment:
             "backend %s, dtype %s, %d workers on %s", self.backend_name, self.settings.dtype, self.workers, devices
         )
 
+    def callbacks(self) -> list[Callback]:
+        """What keeps the memory pools small on the way; nothing to do on a CPU."""
+        return [_TrimPools(self)] if self.devices else []
+
     def limit_memory(self) -> None:
-        """Apply the memory group to the GPUs in use, and free what the pools keep beyond it; nothing to do on a CPU."""
-        if not self.devices:
-            return
+        """Cap the memory pools of the GPUs in use; nothing to do on a CPU."""
+        limit = self.settings.memory["device_pool_limit"]
+        if self.devices and limit is not None:
+            from cupynet.backend import cuda
+
+            cuda.limit_pools(self.devices, size(limit, share=True))
+
+    def trim_memory(self) -> None:
+        """Free what the pools of the GPUs in use keep beyond the memory group's bounds."""
         from cupynet.backend import cuda
 
-        memory = self.settings.memory
-        limit = memory["device_pool_limit"]
-        if limit is not None:
-            cuda.limit_pools(self.devices, size(limit, share=True))
-        trim, pinned = memory["device_pool_trim_above"], memory["pinned_pool_trim_above"]
+        trim, pinned = (self.settings.memory[key] for key in ("device_pool_trim_above", "pinned_pool_trim_above"))
         cuda.trim_pools(self.devices, None if trim is None else int(size(trim)), pinned)
+
+
+class _TrimPools(Callback):
+    """Trims the memory pools after each epoch."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+        self._experiment.trim_memory()

@@ -182,23 +182,45 @@ RULES: dict[str, Rule] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings(Settings):
+    """The settings of `cupynet.bench`: those of the run it measures, and what conf/bench.yaml adds."""
+
+    peers: str | None = None
+    repeats: int = 5
+    images: int = 60000
+
+
+BENCH_RULES: dict[str, Rule] = {
+    "peers": lambda value: None if value in (None, "torch") else "must be torch, or null for none",
+    "repeats": _whole(1),
+    "images": _whole(1),
+}
+
+
+def rules(schema: type[Settings]) -> dict[str, Rule]:
+    """The rules of a command's settings."""
+    return {**RULES, **BENCH_RULES} if issubclass(schema, BenchSettings) else RULES
+
+
 def validate(settings: Settings) -> None:
     """Hold every setting that is not a part's against its rule; ConfigError names the first that breaks one."""
-    ruled_groups = {key.partition(".")[0] for key in RULES if "." in key}
+    known = rules(type(settings))
+    ruled_groups = {key.partition(".")[0] for key in known if "." in key}
     found: dict[str, Any] = {}
-    for each in fields(Settings):
+    for each in fields(settings):
         value = getattr(settings, each.name)
         if each.name in ruled_groups:
             found.update(_leaves(value, each.name))
-        elif each.name in RULES:
+        elif each.name in known:
             found[each.name] = value
     for key, value in found.items():
-        if key not in RULES:
+        if key not in known:
             raise ConfigError(f"{key}={written(value)}: there is no setting '{key}'{nearest(key, _siblings(key))}")
-        wrong = RULES[key](value)
+        wrong = known[key](value)
         if wrong:
             raise ConfigError(f"{key}={one_line(written(value))}: {wrong}")
-    for key in RULES:
+    for key in known:
         if key not in found:
             raise ConfigError(f"{key}: is missing")
 

@@ -10,11 +10,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from cupynet import config
@@ -50,39 +50,43 @@ def train(settings: Settings, folder: Path) -> float | None:
     """One run into `folder`: summary, history and weights. Returns the test accuracy."""
     from cupynet.experiment import Experiment
     from cupynet.parallel import WorkerTeam
+    from cupynet.training import History
     from cupynet.training.console import progress, result_table
 
     began = time.perf_counter()
     experiment = Experiment(settings)
     experiment.announce()
-    data = experiment.source.load()
-    bar = progress(settings.callbacks["progress"])
+    with _signals(_stop_at_once):
+        data = experiment.source.load()
+    callbacks = [History(folder / "history.jsonl"), progress(settings.callbacks["progress"]), *experiment.callbacks()]
     with (
         WorkerTeam(experiment.workers, settings.parallel["timeout_s"], limit_blas=not experiment.devices) as team,
-        _signals(team),
+        _signals(partial(_stop_at_average, team)),
     ):
         if not experiment.devices:
             log.info("BLAS threads per worker: %d", team.blas_threads)
         experiment.limit_memory()
         try:
-            outcomes = team.run(lambda communicator: train_worker(experiment, data, communicator, folder, bar))
+            outcomes = team.run(lambda communicator: train_worker(experiment, data, communicator, callbacks))
         finally:
-            bar.close()
+            for callback in callbacks:
+                callback.close()
         summary = summarise(experiment, data, outcomes[0], time.perf_counter() - began)
-    save(folder, summary, outcomes[0].trainer)
-    if outcomes[0].trainer.stopped_by:
-        raise Interrupted(outcomes[0].trainer.stopped_by)
-    result_table(summary, str(folder))
+        save(folder, summary, outcomes[0].trainer)
+    if summary["test"] is not None:
+        result_table(summary, str(folder))
+    if team.stop_signal:  # which may also have come too late to stop anything: a sweep must not go on
+        raise Interrupted(team.stop_signal)
     accuracy: float = summary["test_accuracy"]
     return accuracy
 
 
-def train_worker(experiment: Any, data: Any, communicator: Any, folder: Path, bar: Any) -> Outcome:
+def train_worker(experiment: Any, data: Any, communicator: Any, callbacks: Sequence[Any]) -> Outcome:
     """What every worker does: make a replica, train it with the others, evaluate it with the others."""
-    from cupynet.training import History, warm_up
+    from cupynet.training import warm_up
 
     settings: Settings = experiment.settings
-    trainer = experiment.trainer(communicator, [History(folder / "history.jsonl"), bar])
+    trainer = experiment.trainer(communicator, callbacks)
     compile_s = 0.0
     if communicator.rank == 0:
         compile_s = warm_up(trainer.model, experiment.optimizer(), settings.batch_size)
@@ -150,25 +154,31 @@ def save(folder: Path, summary: dict[str, Any], trainer: Any) -> None:
     write_json(folder / "summary.json", summary)
 
 
+def _stop_at_once(number: int) -> None:
+    """While there are no results yet."""
+    raise KeyboardInterrupt(number)  # no Exception, which a download takes for one more thing that can go wrong
+
+
+def _stop_at_average(team: Any, number: int) -> None:
+    """End training at the next average, with its results saved; a second signal ends it at once."""
+    if team.stop_signal:
+        _stop_at_once(number)
+    log.warning("signal %s: stopping at the next average, once more to stop at once", signal.Signals(number).name)
+    team.stop(number)
+
+
 @contextmanager
-def _signals(team: Any) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGUSR1 end training at the next average, with its results saved; a second one ends it at
-    once.
-    """
+def _signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGUSR1 call `stop` with their number; its KeyboardInterrupt leaves as Interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if team.stop_signal:
-            raise Interrupted(number)
-        log.warning("signal %s: stopping at the next average, once more to stop at once", signal.Signals(number).name)
-        team.stop(number)
-
     numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = {number: signal.signal(number, lambda number, frame: stop(number)) for number in numbers}
     try:
         yield
+    except KeyboardInterrupt as stopped:
+        raise Interrupted(*stopped.args) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

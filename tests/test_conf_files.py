@@ -127,7 +127,13 @@ def test_experiments() -> None:
     )
     assert (wrapper.parallel["averaging_frequency"], wrapper.parallel["prefetch_buffer"]) == (3, 24)
     assert wrapper.optimizer == {
-        **{"_target_": "cupynet.optim.Nesterov", "learning_rate": 0.01, "momentum": 0.9, "l2": 0.0005}
+        **{
+            "_target_": "cupynet.optim.Nesterov",
+            "learning_rate": 0.01,
+            "momentum": 0.9,
+            "max_grad_norm": None,
+            "l2": 0.0005,
+        }
     }
     guide = settings_of("experiment=dl4j_gpu_guide")
     assert (guide.workers, guide.dtype, guide.parallel["averaging_frequency"]) == (4, "half", 1)

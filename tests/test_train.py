@@ -222,7 +222,7 @@ def test_a_failing_worker_ends_the_process_with_its_own_traceback(step, worker, 
         assert f"worker {worker} (numba, device 0), epoch 1, at batch" in stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
 def test_a_signal_ends_a_run_with_its_results_saved(number, code, tmp_path):
     arguments = [*QUICK, "data.train=3000", "epochs=10000", "workers=2", "evaluate_every_epochs=10000"]
     process = subprocess.Popen(
@@ -246,3 +246,77 @@ def test_a_signal_ends_a_run_with_its_results_saved(number, code, tmp_path):
     folder = run_folder(tmp_path)
     assert json.loads((folder / "summary.json").read_text())["stopped_by"] == number.name
     assert (folder / "weights.safetensors").exists()
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    epochs = [row["epoch"] for row in rows if row["kind"] == "epoch"]
+    assert epochs == list(range(1, len(epochs) + 1))  # none twice: the one that was broken off is no row
+
+
+SIGNALLING = """
+import os, signal, time
+from cupynet.data import Synthetic
+from cupynet.nn import Layer
+
+class Slow(Synthetic):
+    '''Is told to stop while it loads.'''
+
+    def load(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(60)
+
+class Late(Layer):
+    '''The first evaluation comes after the last average.'''
+    sent = False
+
+    def build(self, input, params, backend):
+        return input
+
+    def forward(self, x, context):
+        if not context.train and not Late.sent:
+            Late.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return x, lambda dy: dy
+"""
+
+
+@pytest.fixture
+def signalling(tmp_path):
+    (tmp_path / "signalling.py").write_text(SIGNALLING)
+    return {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+
+
+def test_a_signal_during_loading_ends_a_run_at_once(signalling, tmp_path):
+    began = time.monotonic()
+    part = "data._target_=signalling.Slow"
+    _, stderr = run(tmp_path, *QUICK, "trusted_modules=[signalling]", part, code=143, **signalling)
+    assert stderr == "cupynet: stopped by signal 10\n" and time.monotonic() - began < 50
+
+
+def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(signalling, tmp_path):
+    part = "+model.layers={late:{_target_:signalling.Late}}"
+    arguments = ["-m", *QUICK, "trusted_modules=[signalling]", part, "workers=1,2"]
+    stdout, _ = run(tmp_path, *arguments, code=143, **signalling)
+    (summary,) = tmp_path.glob("outputs/sweeps/*/*/*/summary.json")
+    assert json.loads(summary.read_text())["test_accuracy"] is not None and "test accuracy" in stdout
+
+
+def test_a_reader_who_leaves_does_not_end_a_run(tmp_path):
+    arguments = [sys.executable, "-m", "cupynet.train", *QUICK, "epochs=3", "workers=2"]
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(100) == 0 and process.stderr.read() == ""
+    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["epochs"] == 3
+
+
+def test_evaluate_refuses_other_images_than_the_runs(finished, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(finished[0]), str(copy)], check=True)
+    summary = json.loads((copy / "summary.json").read_text()) | {"dataset": "mnist"}
+    (copy / "summary.json").write_text(json.dumps(summary))
+    _, stderr = run(tmp_path, str(copy), command="evaluate", code=65)
+    assert stderr == (
+        "cupynet: the run was made on mnist, and now synthetic was found: bring mnist back, or choose with data=...\n"
+    )
+    run(tmp_path, str(copy), "data.test=200", command="evaluate")

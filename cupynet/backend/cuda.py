@@ -6,6 +6,8 @@ returns the reason as text. All GEMMs are 2-D (see `Backend._product`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +16,7 @@ from cupynet.backend.base import Backend
 from cupynet.backend.policy import DtypePolicy
 
 Array: TypeAlias = Any
+LINE = "\n"
 
 
 def probe() -> str | None:
@@ -22,14 +25,15 @@ def probe() -> str | None:
         import cupy
     except ImportError as error:
         return f"CuPy is not installed ({error})"
+    except Exception as error:  # installed and broken: built for another NumPy, a library that does not load
+        return f"CuPy cannot be imported ({str(error).partition(LINE)[0]})"
     try:
         if not cupy.is_available():
             return "CuPy finds no usable GPU or driver"
         x = cupy.ones((2, 2), np.float32)
         (x @ x + 1).get()
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        return f"CuPy cannot run a kernel ({reason})"
+    except Exception as error:  # the compiler's is neither an ImportError nor a RuntimeError
+        return f"CuPy cannot run a kernel ({str(error).partition(LINE)[0]})"
     return None
 
 
@@ -44,7 +48,9 @@ class CupyBackend(Backend):
     """The reference operations on CuPy arrays of one device.
 
     Each worker calls `activate` once, in its own thread: the current device and stream are the thread's, and every
-    array and kernel of the worker belongs to its non-blocking stream.
+    array and kernel of the worker belongs to its non-blocking stream. What other threads ask of this backend (a
+    prefetcher making batches, a caller reading weights) is put on the same stream: it happens in the order it was asked
+    for, and memory that was freed is written again only after its last use.
     """
 
     name = "cupy"
@@ -61,20 +67,34 @@ class CupyBackend(Backend):
         self._stream = self.xp.cuda.Stream(non_blocking=True)
         self._stream.use()
 
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        """This backend's device and stream as the calling thread's, for a while."""
+        with self.xp.cuda.Device(self.device), self._stream or nullcontext():
+            yield
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        with self._here():
+            return super().allocate(shape, dtype)
+
+    def asarray(self, array: Any, dtype: Any = None) -> Array:
+        with self._here():
+            return super().asarray(array, dtype)
+
     def address(self, array: Array) -> int:
         return int(array.data.ptr)
 
     def to_host(self, array: Array) -> Any:
-        return self.xp.asnumpy(array)
+        with self._here():
+            return self.xp.asnumpy(array)
 
     def load_images(self, images: Any, samples: Any) -> Array:
-        with self.xp.cuda.Device(self.device):
-            batch = super().load_images(images, samples)
-            self.synchronize()  # made on the prefetcher's stream, used on the worker's
-            return batch
+        with self._here():
+            return super().load_images(images, samples)
 
     def synchronize(self) -> None:
-        self.xp.cuda.get_current_stream().synchronize()
+        with self._here():
+            self.xp.cuda.get_current_stream().synchronize()
 
 
 def limit_pools(devices: list[int], limit: int | float) -> None:

@@ -130,6 +130,9 @@ class ConvMaxPool(Layer):
     def __init__(self, conv: Conv2D, pool: MaxPool2D) -> None:
         self.conv, self.pool = conv, pool
 
+    def members(self) -> list[Layer]:
+        return [self.conv, self.pool]
+
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         conv, backend, activation = self.conv, self.conv.backend, self.conv._activation
         weight, bias = conv.weight, conv.bias

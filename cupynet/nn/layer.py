@@ -76,6 +76,10 @@ class Layer:
         """One layer that does what these two built ones do, in one operation of the backend; None if there is none."""
         return None
 
+    def members(self) -> list[Layer]:
+        """The layers this one stands for: itself, or those it was fused of."""
+        return [self]
+
     def describe(self) -> str:
         """The layer's settings in a few words, for `Model.summary`."""
         return ""

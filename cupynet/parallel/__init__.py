@@ -2,7 +2,15 @@
 
 from cupynet.parallel.communicator import Communicator, SerialCommunicator, ThreadCommunicator, ThreadGroup
 from cupynet.parallel.launch import WorkerTeam, blas_threads_per_worker
-from cupynet.parallel.synchronizers import Average, Moment, ParameterAveraging, Replica, Synchronizer, check_frequency
+from cupynet.parallel.synchronizers import (
+    Average,
+    Moment,
+    ParameterAveraging,
+    Replica,
+    Synchronizer,
+    check_frequency,
+    is_finite,
+)
 
 __all__ = [
     "Average",
@@ -17,4 +25,5 @@ __all__ = [
     "WorkerTeam",
     "blas_threads_per_worker",
     "check_frequency",
+    "is_finite",
 ]

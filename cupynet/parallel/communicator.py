@@ -150,12 +150,11 @@ class ThreadGroup:
 
 
 class ThreadCommunicator(Communicator):
-    """A worker that is a thread of this process; arrays are handed over by reference.
+    """A worker that is a thread of this process; arrays are handed over by reference, and are NumPy's.
 
     Args:
         group: what all of them share.
         rank: this one's number.
-        to_host, from_host: for arrays on a device, the way to the host and back; averages are computed on the host.
     """
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:

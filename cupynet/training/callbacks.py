@@ -79,7 +79,7 @@ class Callback:
         """Every `report_every` iterations, after `on_iteration_end`."""
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        """After an epoch and its evaluation."""
+        """After a complete epoch and its evaluation; not after one that a signal broke off."""
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """After the last average, also where a signal ended training early; not after an error."""
@@ -117,6 +117,9 @@ class History(Callback):
         self._write(row)
 
     def on_fit_end(self, trainer: Trainer) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -17,9 +17,10 @@ class Clock:
     """Where this worker's time goes.
 
     Attributes:
-        rounds_s: seconds in rounds, evaluation excluded.
+        rounds_s: seconds in rounds and in the averages that end epochs, evaluation excluded.
         compute_s, data_s, averaging_s: their parts: steps, waiting for batches, averages.
-        timed_s, timed_images: seconds and images (of all replicas) in the rounds after the first 10.
+        images: of all replicas.
+        timed_s, timed_images: seconds and images in the rounds after the first 10.
     """
 
     rounds_s: float = 0.0
@@ -42,6 +43,12 @@ class Clock:
         self.rounds_s, self.images = self.rounds_s + seconds, self.images + images
         if iteration > UNTIMED_ROUNDS:
             self.timed_s, self.timed_images = self.timed_s + seconds, self.timed_images + images
+
+    def finish(self, seconds: float, averaging_s: float) -> None:
+        """An average after the last round of an epoch: it belongs to the rounds that made it necessary."""
+        self.averaging_s, self.rounds_s = self.averaging_s + averaging_s, self.rounds_s + seconds
+        if self.timed_images:
+            self.timed_s += seconds
 
 
 @dataclass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from cupynet.errors import ConfigError
@@ -34,11 +36,19 @@ def describe(record: EpochRecord) -> str:
     return text
 
 
+class _Terminal(Console):
+    """A console whose reader may leave without ending the process, which is what rich does by default."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class ProgressLines(Callback):
     """One line per epoch, for files and pipes."""
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        print(f"{describe(record)}, {trainer.clock.images_per_s:,.0f} images/s", flush=True)
+        with contextlib.suppress(BrokenPipeError):  # nobody reads any more; the run goes on
+            print(f"{describe(record)}, {trainer.clock.images_per_s:,.0f} images/s", flush=True)
 
 
 class ProgressBar(Callback):
@@ -52,7 +62,7 @@ class ProgressBar(Callback):
             TextColumn("{task.fields[rate]} images/s"),
             TimeRemainingColumn(),
         )
-        self._progress = Progress(*columns, console=Console(), refresh_per_second=4)
+        self._progress = Progress(*columns, console=_Terminal(), refresh_per_second=4)
         self._task: TaskID | None = None
         self._total = 0
 
@@ -75,6 +85,8 @@ class ProgressBar(Callback):
             self._progress.update(self._task, accuracy=f"{record.evaluation.accuracy:.2%}")
 
     def on_fit_end(self, trainer: Trainer) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, completed=trainer.iteration, total=trainer.total_iterations)
         self._progress.stop()
 
     def close(self) -> None:
@@ -98,7 +110,7 @@ def result_table(summary: dict[str, Any], folder: str) -> None:
         rows["test accuracy"] = f"[bold]{summary['test_accuracy']:.2%}[/]"
         rows["test loss"] = f"{summary['test_loss']:.4f}"
         rows["macro F1"] = f"{summary['test_f1']:.4f}"
-    rows["run folder"] = folder
-    console = Console(soft_wrap=True, highlight=False)
+    rows["run folder"] = escape(folder)
+    console = _Terminal(soft_wrap=True, highlight=False)
     for name, value in rows.items():
         console.print(f"{name:<15}{value}")

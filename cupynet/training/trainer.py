@@ -18,7 +18,7 @@ from cupynet.data import Batch, Loader, Prefetcher
 from cupynet.errors import DivergedError, annotate
 from cupynet.nn import INFERENCE, Context, Model
 from cupynet.optim import Optimizer
-from cupynet.parallel import Average, Communicator, Moment, Replica, SerialCommunicator, Synchronizer
+from cupynet.parallel import Average, Communicator, Moment, Replica, SerialCommunicator, Synchronizer, is_finite
 from cupynet.training.callbacks import Callback, EpochRecord, Report
 from cupynet.training.clock import Clock, Window
 from cupynet.training.metrics import Evaluation
@@ -42,7 +42,7 @@ class Trainer:
 
     Attributes:
         iteration: updates of this replica so far, counted in rounds.
-        total_iterations: iterations of the whole `fit`.
+        total_iterations: what `iteration` will be at the end of this `fit`.
         epoch: complete epochs so far.
         stopped_by: number of the signal that ended training early, else 0.
         clock: where the time went.
@@ -90,9 +90,10 @@ class Trainer:
             split: what to call it, `test` or `validation`.
 
         Raises:
-            DivergedError: a replica is no longer finite.
+            DivergedError: a replica is no longer finite; looked for at averages, reports and the ends of epochs.
         """
-        self.epochs, self.total_iterations = epochs, epochs * self.rounds(train)
+        self.epochs = epochs
+        self.total_iterations = self.iteration + (epochs - self.epoch) * self.rounds(train)
         self.optimizer.learning_rate.span(self.total_iterations)
         self._tell("on_fit_start")
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # divergence is looked for, not warned of
@@ -119,14 +120,13 @@ class Trainer:
 
     def _epoch(self, train: Loader, evaluate_on: Loader | None, split: str) -> None:
         """One epoch: its rounds, the average that ends it, its evaluation."""
-        before = self.clock.rounds_s
-        seen = self.clock.images
+        before, first, rounds = replace(self.clock), self.iteration, self.rounds(train)
         rank, size, backend = self.communicator.rank, self.communicator.size, self.model.backend
         batches = Prefetcher(train.epoch(self.epoch, backend, rank, size), self.prefetch_buffer)
         batch: Batch | None = None
         try:
             with batches:
-                for number in range(self.rounds(train)):
+                for number in range(rounds):
                     began, waited = time.perf_counter(), batches.waited_s
                     batch = next(batches, None)
                     self.clock.data_s += batches.waited_s - waited
@@ -136,13 +136,15 @@ class Trainer:
                     self._after_round()
                     if self.stopped_by:
                         break
+        except DivergedError:
+            raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
             where = "without a batch" if batch is None else f"at batch {batch.index}"
             annotate(error, f"worker {rank} ({backend.name}, device {backend.device}), epoch {self.epoch + 1}, {where}")
             raise
-        if not self.stopped_by:
-            self.epoch += 1
-        self._end_epoch(evaluate_on, split, self.clock.images - seen, self.clock.rounds_s - before)
+        complete = self.iteration - first == rounds
+        self.epoch += complete
+        self._end_epoch(evaluate_on, split, before, complete)
 
     def _round(self, batch: Batch | None) -> None:
         """This replica's update, if it has a batch, and the average, if one is due."""
@@ -190,22 +192,34 @@ class Trainer:
         self._window = Window(replace(self.clock))
         return report
 
-    def _end_epoch(self, evaluate_on: Loader | None, split: str, samples: int, seconds: float) -> None:
-        """The average that the rules ask for here, then the evaluation of replicas that are identical."""
+    def _end_epoch(self, evaluate_on: Loader | None, split: str, before: Clock, complete: bool) -> None:
+        """The average that the rules ask for here, then the evaluation of replicas that are identical. An epoch that a
+        signal broke off is averaged and not reported.
+        """
         last = self.epoch == self.epochs or bool(self.stopped_by)
         moment: Moment = "fit" if last else "evaluation" if evaluate_on is not None else "epoch"
         began = time.perf_counter()
         average = self.synchronizer.finish(self.replica, moment)
-        if average is not None:
-            self.clock.averaging_s += average.seconds
-            self.clock.rounds_s += time.perf_counter() - began
+        if average is None:
+            self._refuse_divergence()
+        else:
+            self.clock.finish(time.perf_counter() - began, average.seconds)
             self._window.averaged(average)
             self.stopped_by = self.stopped_by or average.stop_signal
         evaluation = None
         if evaluate_on is not None and self.synchronizer.identical and not self.stopped_by:
             evaluation = self.evaluate(evaluate_on)
-        record = EpochRecord(self.epoch, self.iteration, samples, seconds, split, evaluation)
-        self._tell("on_epoch_end", record)
+        if complete:
+            samples, seconds = self.clock.images - before.images, self.clock.rounds_s - before.rounds_s
+            self._tell("on_epoch_end", EpochRecord(self.epoch, self.iteration, samples, seconds, split, evaluation))
+
+    def _refuse_divergence(self) -> None:
+        """Where no average looks at the weights, an epoch's end does."""
+        if not is_finite(self.model.params.master):
+            raise DivergedError(
+                f"the replica of worker {self.communicator.rank} is not finite after iteration {self.iteration}: "
+                "lower optimizer.learning_rate, or train in a wider dtype"
+            )
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:

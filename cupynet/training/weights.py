@@ -1,8 +1,7 @@
 """Weights on disk: safetensors files with a digest, written aside and renamed.
 
 safetensors has no checksum of its own: a flipped bit in a weight would load silently, so the file carries a SHA-256
-    over its
-tensors, in order of name, in its metadata.
+over its tensors, in order of name, in its metadata.
 """
 
 from __future__ import annotations

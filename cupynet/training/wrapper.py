@@ -38,7 +38,8 @@ class ParallelWrapper:
         prefetch_buffer: batches made ahead, over all workers; 0 for none.
         report_score_after_averaging: compute the mean loss over all replicas at each average.
         average_updaters: average the optimizer state with the weights.
-        devices: the GPUs, worker r on devices[r % len(devices)]; the model's own unless told. Not on a CPU.
+        devices: the GPUs, worker r on devices[r % len(devices)]; the first is the model's own, and the only one unless
+            told. Not on a CPU.
         callbacks: told of events on rank 0, see `Callback`.
         report_every: iterations between reports to callbacks; 0 for none.
         timeout_s: how long a worker waits for the others before it takes them for dead.
@@ -66,6 +67,10 @@ class ParallelWrapper:
             raise ConfigError(f"prefetch_buffer={prefetch_buffer!r}: must be an integer of at least 0")
         if devices and model.backend.name != "cupy":
             raise ConfigError(f"devices={list(devices)}: backend {model.backend.name} has none, leave it out")
+        if devices and devices[0] != model.backend.device:
+            raise ConfigError(
+                f"devices={list(devices)}: replica 0 is the model itself, and that is on device {model.backend.device}"
+            )
         self.model, self.callbacks, self.report_every = model, callbacks, report_every
         self._optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
         self._averaging = check_frequency(averaging_frequency)
@@ -137,7 +142,8 @@ class ParallelWrapper:
             trainer = Trainer(
                 model,
                 copy.deepcopy(self._optimizer),
-                callbacks=self.callbacks if communicator.rank == 0 else [c for c in self.callbacks if c.every_rank],
+                communicator=communicator,
+                callbacks=self.callbacks,
                 prefetch_buffer=self._prefetch,
                 report_every=self.report_every,
             )

@@ -191,12 +191,30 @@ def test_divergence_ends_training_with_one_worker_too():
         train(1, lambda: SGD(1e35), epochs=3, frequency=5, dtype="float")
 
 
+def test_divergence_is_seen_without_any_average_or_report():
+    trainer = Trainer(small_model("float"), SGD(1e35), report_every=0)
+    with pytest.raises(DivergedError, match="the replica of worker 0 is not finite after iteration 15"):
+        trainer.fit(Loader(small_dataset(60), 4), 2)
+
+
+def test_a_diverged_replica_is_told_without_the_place_of_whoever_told_it():
+    with pytest.raises(DivergedError) as caught:
+        train(2, lambda: SGD(1e35), epochs=3, dtype="float")
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_scores_are_weighted_by_samples():
-    run = train(2, OPTIMIZERS["sgd"], samples=10, batch_size=4, frequency=1)
+    """One average over batches of 4, 4 and 2: the score is the mean loss of the ten samples, each in its replica."""
+    run = train(2, OPTIMIZERS["sgd"], samples=10, batch_size=4, frequency=2)
+    total = 0.0
+    for rank in range(2):
+        trainer = Trainer(small_model(), OPTIMIZERS["sgd"](), report_every=0, prefetch_buffer=0)
+        for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, trainer.model.backend, rank, 2):
+            total += trainer.step(batch).sum()
+            trainer.iteration += 1
     report = run.recorders[0].reports[-1]
-    assert report.iteration == 2
-    assert np.isfinite(report.score_after_averaging)
-    assert report.divergence > 0
+    assert report.iteration == 2 and report.divergence > 0
+    assert report.score_after_averaging == pytest.approx(total / 10, rel=1e-12)
 
 
 def test_schedules_count_rounds_and_know_the_end():

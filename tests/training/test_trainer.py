@@ -12,7 +12,7 @@ from cupynet.data import Loader, Synthetic
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, WorkerTeam
-from cupynet.training import Callback, ParallelWrapper, Trainer, warm_up
+from cupynet.training import Callback, History, ParallelWrapper, Trainer, warm_up
 from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
 
 
@@ -125,6 +125,59 @@ def test_a_stop_signal_ends_training_at_the_same_iteration_everywhere(workers, f
     assert len({fingerprint(t.model) for t in trainers}) == 1
 
 
+@pytest.mark.parametrize(("samples", "epochs"), [(40, [(1, 5, 40)]), (48, [])])
+def test_a_stop_at_the_last_round_completes_the_epoch_and_an_earlier_one_does_not(samples, epochs):
+    class StopAt(Recorder):
+        every_rank = False
+
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 4:
+                wrapper.stop()
+
+    recorder = StopAt()
+    with ParallelWrapper(small_model(), 2, 1, callbacks=[recorder]) as wrapper:
+        wrapper.fit(Loader(small_dataset(samples), 4), 3)
+        assert (wrapper.trainer.iteration, wrapper.trainer.epoch) == (5, len(epochs))
+    assert [(r.epoch, r.iteration, r.samples) for r in recorder.epochs] == epochs
+
+
+def test_the_average_at_the_end_counts_in_the_rate():
+    """Worker 0 waits there for the others; without that time the rate would be its own, times the workers."""
+
+    class Slow(Callback):
+        every_rank = True
+
+        def on_iteration_end(self, trainer):
+            if trainer.communicator.rank == 1 and trainer.iteration > 10:
+                others_done.wait(30)
+
+        def on_epoch_end(self, trainer, record):
+            records[trainer.communicator.rank] = record
+
+    class Waiting(ParameterAveraging):
+        def finish(self, replica, moment):
+            if self.communicator.rank == 0:
+                rounds_s.append(trainers[0].clock.timed_s)
+                others_done.set()
+            return super().finish(replica, moment)
+
+    others_done, records, trainers, rounds_s = threading.Event(), {}, {}, []
+
+    def task(communicator):
+        averaging = Waiting(communicator, "end")
+        trainer = Trainer(
+            small_model(), SGD(0.01), communicator=communicator, synchronizer=averaging, callbacks=[Slow()]
+        )
+        trainers[communicator.rank] = trainer
+        trainer.fit(Loader(small_dataset(20 * 8), 4, seed=1), 1)
+        return trainer.clock
+
+    with WorkerTeam(2, timeout_s=60, limit_blas=False) as team:
+        clock = team.run(task)[0]
+    assert clock.timed_s > rounds_s[0] and clock.averaging_s > 0
+    assert records[0].train_s == clock.rounds_s
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_failing_worker_is_named_with_its_batch_and_device(rank):
     class Break(Recorder):
@@ -158,3 +211,17 @@ def test_warming_up_changes_nothing():
     assert fingerprint(model) == before
     assert not model.params.grad.any()
     assert model.backend.workspace.on_loan == 0
+
+
+def test_a_history_lets_go_of_its_file_after_an_error(tmp_path):
+    class Break(Callback):
+        def on_epoch_end(self, trainer, record):
+            raise ZeroDivisionError("on purpose")
+
+    history = History(tmp_path / "history.jsonl")
+    trainer = Trainer(small_model(), SGD(0.01), callbacks=[history, Break()])
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(Loader(small_dataset(12), 4), 1)
+    history.close()
+    history.close()
+    assert history._file is None and (tmp_path / "history.jsonl").read_text().count("\n") == 1

@@ -7,7 +7,7 @@ import pytest
 
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
-from cupynet.optim import SGD, Nesterov
+from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.training import ParallelWrapper
 from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
 
@@ -45,6 +45,21 @@ def test_fit_goes_on_where_it_stopped():
         with ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as twice:
             twice.fit(loader, 1).fit(loader, 2)
             assert fingerprint(once.replicas()[0]) == fingerprint(twice.replicas()[0])
+
+
+def test_a_second_fit_with_other_data_knows_its_end():
+    with ParallelWrapper(small_model(), 2, 1, optimizer=Nesterov(OneCycle(0.1))) as wrapper:
+        wrapper.fit(Loader(small_dataset(80), 4), 2)
+        assert wrapper.trainer.total_iterations == wrapper.trainer.iteration == 20
+        wrapper.fit(Loader(small_dataset(16), 4), 1)
+        assert wrapper.trainer.total_iterations == wrapper.trainer.iteration == 22
+
+
+def test_replica_0_is_the_model_and_so_the_first_device_is_the_models():
+    model = small_model()
+    model.backend.name = "cupy"
+    with pytest.raises(ConfigError, match=r"devices=\[1, 0\]: replica 0 is the model itself, .* on device 0"):
+        ParallelWrapper(model, devices=[1, 0])
 
 
 def test_stop_ends_a_fit_from_a_callback():
