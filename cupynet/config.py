@@ -309,7 +309,9 @@ def _explain_key(error: OmegaConfBaseException, key: str, overrides: Sequence[st
         above, parent = key.rpartition(".")[0], error.parent_node
         known = [str(name) for name in parent if name != "hydra"] if isinstance(parent, DictConfig) else []
         full = [f"{above}.{name}" if above else name for name in known]
-        hint = "; does the file begin with '# @package _global_'?" if key == "experiment" else nearest(key, full)
+        inside = [known for known in RULES if known.endswith(f".{key}")]  # averaging_frequency=3
+        hint = f"; did you mean '{inside[0]}'?" if inside else nearest(key, full)
+        hint = "; does the file begin with '# @package _global_'?" if key == "experiment" else hint
         return f"{asked or key}: there is no setting '{key}'{hint}"
     if isinstance(error, MissingMandatoryValue):
         return f"{key}: is missing" + (f"; choose it with {key}=... (--help lists them)" if key in _GROUPS else "")

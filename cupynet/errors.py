@@ -50,8 +50,8 @@ class OutputError(CupynetError):
 class Interrupted(CupynetError):
     """A signal asked the run to stop: 130 for SIGINT, 143 for SIGTERM, and for SIGUSR1 by which a scheduler warns."""
 
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(f"stopped by signal {signal_number}")
+    def __init__(self, signal_number: int, saved: str = "nothing of this run was saved") -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}: {saved}")
         self.signal_number = signal_number
         self.exit_code = 130 if signal_number == signal.SIGINT else 143
 

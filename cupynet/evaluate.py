@@ -78,6 +78,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(summary, dict):
+        raise DataError(f"{path}: is not a summary, expected an object, found {type(summary).__name__}")
     return summary
 
 

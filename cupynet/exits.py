@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
 import sys
 import traceback
 
-from cupynet.errors import CupynetError
+from cupynet.errors import CupynetError, OutputError
 from cupynet.settings import one_line
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
 
 
@@ -30,6 +32,8 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     elif isinstance(error, CupynetError):
         where = getattr(error, "__notes__", [])  # the worker and the batch, from whom it passed on the way
         line, code = one_line("; ".join([str(error), *where])), error.exit_code
+    elif isinstance(error, OSError) and error.errno in FULL:
+        line, code = f"the output cannot be written: {error.strerror}", OutputError.exit_code
     else:
         line, code, bug = f"this is a bug: {type(error).__name__}: {one_line(error)}", 1, True
     if log is not None:
@@ -57,6 +61,9 @@ def stdout_is_gone(probe: str = "") -> bool:
         with contextlib.suppress(io.UnsupportedOperation):  # raised where stdout is no file: a notebook, a test
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
+    except OSError:  # a full disk, told when it was met
+        with contextlib.suppress(io.UnsupportedOperation):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return False
 
 

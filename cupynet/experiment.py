@@ -134,11 +134,14 @@ class Experiment:
     def announce(self) -> None:
         """Say in the log what computes, and why not something else."""
         if self.backend_reason:
-            log.info("backend %s: %s", self.backend_name, self.backend_reason)
+            log.info("no GPU is used: %s", self.backend_reason)
         devices = ", ".join(dict.fromkeys(self.device_names()))
-        log.info(
-            "backend %s, dtype %s, %d workers on %s", self.backend_name, self.settings.dtype, self.workers, devices
-        )
+        workers = f"{self.workers} worker{'s' * (self.workers > 1)} on {devices}"
+        log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
+        if not self.devices and self.workers > available_cores():
+            log.warning("workers=%d share %d cores: they take turns", self.workers, available_cores())
+        if not self.devices and self.settings.dtype == "half":
+            log.warning("dtype=half on a CPU is stored in 16 bits and computed in 32: several times slower than float")
 
     def callbacks(self) -> list[Callback]:
         """What keeps the memory pools small on the way; nothing to do on a CPU."""

@@ -116,6 +116,12 @@ def _guess(value: Any, names: Iterable[str]) -> str:
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
+def _dtype(value: Any) -> str | None:
+    names = ("half", "float", "double")
+    same = {"float16": "half", "fp16": "half", "float32": "float", "fp32": "float", "float64": "double"}.get(str(value))
+    return f"must be {listed(names)}; {value} is '{same}' here" if same else _one_of(*names)(value)
+
+
 def _switch(value: Any) -> str | None:
     return None if isinstance(value, bool) else "must be true or false"
 
@@ -159,7 +165,7 @@ def _modules(value: Any) -> str | None:
 
 RULES: dict[str, Rule] = {
     "workers": _whole(1, null="one per device"),
-    "dtype": _one_of("half", "float", "double"),
+    "dtype": _dtype,
     "seed": _whole(0),
     "epochs": _whole(1),
     "batch_size": _whole(1),

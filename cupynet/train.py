@@ -29,9 +29,9 @@ class Outcome:
     """What a worker brings back."""
 
     trainer: Any  # cupynet.training.Trainer
-    evaluation: Any  # cupynet.training.Evaluation, or None where a signal ended the run
+    test: Any  # cupynet.training.Evaluation, or None where a signal ended the run
+    validation: Any  # the same; None too where nothing was held out
     compile_s: float
-    evaluate_s: float
 
 
 def main() -> None:
@@ -47,13 +47,17 @@ def check(settings: Settings) -> None:
 
 
 def train(settings: Settings, folder: Path) -> float | None:
-    """One run into `folder`: summary, history and weights. Returns the test accuracy."""
+    """One run into `folder`: summary, history and weights.
+
+    Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test.
+    """
     from cupynet.experiment import Experiment
     from cupynet.parallel import WorkerTeam
     from cupynet.training import History
     from cupynet.training.console import progress, result_table
 
     began = time.perf_counter()
+    (folder / "summary.json").unlink(missing_ok=True)  # of a run before into the same folder
     experiment = Experiment(settings)
     experiment.announce()
     with _signals(_stop_at_once):
@@ -76,9 +80,9 @@ def train(settings: Settings, folder: Path) -> float | None:
     if summary["test"] is not None:
         result_table(summary, str(folder))
     if team.stop_signal:  # which may also have come too late to stop anything: a sweep must not go on
-        raise Interrupted(team.stop_signal)
-    accuracy: float = summary["test_accuracy"]
-    return accuracy
+        raise Interrupted(team.stop_signal, f"what was trained is in {folder}")
+    chosen: float = summary["test_accuracy" if data.validation is None else "validation_accuracy"]
+    return chosen
 
 
 def train_worker(experiment: Any, data: Any, communicator: Any, callbacks: Sequence[Any]) -> Outcome:
@@ -87,11 +91,9 @@ def train_worker(experiment: Any, data: Any, communicator: Any, callbacks: Seque
 
     settings: Settings = experiment.settings
     trainer = experiment.trainer(communicator, callbacks)
-    compile_s = 0.0
+    compile_s = warm_up(trainer.model, experiment.optimizer(), settings.batch_size)
     if communicator.rank == 0:
-        compile_s = warm_up(trainer.model, experiment.optimizer(), settings.batch_size)
         log.info("kernels ready after %.1f s", compile_s)
-    communicator.barrier()
     held_out = data.validation if data.validation is not None else data.test
     split = "validation" if data.validation is not None else "test"
     trainer.fit(
@@ -101,16 +103,17 @@ def train_worker(experiment: Any, data: Any, communicator: Any, callbacks: Seque
         evaluate_every=settings.evaluate_every_epochs,
         split=split,
     )
-    began = time.perf_counter()
-    evaluation = None if trainer.stopped_by else trainer.evaluate(experiment.evaluation_loader(data.test))
-    return Outcome(trainer, evaluation, compile_s, time.perf_counter() - began)
+    test = trainer.evaluation if split == "test" else None  # of the last epoch, which is always evaluated
+    if split != "test" and not trainer.stopped_by:
+        test = trainer.evaluate(experiment.evaluation_loader(data.test))
+    return Outcome(trainer, test, trainer.evaluation if split != "test" else None, compile_s)
 
 
 def summarise(experiment: Any, data: Any, outcome: Outcome, wall_s: float) -> dict[str, Any]:
     """The content of summary.json."""
     from cupynet.backend import environment
 
-    settings, trainer, evaluation = experiment.settings, outcome.trainer, outcome.evaluation
+    settings, trainer, evaluation = experiment.settings, outcome.trainer, outcome.test
     clock = trainer.clock
     return {
         "dataset": data.name,
@@ -131,9 +134,10 @@ def summarise(experiment: Any, data: Any, outcome: Outcome, wall_s: float) -> di
         "wall_s": wall_s,
         "train_s": clock.rounds_s,
         "compile_s": outcome.compile_s,
-        "evaluate_s": outcome.evaluate_s,
+        "evaluate_s": clock.evaluate_s,
         "data_s": clock.data_s,
         "averaging_s": clock.averaging_s,
+        "validation_accuracy": _number(outcome.validation and outcome.validation.accuracy),
         "test_accuracy": _number(evaluation and evaluation.accuracy),
         "test_loss": _number(evaluation and evaluation.loss),
         "test_f1": _number(evaluation and evaluation.f1),
@@ -163,8 +167,7 @@ def _stop_at_average(team: Any, number: int) -> None:
     """End training at the next average, with its results saved; a second signal ends it at once."""
     if team.stop_signal:
         _stop_at_once(number)
-    log.warning("signal %s: stopping at the next average, once more to stop at once", signal.Signals(number).name)
-    team.stop(number)
+    team.stop(number)  # and nothing else: what a handler prints may come in the middle of another print
 
 
 @contextmanager

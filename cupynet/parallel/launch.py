@@ -10,10 +10,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from cupynet.backend import available_cores
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, CupynetError, annotate
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, ThreadCommunicator, ThreadGroup
 
 T = TypeVar("T")
@@ -25,6 +25,11 @@ GRACE_S = 5.0  # how long the others may take to notice that a worker failed
 def blas_threads_per_worker(workers: int) -> int:
     """BLAS threads each replica may use on a CPU so that all of them together use the cores once."""
     return max(1, available_cores() // workers)
+
+
+def blas_threads_now() -> int:
+    """BLAS threads as they are set: by the user's OPENBLAS_NUM_THREADS or the like, else one per core."""
+    return min((info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"), default=1)
 
 
 class WorkerTeam:
@@ -48,7 +53,7 @@ class WorkerTeam:
         self._inboxes: list[queue.SimpleQueue[Any]] = []
         self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._broken = False
-        self.blas_threads = blas_threads_per_worker(workers)
+        self.blas_threads = min(blas_threads_per_worker(workers), blas_threads_now())
         self._limits = threadpool_limits(self.blas_threads, user_api="blas") if limit_blas else None
         for rank in range(workers if workers > 1 else 0):
             inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -113,7 +118,7 @@ class WorkerTeam:
             if error is not None and deadline is None:
                 deadline = time.monotonic() + GRACE_S
         if group.failure is not None:
-            log.error("worker %d failed; the others were stopped", group.failed_rank)
+            log.info("worker %d failed; the others were stopped", group.failed_rank)
             raise group.failure
         return results
 
@@ -128,6 +133,8 @@ class WorkerTeam:
             except PeerFailed as stopped:
                 error = stopped
             except BaseException as failure:
+                if not isinstance(failure, CupynetError) and not getattr(failure, "__notes__", None):
+                    annotate(failure, f"worker {rank}")
                 communicator.group.fail(rank, failure)
                 error = failure
             self._results.put((rank, result, error))

@@ -92,7 +92,7 @@ class History(Callback):
     """Writes `history.jsonl`: one JSON object per report and per epoch, each line on disk before training goes on.
 
     Args:
-        path: of the file; rows are appended.
+        path: of the file; what it holds is overwritten.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class History(Callback):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         try:
-            self._file = self.path.open("a", encoding="utf-8")
+            self._file = self.path.open("w", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
 

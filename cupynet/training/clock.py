@@ -20,6 +20,7 @@ class Clock:
         rounds_s: seconds in rounds and in the averages that end epochs, evaluation excluded.
         compute_s, data_s, averaging_s: their parts: steps, waiting for batches, averages.
         images: of all replicas.
+        evaluate_s: seconds in evaluations.
         timed_s, timed_images: seconds and images in the rounds after the first 10.
     """
 
@@ -27,6 +28,7 @@ class Clock:
     compute_s: float = 0.0
     data_s: float = 0.0
     averaging_s: float = 0.0
+    evaluate_s: float = 0.0
     images: int = 0
     timed_s: float = 0.0
     timed_images: int = 0

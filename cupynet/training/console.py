@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from cupynet.training.callbacks import Callback, EpochRecord, Report
 
 if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 STYLES = ("auto", "bar", "lines", "none")
 
@@ -30,7 +32,8 @@ def progress(style: str = "auto") -> Callback:
 
 def describe(record: EpochRecord) -> str:
     """An epoch in one line."""
-    text = f"epoch {record.epoch}: {record.samples:,} images in {record.train_s:.1f} s"
+    rate = record.samples / record.train_s if record.train_s else 0.0
+    text = f"epoch {record.epoch}: {record.samples:,} images in {record.train_s:.1f} s ({rate:,.0f}/s)"
     if record.evaluation is not None:
         text += f", {record.split} accuracy {record.evaluation.accuracy:.2%}, loss {record.evaluation.loss:.4f}"
     return text
@@ -44,49 +47,52 @@ class _Terminal(Console):
 
 
 class ProgressLines(Callback):
-    """One line per epoch, for files and pipes."""
+    """One line per epoch, on the terminal and in the run's log."""
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody reads any more; the run goes on
-            print(f"{describe(record)}, {trainer.clock.images_per_s:,.0f} images/s", flush=True)
+        log.info("%s", describe(record))
 
 
-class ProgressBar(Callback):
-    """A bar over all rounds with loss, accuracy and images/s, drawn by a thread of its own four times a second."""
+class ProgressBar(ProgressLines):
+    """Below the lines, a bar over all rounds, drawn by a thread of its own four times a second."""
 
     def __init__(self) -> None:
         columns = (
             TextColumn("[bold]epoch {task.fields[epoch]}"),
             BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            TextColumn(
+                "{task.percentage:>3.0f} %  training loss {task.fields[loss]}  "
+                "{task.fields[split]} accuracy {task.fields[accuracy]}"
+            ),
             TextColumn("{task.fields[rate]} images/s"),
             TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=_Terminal(), refresh_per_second=4)
         self._task: TaskID | None = None
-        self._total = 0
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        self._task = self._progress.add_task("", total=None, epoch=1, loss="  -   ", accuracy="  -   ", rate="-")
+        fields: dict[str, Any] = {"epoch": 1, "loss": "  -   ", "split": "test", "accuracy": "  -   ", "rate": "-"}
+        self._task = self._progress.add_task("", total=trainer.total_iterations, **fields)
         self._progress.start()
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self._task is None or trainer.iteration % 5:
             return
-        total = trainer.total_iterations
-        self._progress.update(self._task, completed=trainer.iteration, total=total, epoch=trainer.epoch + 1)
+        self._progress.update(self._task, completed=trainer.iteration, epoch=trainer.epoch + 1)
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         if self._task is not None:
             self._progress.update(self._task, loss=f"{report.loss:.4f}", rate=f"{report.images_per_s:,.0f}")
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+        super().on_epoch_end(trainer, record)
         if self._task is not None and record.evaluation is not None:
-            self._progress.update(self._task, accuracy=f"{record.evaluation.accuracy:.2%}")
+            accuracy = f"{record.evaluation.accuracy:.2%}"
+            self._progress.update(self._task, accuracy=accuracy, split=record.split)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         if self._task is not None:
-            self._progress.update(self._task, completed=trainer.iteration, total=trainer.total_iterations)
+            self._progress.update(self._task, completed=trainer.iteration)
         self._progress.stop()
 
     def close(self) -> None:
@@ -98,13 +104,16 @@ def result_table(summary: dict[str, Any], folder: str) -> None:
     """Print what a run came to."""
     dataset = f"[bold red]{summary['dataset']} (fallback: not MNIST)[/]" if summary["fallback"] else summary["dataset"]
     workers = f"{summary['workers']} on {', '.join(dict.fromkeys(summary['devices']))}"
-    averaging = f"every {summary['averaging_frequency']}" if summary["workers"] > 1 else "-"
+    frequency = summary["averaging_frequency"]
+    every = {"epoch": "after every epoch", "end": "at the end"}.get(frequency, f"every {frequency} iterations")
+    averaging = every if summary["workers"] > 1 else "-"
+    speed = f"{summary['train_s']:.1f} s, {summary['images_per_s']:,.0f} images/s"
     rows = {
         "data": dataset,
         "backend": f"{summary['backend']}, {summary['dtype']}",
         "workers": workers,
         "averaged": averaging,
-        "training": f"{summary['epochs']} epochs, {summary['train_s']:.1f} s, {summary['images_per_s']:,.0f} images/s",
+        "training": f"{summary['epochs']} epochs in {speed}",
     }
     if summary["test_accuracy"] is not None:
         rows["test accuracy"] = f"[bold]{summary['test_accuracy']:.2%}[/]"

@@ -44,6 +44,7 @@ class Trainer:
         iteration: updates of this replica so far, counted in rounds.
         total_iterations: what `iteration` will be at the end of this `fit`.
         epoch: complete epochs so far.
+        evaluation: of the last complete epoch; None where it was not evaluated.
         stopped_by: number of the signal that ended training early, else 0.
         clock: where the time went.
     """
@@ -66,6 +67,7 @@ class Trainer:
         self.prefetch_buffer, self.report_every = prefetch_buffer, report_every
         self.iteration = self.epoch = self.epochs = self.stopped_by = self.total_iterations = 0
         self.clock = Clock()
+        self.evaluation: Evaluation | None = None
         self._window = Window(Clock())
         optimizer.init(model.params, model.backend)
         self.replica = Replica(model.backend, model.params, optimizer.state)
@@ -206,12 +208,14 @@ class Trainer:
             self.clock.finish(time.perf_counter() - began, average.seconds)
             self._window.averaged(average)
             self.stopped_by = self.stopped_by or average.stop_signal
-        evaluation = None
+        self.evaluation = None
         if evaluate_on is not None and self.synchronizer.identical and not self.stopped_by:
-            evaluation = self.evaluate(evaluate_on)
+            self.evaluation = self.evaluate(evaluate_on)
         if complete:
             samples, seconds = self.clock.images - before.images, self.clock.rounds_s - before.rounds_s
-            self._tell("on_epoch_end", EpochRecord(self.epoch, self.iteration, samples, seconds, split, evaluation))
+            self._tell(
+                "on_epoch_end", EpochRecord(self.epoch, self.iteration, samples, seconds, split, self.evaluation)
+            )
 
     def _refuse_divergence(self) -> None:
         """Where no average looks at the weights, an epoch's end does."""
@@ -229,6 +233,7 @@ class Trainer:
 
     def evaluate(self, loader: Loader) -> Evaluation:
         """Evaluate a data set in parallel: each worker its own batches; the same result on all of them."""
+        began = time.perf_counter()
         model, backend = self.model, self.model.backend
         evaluation = Evaluation(loader.dataset.classes)
         rank, size = self.communicator.rank, self.communicator.size
@@ -242,6 +247,7 @@ class Trainer:
         whole = Evaluation(loader.dataset.classes)
         for part in self.communicator.all_gather(evaluation):
             whole.merge(part)
+        self.clock.evaluate_s += time.perf_counter() - began
         return whole
 
 

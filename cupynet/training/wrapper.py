@@ -124,7 +124,7 @@ class ParallelWrapper:
     def trainer(self) -> Trainer:
         """Worker 0's trainer: its counters and clock. RuntimeError before the first task."""
         if self._trainers[0] is None:
-            raise RuntimeError("nothing has been trained yet")
+            raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
         return self._trainers[0]
 
     def replicas(self) -> list[Model]:
