@@ -13,7 +13,7 @@ OLDEST := 3.10
 BEYOND := 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test check clean environment
+.PHONY: help install train test bench check clean environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ test: environment ## run the tests that this machine can run and that are not sl
 	[ "$$gpus" -ge 2 ] || marks="$$marks and not multi_gpu"; \
 	command -v mpiexec >/dev/null 2>&1 || marks="$$marks and not mpi"; \
 	$(PY) -m pytest -q -m "$$marks" $(ARGS)
+
+bench: environment ## measure operations, the training step and the loop: ARGS="peers=torch" compares with PyTorch if installed
+	@$(PY) -m cupynet.bench $(ARGS)
 
 check: environment ## the gate: formatting, lint, types
 	@$(PY) -m ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def run(folder: Path, *arguments: str, command: str = "train", code: int = 0, **
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     return done.stdout, done.stderr
@@ -320,3 +321,29 @@ def test_evaluate_refuses_other_images_than_the_runs(finished, tmp_path):
         "cupynet: the run was made on mnist, and now synthetic was found: bring mnist back, or choose with data=...\n"
     )
     run(tmp_path, str(copy), "data.test=200", command="evaluate")
+
+
+@pytest.mark.slow
+def test_fifty_failing_workers_never_hang(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    rng = random.Random(3)
+    for _ in range(50):
+        step, worker = rng.randint(1, 6), rng.randint(0, 2)
+        part = f"+model.layers={{bad:{{_target_:failing.Failing,step:{step},worker:{worker}}}}}"
+        settings = [*QUICK, "workers=3", "trusted_modules=[failing]", part]
+        began = time.monotonic()
+        _, stderr = run(tmp_path, *settings, code=1, PYTHONPATH=f"{ROOT}:{tmp_path}")
+        assert "ZeroDivisionError: on purpose" in stderr and time.monotonic() - began < 10 + 20  # start-up included
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("CUPYNET_DATA" not in os.environ, reason="needs MNIST below CUPYNET_DATA")
+def test_mnist_reaches_99_percent(tmp_path):
+    data = str(Path(os.environ["CUPYNET_DATA"]).resolve())
+    accuracies = []
+    for seed in (1, 2, 3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        run(folder, f"seed={seed}", "workers=2", "evaluate_every_epochs=10", "data.fallback=null", CUPYNET_DATA=data)
+        accuracies.append(json.loads((run_folder(folder) / "summary.json").read_text())["test_accuracy"])
+    assert sum(accuracies) / 3 >= 0.99 and min(accuracies) >= 0.989
