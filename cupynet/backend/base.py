@@ -346,6 +346,18 @@ class Backend:
 
     # updates of flat vectors ----------------------------------------------------------------------------------------
 
+    def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
+        """Overwrite all of `parts` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
+
+        Flat vectors on the host, whatever the backend: averages are computed there.
+        """
+        contributors = [(part, part.dtype.type(share)) for part, share in zip(parts, shares, strict=True) if share > 0]
+        total = contributors[0][0] * contributors[0][1]
+        for part, share in contributors[1:]:
+            total += part * share
+        for part in parts:
+            part[...] = total
+
     def clip_norm(self, grad: Array, largest: float) -> None:
         """Shorten the vector to the length `largest` if it is longer, in place (Pascanu et al. 2013). (P,)"""
         length = self.xp.sqrt((grad * grad).sum())

@@ -54,6 +54,12 @@ class NumbaBackend(NumpyBackend):
         self._pairs: dict[Any, ConvPool] = {}
         self.stored_is_computed = self.policy.storage == self.policy.compute
 
+    def _add_column_sums(self, grad: Array, dy: Array) -> None:
+        if self.stored_is_computed:
+            self.kernels.add_column_sums(dy, grad)
+        else:
+            super()._add_column_sums(grad, dy)
+
     def load_images(self, images: Any, samples: Any) -> Array:
         if not self.stored_is_computed:
             return super().load_images(images, samples)
@@ -153,6 +159,9 @@ class NumbaBackend(NumpyBackend):
             return super().relu_backward(dy, y)
         self.kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
         return dy
+
+    def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
+        self.kernels.mean_in_place(tuple(parts), np.array(shares, parts[0].dtype))
 
     def clip_norm(self, grad: Array, largest: float) -> None:
         self.kernels.clip_norm(grad, grad.dtype.type(largest))

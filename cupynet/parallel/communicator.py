@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from cupynet.errors import CupynetError
 
 Array: TypeAlias = Any
+Mean: TypeAlias = Callable[[list[Array], list[float]], None]
 T = TypeVar("T")
 
 
@@ -49,7 +50,7 @@ class Communicator:
         """Overwrite `array` with root's, in place."""
         raise NotImplementedError
 
-    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
+    def allreduce_mean(self, arrays: list[Array], weight: float, mean: Mean) -> None:
         """Overwrite each array with the weighted mean over the workers, in place.
 
         mean = sum_r (weight_r / sum of weights) · array_r, in rank order. A worker of weight 0 adds nothing, not
@@ -58,6 +59,7 @@ class Communicator:
         Args:
             arrays: contiguous flat vectors, the same shapes on every worker.
             weight: of this worker, at least 0: the samples it has seen, say.
+            mean: computes it, see `Backend.mean_in_place`.
         """
         raise NotImplementedError
 
@@ -86,7 +88,7 @@ class SerialCommunicator(Communicator):
     def broadcast(self, array: Array, root: int = 0) -> None:
         pass
 
-    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
+    def allreduce_mean(self, arrays: list[Array], weight: float, mean: Mean) -> None:
         pass
 
     @property
@@ -104,7 +106,7 @@ class ThreadGroup:
 
     def __init__(self, size: int, timeout_s: float = 300.0) -> None:
         self.size, self.timeout_s = size, timeout_s
-        self.slots: list[Any] = [None] * size
+        self.slots: tuple[list[Any], list[Any]] = ([None] * size, [None] * size)
         self.failure: BaseException | None = None
         self.failed_rank = -1
         self.stop_signal = 0
@@ -159,6 +161,7 @@ class ThreadCommunicator(Communicator):
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         self.group, self.rank, self.size = group, rank, group.size
+        self._turn = 0
 
     def barrier(self) -> None:
         self.group.meet(self.rank)
@@ -172,11 +175,12 @@ class ThreadCommunicator(Communicator):
         return self.group.stop_signal
 
     def all_gather(self, value: T) -> list[T]:
-        self.group.slots[self.rank] = value
+        # two sets of slots in turn: who writes one again has met everybody since they read it
+        slots = self.group.slots[self._turn]
+        self._turn = 1 - self._turn
+        slots[self.rank] = value
         self.barrier()
-        values = list(self.group.slots)
-        self.barrier()  # nobody writes a slot before all have read
-        return values
+        return list(slots)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         arrays = self.all_gather(array)
@@ -184,27 +188,13 @@ class ThreadCommunicator(Communicator):
             array[...] = arrays[root]
         self.barrier()  # root does not change its array before all have copied it
 
-    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
+    def allreduce_mean(self, arrays: list[Array], weight: float, mean: Mean) -> None:
         contributions = self.all_gather((arrays, weight))
         total = sum(w for _, w in contributions)
         if total > 0:
             shares = [w / total for _, w in contributions]
+            # each worker does it for its own part of everybody's vectors: the work is shared, the bits are the same
             for i, array in enumerate(arrays):
                 start, stop = (len(array) * r // self.size for r in (self.rank, self.rank + 1))
-                mean_in_place([theirs[i][start:stop] for theirs, _ in contributions], shares)
+                mean([theirs[i][start:stop] for theirs, _ in contributions], shares)
         self.barrier()
-
-
-def mean_in_place(parts: list[Array], shares: list[float]) -> None:
-    """Overwrite all of `parts` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
-
-    Each worker does this for its own chunk of everybody's vectors, so the work is shared and every replica gets the
-    same bits.
-    """
-    contributors = [(p, s) for p, s in zip(parts, shares, strict=True) if s > 0]
-    first, share = contributors[0]
-    total = first * first.dtype.type(share)
-    for part, share in contributors[1:]:
-        total += part * part.dtype.type(share)
-    for part in parts:
-        part[...] = total

@@ -172,7 +172,7 @@ class ParameterAveraging(Synchronizer):
         if self.communicator.size > 1:
             vectors = self._vectors(replica)
             hosts = [replica.backend.to_host(v) for v in vectors]
-            self.communicator.allreduce_mean(hosts, replica.samples)
+            self.communicator.allreduce_mean(hosts, replica.samples, replica.backend.mean_in_place)
             for vector, host in zip(vectors, hosts, strict=True):
                 if host is not vector:
                     vector[...] = replica.backend.asarray(host)

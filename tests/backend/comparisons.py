@@ -245,6 +245,15 @@ def sgd_update(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"weight": weight, "grad": grad}
 
 
+def mean_in_place(backend: Backend, call: Call, shape: Shape) -> Results:
+    parts = [np.array(backend.to_host(call.wide(shape.height * 500))) for _ in range(shape.batch + 1)]
+    shares = [(0.0 if shape.flag and r == 0 else 0.1 * r + 0.2) for r in range(len(parts))]
+    if shares[0] == 0.0:
+        parts[0][:] = np.nan
+    backend.mean_in_place(parts, shares)
+    return {f"part {r}": part for r, part in enumerate(parts)}
+
+
 def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
     grad = call.wide(shape.height * 16)
     backend.clip_norm(grad, 0.5 if shape.flag else 1000.0)
@@ -279,6 +288,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         softmax,
         softmax_backward,
         softmax_cross_entropy,
+        mean_in_place,
         clip_norm,
         sgd_update,
         momentum_update,

@@ -8,8 +8,11 @@ import time
 import numpy as np
 import pytest
 
+from cupynet.backend import create_backend
 from cupynet.parallel import SerialCommunicator, ThreadCommunicator, ThreadGroup, WorkerTeam
 from cupynet.parallel.communicator import PeerFailed, WorkerTimeout
+
+MEAN = create_backend("numpy").mean_in_place
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
@@ -60,7 +63,7 @@ def test_mean_is_weighted_and_the_same_bits_everywhere(team, length):
 
     def task(c):
         arrays = [v.copy() for v in vectors[c.rank]]
-        c.allreduce_mean(arrays, int(weights[c.rank]))
+        c.allreduce_mean(arrays, int(weights[c.rank]), MEAN)
         return arrays
 
     expected = np.average(vectors, axis=0, weights=weights)  # (2, length)
@@ -74,7 +77,7 @@ def test_mean_is_weighted_and_the_same_bits_everywhere(team, length):
 def test_a_worker_of_weight_zero_adds_nothing_not_even_nan(workers):
     def task(c):
         array = np.full(10, np.nan if c.rank == 1 else 2.0, np.float32)
-        c.allreduce_mean([array], 0 if c.rank == 1 else 3)
+        c.allreduce_mean([array], 0 if c.rank == 1 else 3, MEAN)
         return array
 
     with WorkerTeam(workers, timeout_s=20, limit_blas=False) as team:
@@ -85,7 +88,7 @@ def test_a_worker_of_weight_zero_adds_nothing_not_even_nan(workers):
 def test_all_weights_zero_changes_nothing(team):
     def task(c):
         array = np.full(4, float(c.rank))
-        c.allreduce_mean([array], 0)
+        c.allreduce_mean([array], 0, MEAN)
         return array.tolist()
 
     assert team.run(task) == [[float(rank)] * 4 for rank in range(team.workers)]
@@ -98,7 +101,7 @@ def test_sums_are_in_rank_order_whatever_the_timing():
         def task(c):
             time.sleep(0.01 if c.rank == slowest else 0)
             array = vectors[c.rank].copy()
-            c.allreduce_mean([array], 1)
+            c.allreduce_mean([array], 1, MEAN)
             return array.tobytes()
 
         with WorkerTeam(3, timeout_s=20, limit_blas=False) as team:

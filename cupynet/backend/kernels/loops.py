@@ -107,10 +107,42 @@ def max_pool_backward(dy: Array, winners: Array, dx: Array, kernel_size: int, st
 
 
 @kernel
+def add_column_sums(dy: Array, grad: Array) -> None:
+    """grad += the sum of the rows of dy, 64 at a time, so that long sums keep their digits; (R, O), (O,)."""
+    part = np.empty_like(grad)
+    for start in range(0, dy.shape[0], 64):
+        part[:] = 0
+        for r in range(start, min(start + 64, dy.shape[0])):
+            row = dy[r]
+            for j in range(part.size):
+                part[j] += row[j]
+        for j in range(part.size):
+            grad[j] += part[j]
+
+
+@kernel
 def relu_backward(dy: Array, y: Array) -> None:
     """dy = dy where y > 0, else 0."""
     for i in range(dy.size):
         dy[i] = dy[i] if y[i] > 0 else 0
+
+
+@kernel
+def mean_in_place(parts: Any, shares: Array) -> None:
+    """Overwrite all of `parts`, a tuple of vectors, with sum_r shares[r] · parts[r]; parts of share 0 are not read."""
+    tile = np.empty(2048, parts[0].dtype)
+    for start in range(0, parts[0].size, tile.size):
+        stop = min(start + tile.size, parts[0].size)
+        tile[:] = 0
+        for r in range(len(parts)):
+            if shares[r] > 0:
+                part, share = parts[r][start:stop], shares[r]
+                for i in range(part.size):
+                    tile[i] += share * part[i]
+        for r in range(len(parts)):
+            part = parts[r][start:stop]
+            for i in range(part.size):
+                part[i] = tile[i]
 
 
 @kernel

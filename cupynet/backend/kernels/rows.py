@@ -35,6 +35,8 @@ from cupynet.backend.kernels.vectors import (
 
 Array: TypeAlias = Any
 
+L1_BYTES = 24 * 1024  # of the L1 cache for images; it has 32 KB and more
+
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def weighted_rows(
@@ -115,23 +117,26 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
         where the others begin from there; x: (N, F) images; height: rows of a patch, `row_step` apart; grad: (O ·
         height, row).
         """
-        windows, filters = dy.shape[1], dy.shape[2]
-        offsets = np.empty(filters * windows, np.int32)
-        factors = np.empty(filters * windows, dy.dtype)
+        windows, filters, size, length = dy.shape[1], dy.shape[2], x.shape[1], grad.shape[1]
+        group = max(1, L1_BYTES // x[0].nbytes)  # images at a time: sums are loaded and stored once for all of them
+        most = windows * group
+        offsets = np.empty(filters * most, np.int32)
+        factors = np.empty(filters * most, dy.dtype)
         counts = np.empty(filters, np.int64)
-        images, out, size, length = x.reshape(-1), grad.reshape(-1), x.shape[1], grad.shape[1]
-        for n in range(dy.shape[0]):
+        images, out = x.reshape(-1), grad.reshape(-1)
+        for start in range(0, dy.shape[0], group):
             counts[:] = 0
-            for k in range(windows):
-                won, gradients, corner = winners[n, k], dy[n, k], corners[k]
-                for o in range(filters):
-                    at = o * windows + counts[o]
-                    offsets[at] = corner + places[won[o]]
-                    factors[at] = gradients[o]
-                    counts[o] += gradients[o] != 0
+            for n in range(start, min(start + group, dy.shape[0])):
+                for k in range(windows):
+                    won, gradients, corner = winners[n, k], dy[n, k], (n - start) * size + corners[k]
+                    for o in range(filters):
+                        at = o * most + counts[o]
+                        offsets[at] = corner + places[won[o]]
+                        factors[at] = gradients[o]
+                        counts[o] += gradients[o] != 0
             for ky in range(height):
                 for o in range(filters):
-                    base, target, first = n * size + ky * row_step, (o * height + ky) * length, o * windows
+                    base, target, first = start * size + ky * row_step, (o * height + ky) * length, o * most
                     for _ in range(full):
                         weighted_rows(block, out, target, images, base, offsets, factors, first, counts[o])
                         base, target = base + block, target + block
