@@ -6,6 +6,7 @@ Functions that take `b`, an LLVM builder, emit instructions at its place and ret
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ CACHE_LINE = 64  # bytes
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
+@functools.cache  # LLVM takes a fifth of a millisecond to answer
 def registers() -> tuple[int, int]:
     """Bytes of this processor's vector registers, and how many of them may hold sums."""
     features = llvmlite.binding.get_host_cpu_features()
