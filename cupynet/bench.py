@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from cupynet import config
 from cupynet.errors import ConfigError
+from cupynet.processor import choose_blas_kernels
 from cupynet.settings import BenchSettings, Settings
 
 Row: TypeAlias = dict[str, Any]
@@ -28,6 +29,7 @@ LARGE = 2048  # rows and columns of the product that sets the ceiling
 
 def main() -> None:
     """The command."""
+    choose_blas_kernels()
     config.run(bench, check, "bench", BenchSettings)
 
 
@@ -96,6 +98,7 @@ def ceiling(experiment: Any) -> Row:
 
 def operations(experiment: Any, one_core: float) -> list[Row]:
     """Each step of the network forwards and backwards, the loss and the update, on one core."""
+    import numpy as np
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, user_api="blas"):
@@ -110,7 +113,8 @@ def operations(experiment: Any, one_core: float) -> list[Row]:
         optimizer.init(model.params, backend)
         optimizer.learning_rate.span(2)
         update = timed(lambda: optimizer.step(model.params, 0), backend)
-        images = timed(lambda: resident_batch(experiment, backend), backend)
+        pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
+        images = timed(lambda: backend.load_images(pixels, batch.samples), backend)
     rows += [{"operation": n, "ms": 1e3 * s} for n, s in (("loss", loss), ("update", update), ("load batch", images))]
     for row in rows:
         if "mflop" in row:

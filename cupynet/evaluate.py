@@ -13,10 +13,12 @@ from typing import Any
 from cupynet import config
 from cupynet.errors import ConfigError, DataError
 from cupynet.exits import tell
+from cupynet.processor import choose_blas_kernels
 
 
 def main() -> None:
     """The command."""
+    choose_blas_kernels()
     parser = argparse.ArgumentParser(
         prog="python -m cupynet.evaluate",
         description="Evaluate the weights of a finished run on its test set.",

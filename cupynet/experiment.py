@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from cupynet import processor
 from cupynet.backend import Backend, available_cores, create_backend, device_count, select_backend
 from cupynet.data import Data, Dataset, Loader, Source
 from cupynet.errors import ConfigError
@@ -138,6 +139,8 @@ class Experiment:
         devices = ", ".join(dict.fromkeys(self.device_names()))
         workers = f"{self.workers} worker{'s' * (self.workers > 1)} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
+        if processor.chosen:
+            log.info("BLAS kernels %s: chosen for AVX-512, set %s to change it", processor.chosen, processor.VARIABLE)
         if not self.devices and self.workers > available_cores():
             log.warning("workers=%d share %d cores: they take turns", self.workers, available_cores())
         if not self.devices and self.settings.dtype == "half":

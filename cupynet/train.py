@@ -19,6 +19,7 @@ from typing import Any
 
 from cupynet import config
 from cupynet.errors import Interrupted
+from cupynet.processor import choose_blas_kernels
 from cupynet.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Outcome:
 
 def main() -> None:
     """The command."""
+    choose_blas_kernels()
     config.run(train, check)
 
 

@@ -22,7 +22,13 @@ PACKAGE = ROOT / "cupynet"
 
 COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor")
 SHARED = ("experiment",)  # what the commands share: settings turned into the objects of a run
-DOOR = ("config", "exits", "parts", "settings")  # from a command line to plain values and exit codes: for commands only
+DOOR = (
+    "config",
+    "exits",
+    "parts",
+    "processor",
+    "settings",
+)  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
 
 # What a room may import besides itself and cupynet.errors: rooms, or modules of rooms.
