@@ -144,7 +144,7 @@ class Experiment:
         if not self.devices and self.workers > available_cores():
             log.warning("workers=%d share %d cores: they take turns", self.workers, available_cores())
         if not self.devices and self.settings.dtype == "half":
-            log.warning("dtype=half on a CPU is stored in 16 bits and computed in 32: several times slower than float")
+            log.warning("dtype=half on a CPU is stored in 16 bits and computed in 32: slower than float")
 
     def callbacks(self) -> list[Callback]:
         """What keeps the memory pools small on the way; nothing to do on a CPU."""

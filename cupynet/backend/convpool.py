@@ -26,7 +26,7 @@ class ConvPool:
     Windows of the pool do not overlap. P is their number in an image.
 
     Args:
-        backend: lends the buffers; stores and computes in the same precision.
+        backend: lends the buffers; all arrays are in its compute precision.
         image: (H, W) of x.
         weight_shape: (K, K, C, O).
         stride, pad: of the convolution.
@@ -47,6 +47,7 @@ class ConvPool:
 
         self.outer, self.rows, self.windows = outer, rows, windows
         self.backend, self.pad, self.pool = backend, pad, pool
+        self.dtype = backend.policy.compute
         self.kernel, self.channels, self.filters = weight_shape[0], weight_shape[2], weight_shape[3]
         self.height, self.width = image[0] + pad[0] + pad[1], image[1] + pad[2] + pad[3]
         convolved = (out_size(side, self.kernel, stride, 0, 0) for side in (self.height, self.width))
@@ -68,7 +69,7 @@ class ConvPool:
         if not any(self.pad):
             return x
         top, _, left, _ = self.pad
-        wide = self.backend.borrow((len(x), self.height, self.width, self.channels))
+        wide = self.backend.borrow((len(x), self.height, self.width, self.channels), self.dtype)
         wide[...] = 0
         wide[:, top : top + x.shape[1], left : left + x.shape[2]] = x
         return wide
@@ -76,11 +77,11 @@ class ConvPool:
     def forward(self, x: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
         """Padded x -> pooled (N, H', W', O) and winners."""
         backend, n = self.backend, len(x)
-        y = backend.borrow((n, *self.pooled, self.filters))
+        y = backend.borrow((n, *self.pooled, self.filters), self.dtype)
         winners = backend.borrow(y.shape, backend.winner_dtype(self.pool))
         offset = bias
         if offset is None:
-            offset = backend.borrow((self.filters,))
+            offset = backend.borrow((self.filters,), self.dtype)
             offset[...] = 0
         blocks = self.windows.blocks(len(self.places), self.filters, y.itemsize)
         forward = self.windows.conv_pool(len(self.places), *blocks)
@@ -96,7 +97,7 @@ class ConvPool:
         if self.row < SHORT_ROW:
             self._short_rows(dy, winners, images, weight_grad.reshape(-1, self.filters))
             return
-        grad = self.backend.borrow((self.filters * self.kernel, self.row))
+        grad = self.backend.borrow((self.filters * self.kernel, self.row), self.dtype)
         grad[...] = 0
         gradient = self.rows.weight_gradient(*self.rows.blocks(self.row, grad.itemsize))
         gradient(dy, winners, self.corners, self.places, images, self.kernel, self.row_step, grad)
@@ -130,9 +131,9 @@ class ConvPool:
         """dx (N, H, W, C); dy and winners (N, P, O)."""
         backend = self.backend
         per_line = CACHE_LINE // weight.itemsize
-        by_row = backend.borrow((self.kernel, self.filters, -(-self.row // per_line) * per_line))
+        by_row = backend.borrow((self.kernel, self.filters, -(-self.row // per_line) * per_line), self.dtype)
         by_row[:, :, : self.row] = weight.reshape(self.kernel, self.row, self.filters).transpose(0, 2, 1)
-        dx = backend.borrow((shape[0], self.height, self.width, self.channels))
+        dx = backend.borrow((shape[0], self.height, self.width, self.channels), self.dtype)
         gradient = self.rows.input_gradient(*self.rows.blocks(self.row, weight.itemsize))
         images = dx.reshape(shape[0], -1)
         gradient(dy, winners, self.corners, self.places, by_row, self.kernel, self.row_step, images)
@@ -140,7 +141,7 @@ class ConvPool:
         if not any(self.pad):
             return dx
         top, _, left, _ = self.pad
-        inner = backend.borrow(shape)
+        inner = backend.borrow(shape, self.dtype)
         inner[...] = dx[:, top : top + shape[1], left : left + shape[2]]
         backend.give_back(dx)
         return inner

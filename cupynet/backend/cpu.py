@@ -41,7 +41,8 @@ class NumpyBackend(Backend):
 class NumbaBackend(NumpyBackend):
     """Compiled loops (`kernels/`) where NumPy needs several passes over memory; products stay with BLAS.
 
-    The kernels read and write float and double. Under `half` the operations that touch stored activations are NumPy's.
+    The kernels read and write float and double. Under `half` a fused convolution works on copies in float; the other
+    operations that touch stored activations are NumPy's.
     """
 
     name = "numba"
@@ -55,7 +56,7 @@ class NumbaBackend(NumpyBackend):
         self.stored_is_computed = self.policy.storage == self.policy.compute
 
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
-        if self.stored_is_computed:
+        if dy.dtype == grad.dtype:
             self.kernels.add_column_sums(dy, grad)
         else:
             super()._add_column_sums(grad, dy)
@@ -109,7 +110,7 @@ class NumbaBackend(NumpyBackend):
 
     def fuses_conv2d_max_pool2d(self, pool: int, pool_stride: int) -> bool:
         # a window's pixels are computed once each, in registers: windows must not overlap, nor be large
-        return self.stored_is_computed and 1 < pool <= min(pool_stride, 3)
+        return 1 < pool <= min(pool_stride, 3)
 
     def _pair(self, shape: tuple[int, ...], weight_shape: tuple[int, ...], *geometry: Any) -> ConvPool:
         key = (shape[1:3], weight_shape, geometry)
@@ -123,9 +124,29 @@ class NumbaBackend(NumpyBackend):
         if not self.fuses_conv2d_max_pool2d(pool, pool_stride):
             return super().conv2d_max_pool2d(x, weight, bias, stride, pad, pool, pool_stride)
         pair = self._pair(x.shape, weight.shape, stride, pad, pool, pool_stride)
-        padded = pair.padded(x)
-        y, winners = pair.forward(padded, weight, bias)
-        return y, (winners, padded) if padded is not x else (winners,)
+        wide = self._operand(x)[0]
+        images = pair.padded(wide)
+        if images is not wide and wide is not x:
+            self.give_back(wide)
+        filters, offset = self._operand(weight)[0], None if bias is None else self._operand(bias)[0]
+        y, winners = pair.forward(images, filters, offset)
+        self._drop(filters, weight)
+        self._drop(offset, bias)
+        return self._stored(y), (winners, images) if images is not x else (winners,)
+
+    def _stored(self, a: Array) -> Array:
+        """The borrowed `a` in the storage precision, borrowed."""
+        if self.stored_is_computed:
+            return a
+        stored = self.borrow(a.shape)
+        stored[...] = a
+        self.give_back(a)
+        return stored
+
+    def _drop(self, operand: Array | None, original: Array | None) -> None:
+        """Give an operand back that was copied into the compute precision."""
+        if operand is not original:
+            self.give_back(operand)
 
     def conv2d_max_pool2d_backward(
         self,
@@ -148,11 +169,18 @@ class NumbaBackend(NumpyBackend):
             )
         pair = self._pair(x.shape, weight.shape, stride, pad, pool, pool_stride)
         by_window = (len(x), -1, weight.shape[3])  # (N, P, O)
-        dy, winners = dy.reshape(by_window), saved[0].reshape(by_window)
-        pair.weight_gradient(dy, winners, saved[-1] if any(pad) else x, weight_grad)
+        wide, winners = self._operand(dy)[0], saved[0].reshape(by_window)
+        gradients = wide.reshape(by_window)
+        pair.weight_gradient(gradients, winners, saved[1] if len(saved) > 1 else x, weight_grad)
         if bias_grad is not None:
-            self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
-        return pair.input_gradient(dy, winners, weight, x.shape) if need_dx else None
+            self._add_column_sums(bias_grad, gradients.reshape(-1, weight.shape[3]))
+        dx = None
+        if need_dx:
+            filters = self._operand(weight)[0]
+            dx = self._stored(pair.input_gradient(gradients, winners, filters, x.shape))
+            self._drop(filters, weight)
+        self._drop(wide, dy)
+        return dx
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
         if not self.stored_is_computed:
