@@ -36,7 +36,6 @@ def main() -> None:
 def evaluate(folder: Path, overrides: list[str]) -> None:
     """Print the evaluation of the run in `folder`."""
     from cupynet.experiment import Experiment
-    from cupynet.parallel import WorkerTeam
     from cupynet.training import load_weights
 
     summary = read_summary(folder)
@@ -53,7 +52,7 @@ def evaluate(folder: Path, overrides: list[str]) -> None:
         trainer.model.load_weights(weights)
         return trainer.evaluate(experiment.evaluation_loader(data.test))
 
-    with WorkerTeam(experiment.workers, settings.parallel["timeout_s"], limit_blas=not experiment.devices) as team:
+    with experiment.team() as team:
         evaluation = team.run(task)[0]
     print(evaluation.stats())
     print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")

@@ -17,7 +17,7 @@ from cupynet.data import Data, Dataset, Loader, Source
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator, ParameterAveraging
+from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, most_blas_threads
 from cupynet.parts import build as build_part
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, EpochRecord, Trainer
@@ -85,6 +85,11 @@ class Experiment:
 
     def _device(self, rank: int) -> int:
         return self.devices[rank % len(self.devices)] if self.devices else 0
+
+    def team(self) -> WorkerTeam:
+        """The workers, each with its share of the cores."""
+        most, timeout_s = most_blas_threads(self.backend_name), self.settings.parallel["timeout_s"]
+        return WorkerTeam(self.workers, timeout_s, limit_blas=not self.devices, most_blas_threads=most)
 
     # what a worker makes --------------------------------------------------------------------------------------------
 

@@ -54,7 +54,6 @@ def train(settings: Settings, folder: Path) -> float | None:
     Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test.
     """
     from cupynet.experiment import Experiment
-    from cupynet.parallel import WorkerTeam
     from cupynet.training import History
     from cupynet.training.console import progress, result_table
 
@@ -66,7 +65,7 @@ def train(settings: Settings, folder: Path) -> float | None:
         data = experiment.source.load()
     callbacks = [History(folder / "history.jsonl"), progress(settings.callbacks["progress"]), *experiment.callbacks()]
     with (
-        WorkerTeam(experiment.workers, settings.parallel["timeout_s"], limit_blas=not experiment.devices) as team,
+        experiment.team() as team,
         _signals(partial(_stop_at_average, team)),
     ):
         if not experiment.devices:

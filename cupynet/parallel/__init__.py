@@ -1,7 +1,7 @@
 """Replicas side by side: how workers talk, when they are averaged, how they are started."""
 
 from cupynet.parallel.communicator import Communicator, SerialCommunicator, ThreadCommunicator, ThreadGroup
-from cupynet.parallel.launch import WorkerTeam, blas_threads_per_worker
+from cupynet.parallel.launch import WorkerTeam, blas_threads_per_worker, most_blas_threads
 from cupynet.parallel.synchronizers import (
     Average,
     Moment,
@@ -26,4 +26,5 @@ __all__ = [
     "blas_threads_per_worker",
     "check_frequency",
     "is_finite",
+    "most_blas_threads",
 ]

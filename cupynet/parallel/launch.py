@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -27,6 +28,16 @@ def blas_threads_per_worker(workers: int) -> int:
     return max(1, available_cores() // workers)
 
 
+def most_blas_threads(backend_name: str) -> int:
+    """BLAS threads that a worker of this backend can use: one with numba, unless the user has set a number.
+
+    Its large operations are kernels of its own; the products that are left gain nothing from a second thread, and on a
+    machine that is busy with other things the threads' waiting for each other costs a multiple of their work.
+    """
+    asked = any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    return 1 if backend_name == "numba" and not asked else available_cores()
+
+
 def blas_threads_now() -> int:
     """BLAS threads as they are set: by the user's OPENBLAS_NUM_THREADS or the like, else one per core."""
     return min((info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"), default=1)
@@ -40,11 +51,14 @@ class WorkerTeam:
     Args:
         workers: how many.
         timeout_s: how long a worker waits for the others before it takes them for dead.
+        most_blas_threads: a worker gets no more, see the function of that name.
         limit_blas: give each worker its share of the cores as BLAS threads; the limit is the whole process's until
             `close`.
     """
 
-    def __init__(self, workers: int, timeout_s: float = 300.0, *, limit_blas: bool = True) -> None:
+    def __init__(
+        self, workers: int, timeout_s: float = 300.0, *, limit_blas: bool = True, most_blas_threads: int = 2**30
+    ) -> None:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"workers={workers!r}: must be an integer of at least 1")
         self.workers, self.timeout_s = workers, timeout_s
@@ -53,7 +67,7 @@ class WorkerTeam:
         self._inboxes: list[queue.SimpleQueue[Any]] = []
         self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._broken = False
-        self.blas_threads = min(blas_threads_per_worker(workers), blas_threads_now())
+        self.blas_threads = min(blas_threads_per_worker(workers), blas_threads_now(), most_blas_threads)
         self._limits = threadpool_limits(self.blas_threads, user_api="blas") if limit_blas else None
         for rank in range(workers if workers > 1 else 0):
             inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -12,7 +12,7 @@ from cupynet.data import Loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer
-from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, check_frequency
+from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, check_frequency, most_blas_threads
 from cupynet.training.callbacks import Callback
 from cupynet.training.metrics import Evaluation
 from cupynet.training.trainer import Trainer
@@ -76,7 +76,8 @@ class ParallelWrapper:
         self._averaging = check_frequency(averaging_frequency)
         self._average_updaters, self._report_score = average_updaters, report_score_after_averaging
         self._devices = list(devices or [model.backend.device])
-        self._team = WorkerTeam(workers, timeout_s, limit_blas=model.backend.name != "cupy")
+        most = most_blas_threads(model.backend.name)
+        self._team = WorkerTeam(workers, timeout_s, limit_blas=model.backend.name != "cupy", most_blas_threads=most)
         self._prefetch = -(-prefetch_buffer // workers)
         self._trainers: list[Trainer | None] = [None] * workers
 

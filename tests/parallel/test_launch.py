@@ -114,3 +114,16 @@ def test_blas_threads_are_limited_and_restored():
 def test_shares_of_the_cores(monkeypatch):
     monkeypatch.setattr(launch, "available_cores", lambda: 8)
     assert [blas_threads_per_worker(w) for w in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+
+
+def test_numba_workers_use_one_blas_thread_unless_the_user_sets_a_number(monkeypatch):
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch, "available_cores", lambda: 8)
+    assert (launch.most_blas_threads("numba"), launch.most_blas_threads("numpy")) == (1, 8)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    assert launch.most_blas_threads("numba") == 8
+    monkeypatch.setattr(launch, "blas_threads_now", lambda: 2)
+    for workers, most, threads in ((1, 8, 2), (4, 8, 2), (8, 8, 1), (1, 1, 1)):
+        with WorkerTeam(workers, most_blas_threads=most) as team:
+            assert team.blas_threads == threads
