@@ -252,7 +252,8 @@ def peer(threads: int, layout: str, batch_size: int) -> float:
     command = [sys.executable, "-m", "cupynet.peer", "--threads", str(threads), "--layout", layout]
     done = subprocess.run([*command, "--batch", str(batch_size)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(f"peers=torch: PyTorch could not be measured: {done.stderr.strip().splitlines()[-1]}")
+        reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]  # killed: silent
+        raise ConfigError(f"peers=torch: PyTorch could not be measured: {reason}")
     rate: float = json.loads(done.stdout)["images_per_s"]
     return rate
 

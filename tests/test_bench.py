@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cupynet import bench
+from cupynet.errors import ConfigError
 from tests.test_train import run
 
 RESULT = {
@@ -62,6 +63,14 @@ def test_arithmetic_is_counted_by_layer() -> None:
 def test_an_unknown_peer_is_refused(tmp_path) -> None:
     _, stderr = run(tmp_path, "peers=torhc", command="bench", code=2)
     assert stderr == "cupynet: peers=torhc: must be torch, or null for none\n" and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("stderr", "reason"), [("Traceback\nImportError: no", "ImportError: no"), ("", "status -9")])
+def test_a_peer_that_fails_says_why(stderr: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = SimpleNamespace(returncode=-9, stderr=stderr, stdout="")
+    monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(ConfigError, match=f"could not be measured: .*{reason}"):
+        bench.peer(1, "contiguous", 128)
 
 
 @pytest.mark.slow

@@ -351,10 +351,12 @@ class Backend:
 
         Flat vectors on the host, whatever the backend: averages are computed there.
         """
-        contributors = [(part, part.dtype.type(share)) for part, share in zip(parts, shares, strict=True) if share > 0]
-        total = contributors[0][0] * contributors[0][1]
+        contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
+        total = (
+            contributors[0][0].astype("float64") * contributors[0][1]
+        )  # shares in single precision do not add up to one
         for part, share in contributors[1:]:
-            total += part * share
+            total += part.astype("float64") * share
         for part in parts:
             part[...] = total
 

@@ -189,7 +189,7 @@ class NumbaBackend(NumpyBackend):
         return dy
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        self.kernels.mean_in_place(tuple(parts), np.array(shares, parts[0].dtype))
+        self.kernels.mean_in_place(tuple(parts), np.array(shares, np.float64))
 
     def clip_norm(self, grad: Array, largest: float) -> None:
         self.kernels.clip_norm(grad, grad.dtype.type(largest))

@@ -84,12 +84,13 @@ LENET = [
     Shape(3, 28, 28, 1, 20, 5, 1, (0, 0, 0, 0), True, True),
     Shape(2, 12, 12, 20, 50, 5, 1, (0, 0, 0, 0), True, True),
     Shape(2, 32, 32, 3, 16, 3, 2, (0, 1, 0, 1), True, True),
+    Shape(1, 11, 10, 33, 161, 3, 1, (1, 1, 1, 1), True, True),  # several blocks of values and of filters, and a rest
 ]
 
 
 @every_backend
 @every_dtype
-@pytest.mark.parametrize("shape", LENET, ids=["conv1", "conv2", "colour"])
+@pytest.mark.parametrize("shape", LENET, ids=["conv1", "conv2", "colour", "blocks"])
 @pytest.mark.parametrize("operation", [name for name in COMPARISONS if name.startswith(("conv2d", "max_pool2d"))])
 def test_a_backend_equals_the_reference_at_real_sizes(name: str, dtype: str, operation: str, shape: Shape) -> None:
     compare(operation, create_backend(name, dtype), shape, seed=5)

@@ -235,3 +235,14 @@ def test_all_combinations_end_identical():
     for workers, frequency, average_updaters in itertools.product([1, 2, 4], [1, 4, "epoch", "end"], [True, False]):
         run = train(workers, OPTIMIZERS["momentum"], samples=21, frequency=frequency, average_updaters=average_updaters)
         assert len({fingerprint(t.model) for t in run.trainers}) == 1
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_a_thousand_averages_do_not_drift(backend):
+    """Three equal replicas: a third in single precision, three times, is more than one."""
+    mean = small_model("float", backend).backend.mean_in_place
+    start = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    parts = [start.copy() for _ in range(3)]
+    for _ in range(1000):
+        mean(parts, [1 / 3] * 3)
+    np.testing.assert_array_equal(parts[0], start)

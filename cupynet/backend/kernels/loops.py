@@ -1,4 +1,4 @@
-"""Compiled loops for the CPU: the only file that imports numba.
+"""Compiled loops for the CPU, and how all kernels are compiled.
 
 Each kernel releases the GIL and runs on the calling thread alone (`parallel=True` aborts the process when several
 workers enter it). Compiled code is cached on disk beside this file, or in the user's cache folder where that cannot be
@@ -8,7 +8,9 @@ meaningful.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
@@ -17,9 +19,19 @@ import numpy as np
 Array: TypeAlias = Any
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
+SOURCES = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:8]
+
 
 def kernel(function: Kernel) -> Kernel:
-    """Compile on first use, for the dtypes it is called with."""
+    """Compile on first use, for the dtypes it is called with.
+
+    A kernel that is made for some constants has a cache file named after them and after the state of this folder's
+    sources. Under one name numba numbers the files: of two processes that compile at once one would find the other's
+    code. And numba looks at a kernel's own file only, not at what it is made of (`vectors`).
+    """
+    if function.__closure__:
+        constants = (str(cell.cell_contents) for cell in function.__closure__)
+        function.__qualname__ = "-".join((function.__qualname__, *constants, SOURCES))
     compile_ = numba.njit(
         nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}
     )
@@ -130,7 +142,7 @@ def relu_backward(dy: Array, y: Array) -> None:
 @kernel
 def mean_in_place(parts: Any, shares: Array) -> None:
     """Overwrite all of `parts`, a tuple of vectors, with sum_r shares[r] · parts[r]; parts of share 0 are not read."""
-    tile = np.empty(2048, parts[0].dtype)
+    tile = np.empty(2048, np.float64)  # shares in single precision do not add up to one: averages would drift
     for start in range(0, parts[0].size, tile.size):
         stop = min(start + tile.size, parts[0].size)
         tile[:] = 0

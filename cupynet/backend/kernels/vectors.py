@@ -93,14 +93,17 @@ def element(b: Any, base: Any, index: Any) -> Any:
 
 
 def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
-    """x · factor + total, rounded once; `factor` is a scalar."""
+    """x · factor + total, rounded once where the processor can; `factor` is a scalar.
+
+    Not `llvm.fma`: without such an instruction that is a call of the C library for each value.
+    """
     kind, name = x.type, f"f{8 * size_of(factor.type)}"
     if isinstance(kind, ir.VectorType):
         nothing = ir.Constant(kind, ir.Undefined)
         one = b.insert_element(nothing, factor, ir.Constant(I32, 0))
         factor = b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count))
         name = f"v{kind.count}{name}"
-    fma = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.{name}")
+    fma = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.{name}")
     return b.call(fma, [x, factor, total])
 
 
