@@ -2,8 +2,7 @@
 
 Of each pooling window one value got through, so only one in pool² of the convolution's output gradients is not zero.
 Instead of two dense products, each winner adds g · (the patch it saw) to the gradient of its filter, and g · (its
-filter) to the patch's
-gradient: sums of rows with factors, a quarter of the arithmetic under a 2x2 pool.
+filter) to the patch's gradient: sums of rows with factors, a quarter of the arithmetic under a 2x2 pool.
 
 All of it rests on one primitive, `weighted_rows`, for rows of a length that the compiler knows. It is written in LLVM's
 vectors because the sums must stay in registers while the rows stream by, which no loop over an array achieves.
