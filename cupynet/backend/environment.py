@@ -48,9 +48,21 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_flags() -> list[str]:
+    """The vector instructions of the processor, by the operating system's names; empty where it does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return sorted(
+        flag for flag in flags if flag.startswith(("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon"))
+    )
+
+
 def environment() -> dict[str, Any]:
-    """A JSON-ready fingerprint: Python, system, processor, cores, BLAS libraries with their kernels and threads,
-    versions.
+    """A JSON-ready fingerprint of the machine: Python, system, processor and its vector instructions, cores, BLAS
+    libraries with their kernels and threads, versions.
     """
     versions = {}
     for package in PACKAGES:
@@ -67,6 +79,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_model(),
+        "cpu_flags": cpu_flags(),
         "cores": available_cores(),
         "blas": blas,
         "versions": versions,

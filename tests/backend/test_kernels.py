@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +40,18 @@ def test_a_processor_that_cannot_multiply_and_add_calls_no_function_for_it() -> 
         assembly[cpu] = machine.emit_assembly(llvm.parse_assembly(str(module)))
     assert "mulps" in assembly["nehalem"] and "call" not in assembly["nehalem"]
     assert "vfmadd" in assembly["haswell"]
+
+
+def test_nothing_is_compiled_before_training() -> None:
+    code = (
+        "from cupynet import Conv2D, Dense, Image, MaxPool2D, Model, Sequential, create_backend\n"
+        "layers = {'conv1': Conv2D(4, 3), 'pool1': MaxPool2D(2), 'output': Dense(3)}\n"
+        "model = Model(Sequential(layers), Image(8, 8, 1), create_backend('numba'))\n"
+        "model.summary()\n"
+        "from cupynet.backend.kernels import loops\n"
+        "assert not loops.compiled()\n"
+        "import numpy\n"
+        "model.predict(numpy.zeros((1, 8, 8, 1), numpy.uint8))\n"
+        "assert loops.compiled()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])

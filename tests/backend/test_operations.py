@@ -18,7 +18,7 @@ from cupynet.backend import Backend, DtypePolicy, create_backend
 from tests.backend.comparisons import COMPARISONS, ELSEWHERE, EXACT, Call, Shape
 from tests.backends import CLASSES, Reference, every_backend, every_dtype
 
-TOLERANCES = {"half": 4e-3, "float": 2e-5, "double": 1e-12}
+TOLERANCES = {"half": 4e-3, "float": 1e-5, "double": 1e-12}
 
 shapes = st.builds(
     Shape,

@@ -14,7 +14,6 @@ import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
 
-CACHE_LINE = 64  # bytes
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
