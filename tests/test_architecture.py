@@ -31,9 +31,10 @@ DOOR = (
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
 
-# What a room may import besides itself and cupynet.errors: rooms, or modules of rooms.
+# What a room may import besides itself, cupynet.errors and cupynet.checks: rooms, or modules of rooms.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "checks": (),
     "backend": (),
     "nn": ("backend",),
     "optim": ("backend", "nn.params"),
@@ -135,7 +136,7 @@ def import_directions(source: Source) -> Iterator[str]:
     if room not in MAY_IMPORT:
         yield f"unknown room {room!r}: say in MAY_IMPORT what it may import"
         return
-    allowed = ("errors", source.room, *MAY_IMPORT[room])
+    allowed = ("errors", "checks", source.room, *MAY_IMPORT[room])
     for name, line in imported(source):
         target = name.removeprefix("cupynet").removeprefix(".")
         if name.split(".")[0] == "cupynet" and not any(f"{target}.".startswith(f"{a}.") for a in allowed):

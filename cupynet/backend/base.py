@@ -15,10 +15,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from cupynet.backend.array import Array
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.workspace import Workspace
 
-Array: TypeAlias = Any
 Pad: TypeAlias = tuple[int, int, int, int]  # rows of zeros above, below; columns of zeros left, right
 
 

@@ -8,13 +8,10 @@ rows, and the convolution itself never exists in memory.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.backend.base import Backend, Pad, out_size
-
-Array: TypeAlias = Any
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values: a patch's row that fills no vector

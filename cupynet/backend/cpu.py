@@ -4,15 +4,14 @@ passes.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.backend.base import Backend, Pad, out_size
 from cupynet.backend.convpool import ConvPool
 from cupynet.backend.policy import DtypePolicy
-
-Array: TypeAlias = Any
 
 
 class NumpyBackend(Backend):

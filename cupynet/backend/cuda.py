@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.policy import DtypePolicy
 
-Array: TypeAlias = Any
 LINE = "\n"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-Array: TypeAlias = Any
+from cupynet.backend.array import Array
+
 Key: TypeAlias = tuple[tuple[int, ...], Any]
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.data.checks import seed_number, whole
 from cupynet.errors import ConfigError
-
-Array: TypeAlias = Any
 
 # Second words of the Philox keys of this room, beside the seed. A Loader's second word is its epoch, which stays far
 # below these: no two uses of one seed ever share random numbers.

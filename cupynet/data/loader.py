@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.data.checks import seed_number, whole
 from cupynet.data.dataset import Dataset, philox
 from cupynet.errors import ConfigError
-
-Array: TypeAlias = Any
 
 
 class Device(Protocol):

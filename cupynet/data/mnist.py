@@ -16,8 +16,9 @@ import mnist
 import numpy as np
 import platformdirs
 
+from cupynet.backend.array import Array
 from cupynet.data.checks import positive
-from cupynet.data.dataset import Array, Data, Dataset, Source
+from cupynet.data.dataset import Data, Dataset, Source
 from cupynet.data.download import Check, Unavailable, fetch
 from cupynet.data.idx import IdxFile, read_idx, unpack
 from cupynet.data.synthetic import Synthetic

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-Array: TypeAlias = Any
+from cupynet.backend.array import Array
+
 Stroke: TypeAlias = "list[tuple[float, float]]"
 
 ASPECT = 0.68  # width of a digit's box / its height

@@ -13,8 +13,9 @@ from functools import cache
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.data.checks import whole
-from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Array, Data, Dataset, Source, philox
+from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Data, Dataset, Source, philox
 from cupynet.data.strokes import Alphabet, alphabet
 
 BLOCK = 100  # images that are drawn together: their arrays fit a core's cache

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from cupynet.backend import Backend, Pad, out_size
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
@@ -13,8 +12,6 @@ from cupynet.nn.layer import Backward, Layer, check_flag, check_image, check_int
 from cupynet.nn.params import Scope
 from cupynet.nn.pool import MaxPool2D
 from cupynet.nn.types import Image, InputType
-
-Array: TypeAlias = Any
 
 MONOTONE = ("identity", "relu")  # the largest of the activations is the activation of the largest
 

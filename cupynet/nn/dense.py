@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from cupynet.backend import Backend
+from cupynet.backend.array import Array
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import initializer, zeros
 from cupynet.nn.layer import Backward, Layer, check_flag, check_integer, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, InputType
-
-Array: TypeAlias = Any
 
 
 class Dense(Layer):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 
-Array: TypeAlias = Any
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from cupynet.backend import Backend
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.params import Scope
 from cupynet.nn.types import InputType
 
-Array: TypeAlias = Any
 Backward: TypeAlias = Callable[["Array | None"], "Array | None"]
 
 

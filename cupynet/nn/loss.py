@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from cupynet.backend import Backend
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
-
-Array: TypeAlias = Any
 
 
 class Loss:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from cupynet.backend import Backend
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import Backward, Layer, Sequential
 from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.params import Params
 from cupynet.nn.types import Flat, InputType
-
-Array: TypeAlias = Any
 
 
 class Model:

@@ -10,15 +10,14 @@ import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from cupynet.backend import Backend
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.init import Initializer
 
-Array: TypeAlias = Any
 ALIGNMENT = 64  # bytes
 
 

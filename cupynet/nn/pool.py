@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from cupynet.backend import Backend, out_size
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.layer import Backward, Layer, check_image, check_integer, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Image, InputType
-
-Array: TypeAlias = Any
 
 
 class MaxPool2D(Layer):

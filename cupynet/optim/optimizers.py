@@ -6,14 +6,11 @@ they are.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from cupynet.backend import Backend
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.params import Params
 from cupynet.optim.schedules import Schedule, check_positive, schedule
-
-Array: TypeAlias = Any
 
 
 class Optimizer:

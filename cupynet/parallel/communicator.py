@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
+from cupynet.backend.array import Array
 from cupynet.errors import CupynetError
 
-Array: TypeAlias = Any
 Mean: TypeAlias = Callable[[list[Array], list[float]], None]
 T = TypeVar("T")
 

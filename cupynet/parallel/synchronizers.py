@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from cupynet.backend import Backend
+from cupynet.backend.array import Array
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.nn.params import Params
 from cupynet.parallel.communicator import Communicator
 
-Array: TypeAlias = Any
 Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 
 

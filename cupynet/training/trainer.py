@@ -10,10 +10,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.data import Batch, Loader, Prefetcher
 from cupynet.errors import DivergedError, annotate
 from cupynet.nn import INFERENCE, Context, Model
@@ -22,8 +23,6 @@ from cupynet.parallel import Average, Communicator, Moment, Replica, SerialCommu
 from cupynet.training.callbacks import Callback, EpochRecord, Report
 from cupynet.training.clock import Clock, Window
 from cupynet.training.metrics import Evaluation
-
-Array: TypeAlias = Any
 
 AGREE_EVERY = 50  # iterations between two looks at each other's stop signals where no average brings one
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 
-Array: TypeAlias = Any
+from cupynet.backend.array import Array
+
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 SOURCES = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:8]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from cupynet.backend.array import Array
 from cupynet.backend.kernels.loops import kernel
 from cupynet.backend.kernels.vectors import (
     I64,
@@ -31,8 +32,6 @@ from cupynet.backend.kernels.vectors import (
     split,
     store,
 )
-
-Array: TypeAlias = Any
 
 L1_BYTES = 24 * 1024  # of the L1 cache for images; it has 32 KB and more
 

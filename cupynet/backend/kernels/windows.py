@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from cupynet.backend.array import Array
 from cupynet.backend.kernels.loops import kernel
 from cupynet.backend.kernels.vectors import (
     I64,
@@ -28,8 +29,6 @@ from cupynet.backend.kernels.vectors import (
     split,
     store,
 )
-
-Array: TypeAlias = Any
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
