@@ -7,21 +7,29 @@ Nothing is asserted: figures are for reading, and where others use the machine t
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cupynet import config
 from cupynet.errors import ConfigError
-from cupynet.processor import choose_blas_kernels
-from cupynet.settings import BenchSettings, Settings
+from cupynet.settings import BenchSettings
+
+if TYPE_CHECKING:
+    from cupynet.backend import Backend
+    from cupynet.data import Batch, Data
+    from cupynet.experiment import Experiment
+    from cupynet.nn import Layer, Model
+    from cupynet.training import Trainer
 
 Row: TypeAlias = dict[str, Any]
 LARGE = 2048  # rows and columns of the product that sets the ceiling
@@ -29,30 +37,35 @@ LARGE = 2048  # rows and columns of the product that sets the ceiling
 
 def main() -> None:
     """The command."""
-    choose_blas_kernels()
-    config.run(bench, check, "bench", BenchSettings)
+    config.run(bench, prepare, "bench", BenchSettings)
 
 
-def check(settings: Settings) -> None:
+@dataclass(frozen=True)
+class Bench:
+    """What is measured, and how."""
+
+    settings: BenchSettings
+    experiment: Experiment
+
+
+def prepare(settings: BenchSettings) -> Bench:
     """Refuse what cannot work, before anything is measured; ConfigError."""
     from cupynet.experiment import Experiment
 
-    Experiment(settings)
-    if getattr(settings, "peers", None) == "torch" and find_spec("torch") is None:
+    if settings.peers == "torch" and find_spec("torch") is None:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
+    return Bench(settings, Experiment(settings))
 
 
-def bench(settings: Settings, folder: Path) -> None:
+def bench(asked: Bench, folder: Path) -> None:
     """All measurements, as a table and as bench.json in `folder`."""
-    from cupynet.backend import environment
-    from cupynet.experiment import Experiment
-    from cupynet.training import write_json
+    from cupynet.backend import commit, environment
+    from cupynet.files import write_json
 
-    assert isinstance(settings, BenchSettings)
-    experiment = Experiment(settings)
+    experiment, settings = asked.experiment, asked.settings
     experiment.announce()
     result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
-    result["environment"] = environment()
+    result["commit"], result["environment"] = commit(), environment()
     result["ceiling_gflop_per_s"] = ceiling(experiment)
     result["operations"] = operations(experiment, result["ceiling_gflop_per_s"]["one core"])
     result["images_per_s"] = loops(experiment, settings)
@@ -65,7 +78,7 @@ def bench(settings: Settings, folder: Path) -> None:
 # operations -----------------------------------------------------------------------------------------------------------
 
 
-def timed(work: Callable[[], Any], backend: Any, at_least_s: float = 0.4) -> float:
+def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) -> float:
     """The median seconds of one `work()`, after a warm-up."""
     for _ in range(3):
         work()
@@ -79,13 +92,14 @@ def timed(work: Callable[[], Any], backend: Any, at_least_s: float = 0.4) -> flo
     return statistics.median(times)
 
 
-def ceiling(experiment: Any) -> Row:
+def ceiling(experiment: Experiment) -> Row:
     """GFLOP/s of a large product in the run's precision, on one core and on all of them."""
     from threadpoolctl import threadpool_limits
 
     from cupynet.backend import available_cores
 
-    backend = experiment.backend(0)
+    backend = experiment.model().backend
+    backend.activate()
     a, b, out = (backend.allocate((LARGE, LARGE), backend.policy.compute) for _ in range(3))
     a[...], b[...] = 0.5, 0.25
     found = {}
@@ -96,14 +110,15 @@ def ceiling(experiment: Any) -> Row:
     return found
 
 
-def operations(experiment: Any, one_core: float) -> list[Row]:
+def operations(experiment: Experiment, one_core: float) -> list[Row]:
     """Each step of the network forwards and backwards, the loss and the update, on one core."""
     import numpy as np
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, user_api="blas"):
-        backend = experiment.backend(0)
-        model, optimizer = experiment.model(backend), experiment.optimizer()
+        model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
+        backend = model.backend
+        backend.activate()
         batch, rows = resident_batch(experiment, backend), []
         x = batch.images
         for name, layer, flop in network_steps(model):
@@ -111,7 +126,7 @@ def operations(experiment: Any, one_core: float) -> list[Row]:
             rows += found
         loss = timed(lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]), backend)
         optimizer.init(model.params, backend)
-        optimizer.learning_rate.span(2)
+        optimizer.learning_rate.span(0, 2)
         update = timed(lambda: optimizer.step(model.params, 0), backend)
         pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
         images = timed(lambda: backend.load_images(pixels, batch.samples), backend)
@@ -123,7 +138,7 @@ def operations(experiment: Any, one_core: float) -> list[Row]:
     return rows
 
 
-def resident_batch(experiment: Any, backend: Any) -> Any:
+def resident_batch(experiment: Experiment, backend: Backend) -> Batch:
     """One batch of random images on the device."""
     import numpy as np
 
@@ -133,10 +148,11 @@ def resident_batch(experiment: Any, backend: Any) -> Any:
     samples = np.arange(size)
     images = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
     labels = backend.asarray(rng.integers(0, experiment.source.classes, size))
-    return Batch(0, backend.load_images(images, samples), labels, samples)
+    loaded = backend.load_images(images, samples)
+    return Batch(index=0, epoch=0, images=loaded, labels=labels, samples=samples)
 
 
-def network_steps(model: Any) -> list[tuple[str, Any, float]]:
+def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
     """The steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
     steps, named = [], list(model.network)
     for layer in model.network.steps:
@@ -151,7 +167,7 @@ def network_steps(model: Any) -> list[tuple[str, Any, float]]:
     return steps
 
 
-def layer_rows(backend: Any, name: str, layer: Any, x: Any, flop: float) -> tuple[list[Row], Any]:
+def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -> tuple[list[Row], Any]:
     """The time of a layer forwards, and backwards (that of both less that of the first); and its output."""
     from cupynet.nn import INFERENCE, Context
 
@@ -181,9 +197,9 @@ def layer_rows(backend: Any, name: str, layer: Any, x: Any, flop: float) -> tupl
 # the loop -------------------------------------------------------------------------------------------------------------
 
 
-def loops(experiment: Any, settings: BenchSettings) -> Row:
+def loops(experiment: Experiment, settings: BenchSettings) -> Row:
     """Images per second of the loop, of the bare step, and of the peers: medians of measurements in turn."""
-    data, cores = experiment.source.load(), experiment.workers
+    data, cores = experiment.load(), experiment.placement.workers
     measurements: dict[str, Callable[[], float]] = {}
     for workers in sorted({1, cores}):
         measurements[f"loop, workers={workers}"] = partial(loop, experiment, data, workers, settings.images)
@@ -199,52 +215,44 @@ def loops(experiment: Any, settings: BenchSettings) -> Row:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def loop(experiment: Any, data: Any, workers: int, images: int) -> float:
+def loop(experiment: Experiment, data: Data, workers: int, images: int) -> float:
     """Training as `cupynet.train` does it: loading, prefetching, averaging, logging; one BLAS thread per worker."""
     import tempfile
 
-    from cupynet.parallel import WorkerTeam
+    from cupynet.runs import Run
     from cupynet.training import History
 
     epochs = -(-images // len(data.train))
-    with tempfile.TemporaryDirectory() as folder, WorkerTeam(workers, limit_blas=False) as team, one_blas_thread():
-
-        def task(communicator: Any) -> float:
-            trainer = experiment.trainer(communicator, [History(Path(folder) / "history.jsonl")])
-            trainer.fit(experiment.train_loader(data), epochs)
-            rate: float = trainer.clock.images_per_s
-            return rate
-
-        return team.run(task)[0]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        experiment.wrapper(Run(folder), [History()], workers=workers, blas_threads=1) as wrapper,
+    ):
+        wrapper.fit(experiment.train_loader(data), epochs)
+        return wrapper.trainer.clock.images_per_s
 
 
-def bare_steps(experiment: Any, workers: int, seconds: float = 2.0) -> float:
+def bare_steps(experiment: Experiment, workers: int, seconds: float = 2.0) -> float:
     """The training step alone, on resident data and without averaging, of `workers` replicas at once."""
-    from cupynet.parallel import WorkerTeam
 
-    def task(communicator: Any) -> float:
-        trainer = experiment.trainer(communicator)
-        trainer.optimizer.learning_rate.span(10**6)
-        batch = resident_batch(experiment, trainer.model.backend)
-        for _ in range(3):
-            trainer.step(batch)
-        communicator.barrier()
+    def task(trainer: Trainer) -> float:
+        replica, world = trainer.replica, trainer.groups.world
+        replica.optimizer.learning_rate.span(0, 10**6)
+        batch = resident_batch(experiment, replica.backend)
+        for step in range(3):
+            replica.gradient(batch)
+            replica.update(step)
+        world.barrier()
         began, steps = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
-            trainer.step(batch)
-            trainer.model.backend.synchronize()
+            replica.gradient(batch)
+            replica.update(steps)
+            replica.backend.synchronize()
             steps += 1
-        return steps * len(batch) / (time.perf_counter() - began)
+        rate = steps * len(batch) / (time.perf_counter() - began)
+        return float(world.gather_numbers(rate).sum())
 
-    with WorkerTeam(workers, limit_blas=False) as team, one_blas_thread():
-        return sum(team.run(task))
-
-
-def one_blas_thread() -> Any:
-    """One BLAS thread per replica, as when there are as many replicas as cores."""
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(1, user_api="blas")
+    with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
+        return wrapper.on_workers(task) or 0.0
 
 
 def peer(threads: int, layout: str, batch_size: int) -> float:
@@ -261,9 +269,9 @@ def peer(threads: int, layout: str, batch_size: int) -> float:
 # the result -----------------------------------------------------------------------------------------------------------
 
 
-def ratios(experiment: Any, result: Row) -> Row:
+def ratios(experiment: Experiment, result: Row) -> Row:
     """The figures that mean something on any machine."""
-    rates, workers, found = result["images_per_s"], experiment.workers, {}
+    rates, workers, found = result["images_per_s"], experiment.placement.workers, {}
     mflop = sum(row.get("mflop", 0.0) for row in result["operations"]) / result["batch_size"]
     best = rates[f"loop, workers={workers}"]
     dense = best * mflop / 1e3

@@ -70,8 +70,9 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     """`value` if it is a `kind`; a class where an object is needed is said to be one. `example`: what to write."""
     if isinstance(value, kind):
         return value
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
     own = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-    raise ConfigError(f"{name} is {own}: must be a {kind.__name__}, such as {example}")
+    raise ConfigError(f"{name} is {own}: must be {article} {kind.__name__}, such as {example}")
 
 
 def is_bool(value: Any) -> bool:

@@ -1,34 +1,40 @@
 """Settings turned into the objects of a run: what the commands share.
 
-An `Experiment` is made, and so checked, before anything is written: names are resolved, constructors have refused what
-they cannot take, and the network's shapes are inferred without allocating a weight. What each worker needs is made by
-the worker, in its thread.
+An `Experiment` is made, once, before anything is written: names are resolved, constructors have refused what they
+cannot take, and the network's shapes are inferred without allocating a weight. What it holds are descriptions; what
+trains is the `ParallelWrapper` that it builds.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from cupynet import processor
-from cupynet.backend import Backend, available_cores, create_backend, device_count, select_backend
+from cupynet.backend import available_cores, blas, create_backend, select_backend
 from cupynet.data import Data, Dataset, Loader, Source
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, most_blas_threads
+from cupynet.parallel import Placement, Synchronizer
 from cupynet.parts import build as build_part
+from cupynet.runs import Run
 from cupynet.settings import Settings, size
-from cupynet.training import Callback, EpochRecord, Trainer
+from cupynet.training import Callback, EpochRecord, ParallelWrapper, TrainerView
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-MOST_CPU_WORKERS = 4  # by default: more replicas than this change how a run learns
 
 
 class Experiment:
     """One run: what it computes on, on how many workers, and the parts its settings name.
+
+    Attributes:
+        settings: what it was made from.
+        backend_name: what computes; `backend_reason`: why not something preferred, None where it is.
+        placement: how many workers, and on which devices.
+        source, network, loss, optimizer, synchronizer, callbacks: the parts, as descriptions.
 
     Raises:
         ConfigError: the settings name something that cannot work here; the message begins with the setting.
@@ -36,37 +42,33 @@ class Experiment:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        priority = settings.backend["priority"]
+        backend = settings.backend
         self.backend_name, self.backend_reason = select_backend(
-            settings.backend["name"], gpu_priority=priority["gpu"], cpu_priority=priority["cpu"]
+            backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu
         )
-        self.devices = self._devices()
-        self.workers = settings.workers or len(self.devices) or min(available_cores(), MOST_CPU_WORKERS)
-        self.source: Source = self._part("data", Source)
-        self.loss: Loss = self._part("loss", Loss)
-        self._part("optimizer", Optimizer)
+        self.placement = Placement.of(self.backend_name, settings.workers, settings.devices)
+        self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
+        self.loss = self._part("loss", settings.loss, Loss)
+        self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
+        self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
+        self.network = self._part("model", settings.model, Layer)
+        self.callbacks = [
+            self._part(f"callbacks.{name}", part, Callback)
+            for name, part in settings.callbacks.items()
+            if part is not None
+        ]
         self._check_network()
 
-    def _devices(self) -> list[int]:
-        """The GPUs to use; none on a CPU."""
-        there, asked = device_count(self.backend_name), self.settings.devices
-        if not there and asked is not None:
-            raise ConfigError(f"devices={asked}: backend {self.backend_name} runs on the CPU; leave devices=null")
-        for device in asked or ():
-            if device >= there:
-                raise ConfigError(f"devices={asked}: there is no device {device}, this machine has {there}")
-        return list(range(there)) if asked is None else asked
-
-    def _part(self, name: str, kind: type) -> Any:
-        """The part that the group `name` stands for, which must be a `kind`."""
-        part = build_part(getattr(self.settings, name), name, self.settings.trusted_modules)
+    def _part(self, key: str, node: Any, kind: type[T]) -> T:
+        """The part that `node` of the settings stands for, which must be a `kind`."""
+        part = build_part(node, key, self.settings.trusted_modules)
         if not isinstance(part, kind):
-            raise ConfigError(f"{name}: must be a {kind.__name__}, got {type(part).__name__}: give it a _target_")
+            raise ConfigError(f"{key}: must be a {kind.__name__}, got {type(part).__name__}: give it a _target_")
         return part
 
     def _check_network(self) -> None:
         """Infer the network's shapes without allocating anything."""
-        network = self._part("model", Layer)
+        network = copy.deepcopy(self.network)
         try:
             output = build(network, self.input, Params(), create_backend("numpy", self.settings.dtype))
             check_loss(network, self.loss)
@@ -79,55 +81,40 @@ class Experiment:
         """What one example is."""
         return Image(*self.source.image_shape)
 
-    def device_names(self) -> list[str]:
-        """The device of each worker, in rank order."""
-        return [f"cuda:{self._device(rank)}" if self.devices else "cpu" for rank in range(self.workers)]
+    # what trains ----------------------------------------------------------------------------------------------------
 
-    def _device(self, rank: int) -> int:
-        return self.devices[rank % len(self.devices)] if self.devices else 0
+    def model(self) -> Model:
+        """A new model with its initial weights, on the first worker's device."""
+        backend = create_backend(self.backend_name, self.settings.dtype, self.placement.device(0))
+        return Model(self.network, self.input, backend, self.settings.seed, self.loss)
 
-    def team(self) -> WorkerTeam:
-        """The workers, each with its share of the cores."""
-        most, timeout_s = most_blas_threads(self.backend_name), self.settings.parallel["timeout_s"]
-        return WorkerTeam(self.workers, timeout_s, limit_blas=not self.devices, most_blas_threads=most)
-
-    # what a worker makes --------------------------------------------------------------------------------------------
-
-    def backend(self, rank: int) -> Backend:
-        """A new backend for worker `rank`, on its device, made current in the calling thread."""
-        backend = create_backend(self.backend_name, self.settings.dtype, self._device(rank))
-        backend.activate()
-        return backend
-
-    def model(self, backend: Backend) -> Model:
-        """The model with its initial weights."""
-        return Model(self._part("model", Layer), self.input, backend, self.settings.seed, self.loss)
-
-    def optimizer(self) -> Optimizer:
-        """A new optimizer."""
-        optimizer: Optimizer = self._part("optimizer", Optimizer)
-        return optimizer
-
-    def trainer(self, communicator: Communicator, callbacks: Sequence[Callback] = ()) -> Trainer:
-        """A trainer with a new replica for this worker."""
-        parallel = self.settings.parallel
-        averaging = ParameterAveraging(
-            communicator,
-            parallel["averaging_frequency"],
-            average_updaters=parallel["average_updaters"],
-            report_score=parallel["report_score_after_averaging"],
-        )
-        return Trainer(
-            self.model(self.backend(communicator.rank)),
-            self.optimizer(),
-            communicator=communicator,
-            synchronizer=averaging,
-            callbacks=callbacks,
-            prefetch_buffer=-(-parallel["prefetch_buffer"] // self.workers),
-            report_every=self.settings.callbacks["history"]["every_iterations"],
+    def wrapper(
+        self, run: Run | None = None, callbacks: Sequence[Callback] | None = None, **changes: Any
+    ) -> ParallelWrapper:
+        """A new model in the wrapper that trains it; `callbacks` in place of the settings' own, `changes` to other
+        arguments of `ParallelWrapper`.
+        """
+        parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self._trimming()]
+        arguments: dict[str, Any] = {
+            "workers": self.placement.workers,
+            "devices": self.placement.devices or None,
+            "optimizer": self.optimizer,
+            "synchronizer": self.synchronizer,
+            "prefetch_buffer": parallel.prefetch_buffer,
+            "timeout_s": parallel.timeout_s,
+            "report_every": self.settings.report_every_iterations,
+        }
+        return ParallelWrapper(
+            self.model(), callbacks=own if callbacks is None else callbacks, run=run, **arguments | changes
         )
 
     # data -----------------------------------------------------------------------------------------------------------
+
+    def load(self) -> Data:
+        """The data, which are what the source promised. DataError."""
+        data = self.source.load()
+        data.check(self.source.image_shape, self.source.classes)
+        return data
 
     def train_loader(self, data: Data) -> Loader:
         """Shuffled batches of the training set."""
@@ -137,45 +124,51 @@ class Experiment:
         """Batches in the data set's order."""
         return Loader(dataset, self.settings.batch_size, shuffle=False)
 
+    # the machine ----------------------------------------------------------------------------------------------------
+
     def announce(self) -> None:
         """Say in the log what computes, and why not something else."""
+        placement = self.placement
         if self.backend_reason:
             log.info("no GPU is used: %s", self.backend_reason)
-        devices = ", ".join(dict.fromkeys(self.device_names()))
-        workers = f"{self.workers} worker{'s' * (self.workers > 1)} on {devices}"
+        devices = ", ".join(dict.fromkeys(placement.names()))
+        workers = f"{placement.workers} worker{'s' * (placement.workers > 1)} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
-        if processor.chosen:
-            log.info("BLAS kernels %s: chosen for AVX-512, set %s to change it", processor.chosen, processor.VARIABLE)
-        if not self.devices and self.workers > available_cores():
-            log.warning("workers=%d share %d cores: they take turns", self.workers, available_cores())
-        if not self.devices and self.settings.dtype == "half":
+        if placement.devices:
+            return
+        log.info("BLAS %s", blas.architecture())
+        held = blas.held_below()
+        if held:
+            log.warning("%s", held)
+        if placement.workers > available_cores():
+            log.warning("workers=%d share %d cores: they take turns", placement.workers, available_cores())
+        if self.settings.dtype == "half":
             log.warning("dtype=half on a CPU is stored in 16 bits and computed in 32: slower than float")
-
-    def callbacks(self) -> list[Callback]:
-        """What keeps the memory pools small on the way; nothing to do on a CPU."""
-        return [_TrimPools(self)] if self.devices else []
 
     def limit_memory(self) -> None:
         """Cap the memory pools of the GPUs in use; nothing to do on a CPU."""
-        limit = self.settings.memory["device_pool_limit"]
-        if self.devices and limit is not None:
+        limit = self.settings.memory.device_pool_limit
+        if self.placement.devices and limit is not None:
             from cupynet.backend import cuda
 
-            cuda.limit_pools(self.devices, size(limit, share=True))
+            cuda.limit_pools(list(self.placement.devices), size(limit, share=True))
 
-    def trim_memory(self) -> None:
-        """Free what the pools of the GPUs in use keep beyond the memory group's bounds."""
-        from cupynet.backend import cuda
-
-        trim, pinned = (self.settings.memory[key] for key in ("device_pool_trim_above", "pinned_pool_trim_above"))
-        cuda.trim_pools(self.devices, None if trim is None else int(size(trim)), pinned)
+    def _trimming(self) -> list[Callback]:
+        """What keeps the memory pools small on the way; nothing to do on a CPU."""
+        memory = self.settings.memory
+        above = memory.device_pool_trim_above
+        bytes_above = None if above is None else int(size(above))
+        devices = list(self.placement.devices)
+        return [_TrimPools(devices, bytes_above, memory.pinned_pool_trim_above)] if devices else []
 
 
 class _TrimPools(Callback):
-    """Trims the memory pools after each epoch."""
+    """Frees after each epoch what the pools of the GPUs in use keep beyond the bounds."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self._experiment = experiment
+    def __init__(self, devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
+        self.devices, self.device_above, self.pinned_above = devices, device_above, pinned_above
 
-    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        self._experiment.trim_memory()
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        from cupynet.backend import cuda
+
+        cuda.trim_pools(self.devices, self.device_above, self.pinned_above)

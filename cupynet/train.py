@@ -1,6 +1,6 @@
 """Train a network: `python -m cupynet.train [key=value ...]`.
 
-Composes the settings, launches the workers, and every worker runs `train_worker`.
+Composes the settings into an `Experiment`, which is refused or else trained in its `ParallelWrapper`.
 """
 
 from __future__ import annotations
@@ -10,165 +10,141 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cupynet import config
 from cupynet.errors import Interrupted
-from cupynet.processor import choose_blas_kernels
 from cupynet.settings import Settings
+
+if TYPE_CHECKING:
+    from cupynet.data import Data
+    from cupynet.experiment import Experiment
+    from cupynet.runs import Summary
+    from cupynet.training import Evaluation, ParallelWrapper
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a worker brings back."""
-
-    trainer: Any  # cupynet.training.Trainer
-    test: Any  # cupynet.training.Evaluation, or None where a signal ended the run
-    validation: Any  # the same; None too where nothing was held out
-    compile_s: float
-
-
 def main() -> None:
     """The command."""
-    choose_blas_kernels()
-    config.run(train, check)
+    config.run(train, prepare)
 
 
-def check(settings: Settings) -> None:
-    """Refuse what cannot work, before anything is written; ConfigError."""
+def prepare(settings: Settings) -> Experiment:
+    """The experiment that the settings describe, before anything is written; ConfigError if it cannot work."""
     from cupynet.experiment import Experiment
 
-    Experiment(settings)
+    return Experiment(settings)
 
 
-def train(settings: Settings, folder: Path) -> float | None:
+def train(experiment: Experiment, folder: Path) -> float | None:
     """One run into `folder`: summary, history and weights.
 
     Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test.
     """
-    from cupynet.experiment import Experiment
-    from cupynet.training import History
-    from cupynet.training.console import progress, result_table
+    from cupynet.runs import Run
+    from cupynet.training import StopReason
+    from cupynet.training.console import result_table
 
-    began = time.perf_counter()
-    (folder / "summary.json").unlink(missing_ok=True)  # of a run before into the same folder
-    experiment = Experiment(settings)
+    began, settings, run = time.perf_counter(), experiment.settings, Run(folder)
+    run.begin()
     experiment.announce()
     with _signals(_stop_at_once):
-        data = experiment.source.load()
-    callbacks = [History(folder / "history.jsonl"), progress(settings.callbacks["progress"]), *experiment.callbacks()]
-    with (
-        experiment.team() as team,
-        _signals(partial(_stop_at_average, team)),
-    ):
-        if not experiment.devices:
-            log.info("BLAS threads per worker: %d", team.blas_threads)
+        data = experiment.load()
+    split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        """End training soon, with its results saved; a second signal ends it at once."""
+        if received:
+            _stop_at_once(number)
+        received.append(number)
+        wrapper.stop(signal.Signals(number).name, StopReason.SIGNAL)  # no word: it may interrupt another print
+
+    with experiment.wrapper(run) as wrapper, _signals(stop):
+        if wrapper.blas_threads:
+            log.info("BLAS threads per worker: %d", wrapper.blas_threads)
         experiment.limit_memory()
-        try:
-            outcomes = team.run(lambda communicator: train_worker(experiment, data, communicator, callbacks))
-        finally:
-            for callback in callbacks:
-                callback.close()
-        summary = summarise(experiment, data, outcomes[0], time.perf_counter() - began)
-        save(folder, summary, outcomes[0].trainer)
-    if summary["test"] is not None:
-        result_table(summary, str(folder))
-    if team.stop_signal:  # which may also have come too late to stop anything: a sweep must not go on
-        raise Interrupted(team.stop_signal, f"what was trained is in {folder}")
-    chosen: float = summary["test_accuracy" if data.validation is None else "validation_accuracy"]
-    return chosen
-
-
-def train_worker(experiment: Any, data: Any, communicator: Any, callbacks: Sequence[Any]) -> Outcome:
-    """What every worker does: make a replica, train it with the others, evaluate it with the others."""
-    from cupynet.training import warm_up
-
-    settings: Settings = experiment.settings
-    trainer = experiment.trainer(communicator, callbacks)
-    compile_s = warm_up(trainer.model, experiment.optimizer(), settings.batch_size)
-    if communicator.rank == 0:
+        compile_s = wrapper.warm_up(settings.batch_size)
         log.info("kernels ready after %.1f s", compile_s)
-    held_out = data.validation if data.validation is not None else data.test
-    split = "validation" if data.validation is not None else "test"
-    trainer.fit(
-        experiment.train_loader(data),
-        settings.epochs,
-        evaluate_on=experiment.evaluation_loader(held_out),
-        evaluate_every=settings.evaluate_every_epochs,
-        split=split,
+        wrapper.fit(
+            experiment.train_loader(data),
+            settings.epochs,
+            evaluate_on=experiment.evaluation_loader(held_out),
+            evaluate_every=settings.evaluate_every_epochs,
+            split=split,
+        )
+        chosen = wrapper.trainer.evaluation  # of the last epoch, which is always evaluated
+        test = chosen if split == "test" else None
+        if split != "test" and wrapper.trainer.stopped is None:
+            test = wrapper.evaluate(experiment.evaluation_loader(data.test))
+        validation = None if split == "test" else chosen
+        summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
+        run.save(summary, wrapper.model.weights())
+    if summary.test is not None:
+        result_table(summary, run)
+    if received:  # which may also have come too late to stop anything: a sweep must not go on
+        raise Interrupted(received[0], f"what was trained is in {folder}")
+    return summary.test_accuracy if data.validation is None else summary.validation_accuracy
+
+
+def summarise(
+    experiment: Experiment,
+    data: Data,
+    wrapper: ParallelWrapper,
+    test: Evaluation | None,
+    validation: Evaluation | None,
+    compile_s: float,
+    wall_s: float,
+) -> Summary:
+    """What the run came to. test, validation: None where they were not evaluated."""
+    from cupynet.backend import commit, environment
+    from cupynet.runs import Summary
+
+    settings, trainer = experiment.settings, wrapper.trainer
+    clock, stopped = trainer.clock, trainer.stopped
+    return Summary(
+        dataset=data.name,
+        fallback=data.fallback,
+        backend=experiment.backend_name,
+        devices=wrapper.placement.names(),
+        dtype=settings.dtype,
+        workers=wrapper.placement.workers,
+        seed=settings.seed,
+        epochs=trainer.epoch,
+        iterations=trainer.iteration,
+        batch_size=settings.batch_size,
+        averaging_frequency=settings.parallel.averaging_frequency,
+        parameters=wrapper.model.params.count,
+        stopped_by=None if stopped is None else stopped.text,
+        images=clock.images,
+        images_per_s=clock.images_per_s,
+        wall_s=wall_s,
+        train_s=clock.rounds_s,
+        compile_s=compile_s,
+        evaluate_s=clock.evaluate_s,
+        data_s=clock.data_s,
+        averaging_s=clock.averaging_s,
+        validation_accuracy=None if validation is None else _finite(validation.accuracy),
+        test_accuracy=None if test is None else _finite(test.accuracy),
+        test_loss=None if test is None else _finite(test.loss),
+        test_f1=None if test is None else _finite(test.f1),
+        test=None if test is None else test.to_dict(),
+        commit=commit(),
+        environment=environment(),
     )
-    test = trainer.evaluation if split == "test" else None  # of the last epoch, which is always evaluated
-    if split != "test" and not trainer.stopped_by:
-        test = trainer.evaluate(experiment.evaluation_loader(data.test))
-    return Outcome(trainer, test, trainer.evaluation if split != "test" else None, compile_s)
 
 
-def summarise(experiment: Any, data: Any, outcome: Outcome, wall_s: float) -> dict[str, Any]:
-    """The content of summary.json."""
-    from cupynet.backend import environment
-
-    settings, trainer, evaluation = experiment.settings, outcome.trainer, outcome.test
-    clock = trainer.clock
-    return {
-        "dataset": data.name,
-        "fallback": data.fallback,
-        "backend": experiment.backend_name,
-        "devices": experiment.device_names(),
-        "dtype": settings.dtype,
-        "workers": experiment.workers,
-        "seed": settings.seed,
-        "epochs": trainer.epoch,
-        "iterations": trainer.iteration,
-        "batch_size": settings.batch_size,
-        "averaging_frequency": settings.parallel["averaging_frequency"],
-        "parameters": trainer.model.params.count,
-        "stopped_by": signal.Signals(trainer.stopped_by).name if trainer.stopped_by else None,
-        "images": clock.images,
-        "images_per_s": clock.images_per_s,
-        "wall_s": wall_s,
-        "train_s": clock.rounds_s,
-        "compile_s": outcome.compile_s,
-        "evaluate_s": clock.evaluate_s,
-        "data_s": clock.data_s,
-        "averaging_s": clock.averaging_s,
-        "validation_accuracy": _number(outcome.validation and outcome.validation.accuracy),
-        "test_accuracy": _number(evaluation and evaluation.accuracy),
-        "test_loss": _number(evaluation and evaluation.loss),
-        "test_f1": _number(evaluation and evaluation.f1),
-        "test": evaluation and evaluation.to_dict(),
-        "environment": environment(),
-    }
-
-
-def _number(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def save(folder: Path, summary: dict[str, Any], trainer: Any) -> None:
-    """Write weights.safetensors and summary.json."""
-    from cupynet.training import save_weights, write_json
-
-    save_weights(folder / "weights.safetensors", trainer.model.weights())
-    write_json(folder / "summary.json", summary)
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _stop_at_once(number: int) -> None:
     """While there are no results yet."""
     raise KeyboardInterrupt(number)  # no Exception, which a download takes for one more thing that can go wrong
-
-
-def _stop_at_average(team: Any, number: int) -> None:
-    """End training at the next average, with its results saved; a second signal ends it at once."""
-    if team.stop_signal:
-        _stop_at_once(number)
-    team.stop(number)  # and nothing else: what a handler prints may come in the middle of another print
 
 
 @contextmanager

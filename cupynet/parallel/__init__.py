@@ -1,30 +1,29 @@
-"""Replicas side by side: how workers talk, when they are averaged, how they are started."""
+"""Replicas side by side: how workers talk, when replicas are brought together, how workers are started."""
 
-from cupynet.parallel.communicator import Communicator, SerialCommunicator, ThreadCommunicator, ThreadGroup
-from cupynet.parallel.launch import WorkerTeam, blas_threads_per_worker, most_blas_threads
-from cupynet.parallel.synchronizers import (
-    Average,
-    Moment,
-    ParameterAveraging,
-    Replica,
-    Synchronizer,
-    check_frequency,
-    is_finite,
-)
+from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, WorkerTimeout
+from cupynet.parallel.groups import Groups
+from cupynet.parallel.launch import Launcher, ThreadLauncher
+from cupynet.parallel.placement import Placement
+from cupynet.parallel.replica import Replica
+from cupynet.parallel.synchronizers import Average, Moment, ParameterAveraging, Synchronizer, When, is_finite
+from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
 
 __all__ = [
     "Average",
     "Communicator",
+    "Groups",
+    "Launcher",
     "Moment",
     "ParameterAveraging",
+    "PeerFailed",
+    "Placement",
     "Replica",
     "SerialCommunicator",
     "Synchronizer",
     "ThreadCommunicator",
     "ThreadGroup",
-    "WorkerTeam",
-    "blas_threads_per_worker",
-    "check_frequency",
+    "ThreadLauncher",
+    "When",
+    "WorkerTimeout",
     "is_finite",
-    "most_blas_threads",
 ]

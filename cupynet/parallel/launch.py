@@ -1,21 +1,19 @@
-"""Starting the workers: long-lived threads, one per replica."""
+"""Starting the workers of a run. `Launcher` says what that means; here it is done with long-lived threads."""
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from threadpoolctl import threadpool_info, threadpool_limits
-
-from cupynet.backend import available_cores
-from cupynet.errors import ConfigError, CupynetError, annotate
-from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, ThreadCommunicator, ThreadGroup
+from cupynet.checks import integer
+from cupynet.errors import CupynetError, annotate
+from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator
+from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -23,59 +21,44 @@ log = logging.getLogger(__name__)
 GRACE_S = 5.0  # how long the others may take to notice that a worker failed
 
 
-def blas_threads_per_worker(workers: int) -> int:
-    """BLAS threads each replica may use on a CPU so that all of them together use the cores once."""
-    return max(1, available_cores() // workers)
+class Launcher(Protocol):
+    """Runs the same task on every worker, each with its communicator."""
+
+    workers: int
+
+    def run(self, task: Callable[[Communicator], T]) -> T | None:
+        """Run `task(communicator)` on every worker: rank 0's result in the process of rank 0, None elsewhere.
+
+        The first worker that raises stops the others where they next meet or look, and its own exception is raised
+        here.
+        """
+
+    def close(self) -> None:
+        """Let the workers go; harmless when done before."""
 
 
-def most_blas_threads(backend_name: str) -> int:
-    """BLAS threads that a worker of this backend can use: one with numba, unless the user has set a number.
-
-    Its large operations are kernels of its own; the products that are left gain nothing from a second thread, and on a
-    machine that is busy with other things the threads' waiting for each other costs a multiple of their work.
-    """
-    asked = any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    return 1 if backend_name == "numba" and not asked else available_cores()
-
-
-def blas_threads_now() -> int:
-    """BLAS threads as they are set: by the user's OPENBLAS_NUM_THREADS or the like, else one per core."""
-    return min((info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"), default=1)
-
-
-class WorkerTeam:
+class ThreadLauncher:
     """`workers` threads that live until `close`, so that what a thread owns (a GPU's library handles) is made once.
 
     A context manager. With one worker the task runs in the calling thread: no thread, no parallel code.
 
     Args:
         workers: how many.
-        timeout_s: how long a worker waits for the others before it takes them for dead.
-        most_blas_threads: a worker gets no more, see the function of that name.
-        limit_blas: give each worker its share of the cores as BLAS threads; the limit is the whole process's until
-            `close`.
+        timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
     """
 
-    def __init__(
-        self, workers: int, timeout_s: float = 300.0, *, limit_blas: bool = True, most_blas_threads: int = 2**30
-    ) -> None:
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ConfigError(f"workers={workers!r}: must be an integer of at least 1")
-        self.workers, self.timeout_s = workers, timeout_s
-        self.stop_signal = 0
-        self._group: ThreadGroup | None = None
+    def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
+        self.workers, self.timeout_s = integer("workers", workers, 1), timeout_s
         self._inboxes: list[queue.SimpleQueue[Any]] = []
         self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._broken = False
-        self.blas_threads = min(blas_threads_per_worker(workers), blas_threads_now(), most_blas_threads)
-        self._limits = threadpool_limits(self.blas_threads, user_api="blas") if limit_blas else None
-        for rank in range(workers if workers > 1 else 0):
+        for rank in range(self.workers if self.workers > 1 else 0):
             inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._inboxes.append(inbox)
             name = f"cupynet worker {rank}"
             threading.Thread(target=self._serve, args=(rank, inbox), name=name, daemon=True).start()
 
-    def __enter__(self) -> WorkerTeam:
+    def __enter__(self) -> ThreadLauncher:
         return self
 
     def __exit__(
@@ -84,57 +67,44 @@ class WorkerTeam:
         self.close()
 
     def close(self) -> None:
-        """End the threads and lift the BLAS limit; harmless when done before."""
+        """End the threads; harmless when done before."""
         for inbox in self._inboxes:
             inbox.put(None)
         self._inboxes = []
-        if self._limits is not None:
-            self._limits.restore_original_limits()
-            self._limits = None
 
-    def stop(self, signal_number: int) -> None:
-        """Ask the workers to stop at their next average, all of them at the same one; safe in a signal handler."""
-        self.stop_signal = signal_number
-        if self._group is not None:
-            self._group.stop_signal = signal_number
-
-    def run(self, task: Callable[[Communicator], T]) -> list[T]:
-        """Run `task(communicator)` on every worker and return the results in rank order.
-
-        The first worker that raises stops the others where they next meet or look, and its own exception is raised
-        here.
-        """
+    def run(self, task: Callable[[Communicator], T]) -> T | None:
+        """See `Launcher.run`. RuntimeError after a failure or `close`."""
         if self.workers == 1:
-            return [task(SerialCommunicator(lambda: self.stop_signal))]
+            return task(SerialCommunicator())
         if self._broken or not self._inboxes:
-            raise RuntimeError("this team has failed or been closed: make a new one")
-        self._group = group = ThreadGroup(self.workers, self.timeout_s)
-        group.stop_signal = self.stop_signal
+            raise RuntimeError("these workers have failed or been closed: make new ones")
+        group = ThreadGroup(self.workers, self.timeout_s)
         for rank, inbox in enumerate(self._inboxes):
             inbox.put((task, ThreadCommunicator(group, rank)))
         try:
-            return self._collect(group)
+            result: T | None = self._collect(group)
+            return result
         except BaseException as error:
             self._broken = True
             group.fail(-1, error)  # a KeyboardInterrupt here: the workers must not go on alone
             raise
 
-    def _collect(self, group: ThreadGroup) -> list[Any]:
-        """Wait for all workers; after a failure, only for a grace period."""
-        results: list[Any] = [None] * self.workers
+    def _collect(self, group: ThreadGroup) -> Any:
+        """Wait for all workers; after a failure, only for a grace period. Rank 0's result."""
+        first: Any = None
         deadline: float | None = None
         for _ in range(self.workers):
             try:
                 rank, result, error = self._results.get(timeout=deadline and max(deadline - time.monotonic(), 0))
             except queue.Empty:
                 break
-            results[rank] = result
+            first = result if rank == 0 else first
             if error is not None and deadline is None:
                 deadline = time.monotonic() + GRACE_S
         if group.failure is not None:
             log.info("worker %d failed; the others were stopped", group.failed_rank)
             raise group.failure
-        return results
+        return first
 
     def _serve(self, rank: int, inbox: queue.SimpleQueue[Any]) -> None:
         """A worker's life: take a task, do it, report."""

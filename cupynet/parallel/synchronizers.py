@@ -1,82 +1,86 @@
-"""When replicas are averaged, and what of them.
+"""When replicas are brought together, and what of them.
+
+A synchronizer is described by its constructor and bound by `start`, so that a configuration can name one. Every method
+is called on every worker in every round, whether that worker had a batch or not: each may hold collective operations.
 
 A replica trains alone between averages. An average weights each replica by the samples it has seen since the last one,
-so that with frequency 1 and a linear optimizer (SGD, momentum, Nesterov) W replicas do what one does on the
-concatenated batch, short batches and a last round with fewer workers included.
+so that with frequency 1 and a linear optimizer (SGD, momentum, Nesterov, without clipping) W replicas do what one does
+on the concatenated batch, short batches and a last round with fewer workers included.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError, DivergedError
-from cupynet.nn.params import Params
+from cupynet.checks import flag, integer
+from cupynet.errors import DivergedError
 from cupynet.parallel.communicator import Communicator
+from cupynet.parallel.replica import Replica
 
 Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 
 
-@dataclass
-class Replica:
-    """What a synchronizer sees of a worker.
-
-    Attributes:
-        backend: where the vectors live.
-        params: the weights.
-        optimizer_state: name -> (P,) vector; the optimizer's own dictionary.
-        samples: how many this replica has trained on since the last average.
-        losses: the sum of their losses, a number or a 0-d array on the device.
-    """
-
-    backend: Backend
-    params: Params
-    optimizer_state: dict[str, Array] = field(default_factory=dict)
-    samples: int = 0
-    losses: Any = 0.0
-
-
 @dataclass(frozen=True)
 class Average:
-    """What one average found.
+    """What one average found; the same on every worker.
 
     Attributes:
         samples: how many all replicas trained on since the last one.
         score: their mean loss, weighted by samples; NaN where it was not asked for or nobody trained.
         divergence: the largest relative distance |w_r - mean| / |mean| of a replica from the mean; NaN where it was not
-            asked for.
-        seconds: spent in it by this worker, waiting included.
-        stop_signal: the signal number if any worker was asked to stop, else 0. All replicas see the same.
+            measured.
     """
 
     samples: int
     score: float
     divergence: float
-    seconds: float
-    stop_signal: int
 
 
 class Synchronizer:
-    """When x what: called by every worker at the same points. This base class never averages: one replica alone."""
+    """Keeps replicas together; this one, used as it is, only makes them begin equal: one replica alone.
 
-    def start(self, replica: Replica) -> None:
-        """Before the first iteration: all replicas begin equal."""
+    A subclass overrides what it needs. Gradients averaged in every iteration, so that all replicas stay one:
 
-    def before_update(self, replica: Replica) -> None:
-        """After the gradients of an iteration, before the optimizer moves the weights."""
+        class GradientMean(Synchronizer):
+            def before_update(self, replica, samples):
+                self.communicator.allreduce_mean([replica.params.grad], samples)
+                return True
 
-    def after_update(self, replica: Replica, iteration: int, *, measure: bool = False) -> Average | None:
-        """After iteration `iteration` (from 0; also on a worker that had no batch in it). What was averaged, if
-        anything.
+    Attributes:
+        communicator: the way to the other replicas; exists after `start`.
+    """
+
+    communicator: Communicator
+
+    def start(self, replica: Replica, communicator: Communicator) -> None:
+        """Bind to a worker's replica, before each `fit`. Replicas that are to be identical begin as rank 0's."""
+        self.communicator = communicator
+        if self.identical and communicator.size > 1:
+            for vector in self.shared(replica):
+                communicator.broadcast(vector)
+            replica.params.publish()
+
+    def shared(self, replica: Replica) -> list[Array]:
+        """The flat vectors that replicas have in common whenever they are identical."""
+        return [replica.params.master, *replica.optimizer_state.values()]
+
+    def before_update(self, replica: Replica, samples: int) -> bool:
+        """After the gradients of a round, of `samples` examples (0 without a batch, and the gradients are zero).
+        Whether the optimizer is to move the weights.
         """
+        return samples > 0
+
+    def after_update(self, replica: Replica, iteration: int) -> Average | None:
+        """After iteration `iteration` (from 0). What was averaged, if anything: the same on every worker."""
         return None
 
     def finish(self, replica: Replica, moment: Moment) -> Average | None:
-        """At the end of an `epoch`, of an epoch that is to be evaluated (`evaluation`), or of the whole `fit`."""
+        """At the end of an `epoch`, of an epoch that is to be evaluated (`evaluation`), and of a `fit`, which always
+        leaves identical replicas.
+        """
         return None
 
     @property
@@ -85,107 +89,123 @@ class Synchronizer:
         return True
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on exactly."""
+        """What a checkpoint must hold to go on exactly: numbers, and arrays on the host, by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
 
 
+@dataclass(frozen=True)
+class When:
+    """The rule of when replicas are averaged.
+
+    frequency: after iterations k, 2k, 3k ... of the whole training; `epoch`: after each epoch; `end`: after the last.
+    """
+
+    frequency: int | str
+
+    def __post_init__(self) -> None:
+        if self.frequency not in ("epoch", "end"):
+            whole = integer("averaging_frequency", self.frequency, 1, ", or epoch, or end")
+            object.__setattr__(self, "frequency", whole)
+
+    def after(self, iteration: int) -> bool:
+        """Whether iteration `iteration` (from 0) is followed by an average."""
+        return isinstance(self.frequency, int) and (iteration + 1) % self.frequency == 0
+
+    def at(self, moment: Moment) -> bool:
+        """Whether a moment asks for an average: a fit always, an evaluation unless all waits for the end."""
+        return {"fit": True, "evaluation": self.frequency != "end", "epoch": self.frequency == "epoch"}[moment]
+
+
 class ParameterAveraging(Synchronizer):
     """Every k iterations all replicas get the weighted mean of their weights (local SGD; Deeplearning4j's AVERAGING).
 
     Args:
-        communicator: the way to the other workers.
         frequency: k, after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`. Whatever it is, the end of
-            training averages, and the end of an epoch that is evaluated too (`end` alone waits for the end, and is
+            a fit averages, and the end of an epoch that is evaluated too (`end` alone waits for the end, and is
             evaluated there).
         average_updaters: the optimizer state is averaged with the weights.
         report_score: compute `Average.score` (reads the losses from the device, once per average).
+        measure_every: the divergence is measured at the first average in each stretch of this many iterations; 0 for
+            never.
     """
 
     def __init__(
         self,
-        communicator: Communicator,
         frequency: int | str = 1,
         *,
         average_updaters: bool = True,
         report_score: bool = True,
+        measure_every: int = 50,
     ) -> None:
-        self.communicator = communicator
-        self.frequency = check_frequency(frequency)
-        self.average_updaters = average_updaters
-        self.report_score = report_score
-        self.pending = 0  # iterations since the last average, the same on every worker
+        self.when = When(frequency)
+        self.average_updaters = flag("average_updaters", average_updaters)
+        self.report_score = flag("report_score", report_score)
+        self.measure_every = integer("measure_every", measure_every, 0)
+        self._pending = 0  # rounds since the last average: the same on every worker
+        self._measured = -1  # the last stretch of `measure_every` iterations that was measured in
+        self._samples = 0  # this replica's since the last average, and the sum of their losses
+        self._losses: Array = 0.0
 
-    def start(self, replica: Replica) -> None:
-        for vector in self._vectors(replica):
-            host = replica.backend.to_host(vector)
-            self.communicator.broadcast(host)
-            if host is not vector:
-                vector[...] = replica.backend.asarray(host)
-        replica.params.publish()
+    def before_update(self, replica: Replica, samples: int) -> bool:
+        self._pending += 1
+        self._samples += samples
+        if self.report_score and samples:
+            self._losses = self._losses + replica.losses
+        return samples > 0
 
-    def after_update(self, replica: Replica, iteration: int, *, measure: bool = False) -> Average | None:
-        self.pending += 1
-        if isinstance(self.frequency, int) and (iteration + 1) % self.frequency == 0:
-            return self._average(replica, iteration, measure)
-        self.communicator.check()
-        return None
+    def after_update(self, replica: Replica, iteration: int) -> Average | None:
+        return self._average(replica, iteration) if self.when.after(iteration) else None
 
     def finish(self, replica: Replica, moment: Moment) -> Average | None:
-        due = {"fit": True, "evaluation": self.frequency != "end", "epoch": self.frequency == "epoch"}[moment]
-        return self._average(replica, None, False) if due and self.pending else None
+        return self._average(replica, None) if self._pending and self.when.at(moment) else None
+
+    def shared(self, replica: Replica) -> list[Array]:
+        return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     @property
     def identical(self) -> bool:
-        return self.pending == 0 or self.communicator.size == 1
+        return self._pending == 0 or self.communicator.size == 1
 
     def state(self) -> dict[str, Any]:
-        return {"pending": self.pending}
+        counts = {"pending": self._pending, "measured": self._measured, "samples": self._samples}
+        return {**counts, "losses": float(self._losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.pending = state["pending"]
+        self._pending, self._measured, self._samples = state["pending"], state["measured"], state["samples"]
+        self._losses = state["losses"]
 
-    def _vectors(self, replica: Replica) -> list[Array]:
-        return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
-
-    def _average(self, replica: Replica, iteration: int | None, measure: bool) -> Average:
-        began = time.perf_counter()
-        loss = float(replica.losses) if self.report_score and replica.samples else 0.0
+    def _average(self, replica: Replica, iteration: int | None) -> Average:
+        """One average, after `iteration`, or None at the end of an epoch or of the fit."""
+        loss = float(self._losses)
         finite = math.isfinite(loss) and is_finite(replica.params.master)
-        gathered = self.communicator.all_gather((replica.samples, loss, finite, self.communicator.stop_signal))
-        refuse_divergence([g[2] for g in gathered], iteration)
-        samples = sum(g[0] for g in gathered)
-        before = replica.params.master.copy() if measure else None
-        self._reduce(replica)
-        divergence = math.nan
-        if before is not None:
-            divergence = max(self.communicator.all_gather(distance(before, replica.params.master)))
-        score = sum(g[1] for g in gathered) / samples if self.report_score and samples else math.nan
-        replica.samples, replica.losses, self.pending = 0, 0.0, 0
-        seconds = time.perf_counter() - began
-        return Average(samples, score, divergence, seconds, max(g[3] for g in gathered))
+        gathered = self.communicator.gather_numbers(self._samples, loss, finite).tolist()  # (W, 3)
+        refuse_divergence([fine for _, _, fine in gathered], iteration)
+        samples = int(sum(count for count, _, _ in gathered))
+        divergence = self._reduce(replica, measure=self._measure(iteration))
+        score = sum(total for _, total, _ in gathered) / samples if self.report_score and samples else math.nan
+        self._samples, self._losses, self._pending = 0, 0.0, 0
+        return Average(samples, score, divergence)
 
-    def _reduce(self, replica: Replica) -> None:
-        """Average the vectors through host memory, and let the layers see the result."""
-        if self.communicator.size > 1:
-            vectors = self._vectors(replica)
-            hosts = [replica.backend.to_host(v) for v in vectors]
-            self.communicator.allreduce_mean(hosts, replica.samples, replica.backend.mean_in_place)
-            for vector, host in zip(vectors, hosts, strict=True):
-                if host is not vector:
-                    vector[...] = replica.backend.asarray(host)
-            replica.params.publish()
+    def _measure(self, iteration: int | None) -> bool:
+        """Whether the average after `iteration` measures the divergence."""
+        if not self.measure_every or iteration is None or iteration // self.measure_every == self._measured:
+            return False
+        self._measured = iteration // self.measure_every
+        return True
 
-
-def check_frequency(frequency: Any) -> int | str:
-    """`frequency` if it is an integer of at least 1, `epoch` or `end`; else a ConfigError that names it."""
-    if frequency in ("epoch", "end"):
-        return str(frequency)
-    if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
-        raise ConfigError(f"averaging_frequency={frequency!r}: must be an integer of at least 1, epoch or end")
-    return frequency
+    def _reduce(self, replica: Replica, *, measure: bool) -> float:
+        """Average the vectors and let the layers see the result; the divergence where it is measured, else NaN."""
+        if self.communicator.size == 1:
+            return 0.0 if measure else math.nan
+        own = replica.params.master.copy() if measure else None
+        self.communicator.allreduce_mean(self.shared(replica), self._samples)
+        replica.params.publish()
+        if own is None:
+            return math.nan
+        return float(self.communicator.gather_numbers(distance(own, replica.params.master)).max())
 
 
 def is_finite(vector: Array) -> bool:
@@ -199,12 +219,12 @@ def distance(vector: Array, mean: Array) -> float:
     return math.sqrt(float(difference @ difference) / max(float(mean @ mean), 1e-30))
 
 
-def refuse_divergence(finite: list[bool], iteration: int | None) -> None:
+def refuse_divergence(finite: list[float], iteration: int | None) -> None:
     """Raise on every worker alike if any replica is not finite: it must not be averaged into the others."""
     bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
     if bad:
         when = "at the end" if iteration is None else f"after iteration {iteration + 1}"
         raise DivergedError(
             f"the replica of worker {', '.join(bad)} is not finite {when} and was not averaged into the others: "
-            "lower optimizer.learning_rate, or train in a wider dtype"
+            "lower learning_rate, or train in a wider dtype"
         )

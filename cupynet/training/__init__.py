@@ -1,10 +1,12 @@
-"""Training: the loop that every worker runs, what watches it, and what it leaves behind."""
+"""Training: the loop that every worker runs, what watches it, and the wrapper that is the way in."""
 
-from cupynet.training.callbacks import Callback, EpochRecord, History, Report
+from cupynet.training.callbacks import Callback, History
 from cupynet.training.clock import Clock
+from cupynet.training.console import Progress
 from cupynet.training.metrics import Evaluation
-from cupynet.training.trainer import Trainer, warm_up
-from cupynet.training.weights import load_weights, save_weights, write_json
+from cupynet.training.records import EpochRecord, Report, Stop, StopReason, TrainerView
+from cupynet.training.replica import Replica
+from cupynet.training.trainer import Trainer
 from cupynet.training.wrapper import ParallelWrapper
 
 __all__ = [
@@ -14,10 +16,11 @@ __all__ = [
     "Evaluation",
     "History",
     "ParallelWrapper",
+    "Progress",
+    "Replica",
     "Report",
+    "Stop",
+    "StopReason",
     "Trainer",
-    "load_weights",
-    "save_weights",
-    "warm_up",
-    "write_json",
+    "TrainerView",
 ]

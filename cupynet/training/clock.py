@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from cupynet.backend.array import Array
 from cupynet.parallel import Average
-from cupynet.training.callbacks import Report
+from cupynet.training.records import Report
 
 UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are loaded
 
@@ -18,7 +18,7 @@ class Clock:
 
     Attributes:
         rounds_s: seconds in rounds and in the averages that end epochs, evaluation excluded.
-        compute_s, data_s, averaging_s: their parts: steps, waiting for batches, averages.
+        compute_s, data_s, averaging_s: their parts: gradients and updates, waiting for batches, the synchronizer.
         images: of all replicas.
         evaluate_s: seconds in evaluations.
         timed_s, timed_images: seconds and images in the rounds after the first 10.
@@ -46,41 +46,40 @@ class Clock:
         if iteration > UNTIMED_ROUNDS:
             self.timed_s, self.timed_images = self.timed_s + seconds, self.timed_images + images
 
-    def finish(self, seconds: float, averaging_s: float) -> None:
+    def finish(self, seconds: float) -> None:
         """An average after the last round of an epoch: it belongs to the rounds that made it necessary."""
-        self.averaging_s, self.rounds_s = self.averaging_s + averaging_s, self.rounds_s + seconds
+        self.averaging_s, self.rounds_s = self.averaging_s + seconds, self.rounds_s + seconds
         if self.timed_images:
             self.timed_s += seconds
 
 
 @dataclass
-class Window:
+class Since:
     """What has to be remembered between two reports.
 
     Attributes:
         start: the clock at the last report.
         samples, losses: how many samples this replica has seen since, and the sum of their losses, on the device.
-        measured: whether an average has measured the divergence since.
-        average: the last average since.
-        divergence: what was measured.
+        score: of the last average since, see `Average`; NaN if there was none.
+        divergence: when it was last measured since; NaN if it was not.
     """
 
     start: Clock
     samples: int = 0
-    losses: Any = 0.0
-    measured: bool = False
-    average: Average | None = None
+    losses: Array = 0.0
+    score: float = math.nan
     divergence: float = math.nan
 
-    def add(self, samples: int, losses: Any) -> None:
-        """An update of this replica."""
-        self.samples, self.losses = self.samples + samples, self.losses + losses
+    def add(self, samples: int, losses: Array) -> None:
+        """A round of this replica."""
+        if samples:
+            self.samples, self.losses = self.samples + samples, self.losses + losses
 
     def averaged(self, average: Average) -> None:
         """An average has been made."""
-        self.average = average
+        self.score = average.score
         if not math.isnan(average.divergence):
-            self.measured, self.divergence = True, average.divergence
+            self.divergence = average.divergence
 
     def report(self, now: Clock, *, iteration: int, epoch: int, learning_rate: float) -> Report:
         """What happened since the last report."""
@@ -90,7 +89,7 @@ class Window:
             epoch=epoch,
             learning_rate=learning_rate,
             loss=float(self.losses) / self.samples if self.samples else math.nan,
-            score_after_averaging=self.average.score if self.average is not None else math.nan,
+            score_after_averaging=self.score,
             images_per_s=(now.images - start.images) / seconds if seconds else 0.0,
             compute_s=now.compute_s - start.compute_s,
             data_s=now.data_s - start.data_s,

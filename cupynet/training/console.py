@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from cupynet.errors import ConfigError
-from cupynet.training.callbacks import Callback, EpochRecord, Report
-
-if TYPE_CHECKING:
-    from cupynet.training.trainer import Trainer
+from cupynet.checks import one_of
+from cupynet.runs import Run, Summary
+from cupynet.training.callbacks import Callback
+from cupynet.training.records import EpochRecord, Report, TrainerView
 
 log = logging.getLogger(__name__)
 
 STYLES = ("auto", "bar", "lines", "none")
-
-
-def progress(style: str = "auto") -> Callback:
-    """How progress is shown: `bar`, `lines`, `none`, or `auto`: a bar on a terminal, else lines."""
-    if style not in STYLES:
-        raise ConfigError(f"callbacks.progress={style}: must be one of {', '.join(STYLES)}")
-    if style == "auto":
-        style = "bar" if sys.stdout.isatty() else "lines"
-    return {"bar": ProgressBar, "lines": ProgressLines, "none": Callback}[style]()
 
 
 def describe(record: EpochRecord) -> str:
@@ -46,80 +36,88 @@ class _Terminal(Console):
         self.quiet = True
 
 
-class ProgressLines(Callback):
-    """One line per epoch, on the terminal and in the run's log."""
+class Progress(Callback):
+    """One line per epoch, on the terminal and in the run's log; below the lines, on a terminal, a bar over all rounds,
+    drawn by a thread of its own four times a second.
 
-    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        log.info("%s", describe(record))
+    Args:
+        style: `bar`, `lines`, `none`, or `auto`: a bar on a terminal, else lines.
+    """
 
+    def __init__(self, style: str = "auto") -> None:
+        self.style = one_of("style", style, STYLES)
+        self._bar: progress.Progress | None = None
+        self._task = progress.TaskID(0)
 
-class ProgressBar(ProgressLines):
-    """Below the lines, a bar over all rounds, drawn by a thread of its own four times a second."""
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        if self.style == "auto":
+            self.style = "bar" if sys.stdout.isatty() else "lines"
 
-    def __init__(self) -> None:
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        if self.style != "bar":
+            return
+        self.close()
         columns = (
-            TextColumn("[bold]epoch {task.fields[epoch]}"),
-            BarColumn(),
-            TextColumn(
+            progress.TextColumn("[bold]epoch {task.fields[epoch]}"),
+            progress.BarColumn(),
+            progress.TextColumn(
                 "{task.percentage:>3.0f} %  training loss {task.fields[loss]}  "
                 "{task.fields[split]} accuracy {task.fields[accuracy]}"
             ),
-            TextColumn("{task.fields[rate]} images/s"),
-            TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[rate]} images/s"),
+            progress.TimeRemainingColumn(),
         )
-        self._progress = Progress(*columns, console=_Terminal(), refresh_per_second=4)
-        self._task: TaskID | None = None
+        fields: dict[str, Any] = {"loss": "  -   ", "split": "test", "accuracy": "  -   ", "rate": "-"}
+        self._bar = progress.Progress(*columns, console=_Terminal(), refresh_per_second=4)
+        total = trainer.total_iterations
+        self._task = self._bar.add_task("", total=total, completed=trainer.iteration, epoch=trainer.epoch + 1, **fields)
+        self._bar.start()
 
-    def on_fit_start(self, trainer: Trainer) -> None:
-        fields: dict[str, Any] = {"epoch": 1, "loss": "  -   ", "split": "test", "accuracy": "  -   ", "rate": "-"}
-        self._task = self._progress.add_task("", total=trainer.total_iterations, **fields)
-        self._progress.start()
+    def on_iteration_end(self, trainer: TrainerView) -> None:
+        if trainer.iteration % 5 == 0:
+            self._show(completed=trainer.iteration, epoch=trainer.epoch + 1)
 
-    def on_iteration_end(self, trainer: Trainer) -> None:
-        if self._task is None or trainer.iteration % 5:
-            return
-        self._progress.update(self._task, completed=trainer.iteration, epoch=trainer.epoch + 1)
+    def on_report(self, trainer: TrainerView, report: Report) -> None:
+        self._show(loss=f"{report.loss:.4f}", rate=f"{report.images_per_s:,.0f}")
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        if self._task is not None:
-            self._progress.update(self._task, loss=f"{report.loss:.4f}", rate=f"{report.images_per_s:,.0f}")
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        if self.style != "none":
+            log.info("%s", describe(record))
+        if record.evaluation is not None:
+            self._show(accuracy=f"{record.evaluation.accuracy:.2%}", split=record.split)
 
-    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        super().on_epoch_end(trainer, record)
-        if self._task is not None and record.evaluation is not None:
-            accuracy = f"{record.evaluation.accuracy:.2%}"
-            self._progress.update(self._task, accuracy=accuracy, split=record.split)
-
-    def on_fit_end(self, trainer: Trainer) -> None:
-        if self._task is not None:
-            self._progress.update(self._task, completed=trainer.iteration)
-        self._progress.stop()
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        self._show(completed=trainer.iteration)
+        self.close()
 
     def close(self) -> None:
         """Give the terminal back, also after an error."""
-        self._progress.stop()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _show(self, completed: int | None = None, **fields: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=completed, **fields)
 
 
-def result_table(summary: dict[str, Any], folder: str) -> None:
+def result_table(summary: Summary, run: Run) -> None:
     """Print what a run came to."""
-    dataset = f"[bold red]{summary['dataset']} (fallback: not MNIST)[/]" if summary["fallback"] else summary["dataset"]
-    workers = f"{summary['workers']} on {', '.join(dict.fromkeys(summary['devices']))}"
-    frequency = summary["averaging_frequency"]
-    every = {"epoch": "after every epoch", "end": "at the end"}.get(frequency, f"every {frequency} iterations")
-    averaging = every if summary["workers"] > 1 else "-"
-    speed = f"{summary['train_s']:.1f} s, {summary['images_per_s']:,.0f} images/s"
+    dataset = f"[bold red]{summary.dataset} (fallback: not MNIST)[/]" if summary.fallback else summary.dataset
+    frequency = summary.averaging_frequency
+    every = {"epoch": "after every epoch", "end": "at the end"}.get(str(frequency), f"every {frequency} iterations")
     rows = {
         "data": dataset,
-        "backend": f"{summary['backend']}, {summary['dtype']}",
-        "workers": workers,
-        "averaged": averaging,
-        "training": f"{summary['epochs']} epochs in {speed}",
+        "backend": f"{summary.backend}, {summary.dtype}",
+        "workers": f"{summary.workers} on {', '.join(dict.fromkeys(summary.devices))}",
+        "averaged": every if summary.workers > 1 else "-",
+        "training": f"{summary.epochs} epochs in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
     }
-    if summary["test_accuracy"] is not None:
-        rows["test accuracy"] = f"[bold]{summary['test_accuracy']:.2%}[/]"
-        rows["test loss"] = f"{summary['test_loss']:.4f}"
-        rows["macro F1"] = f"{summary['test_f1']:.4f}"
-    rows["run folder"] = escape(folder)
+    if summary.test_accuracy is not None:
+        rows["test accuracy"] = f"[bold]{summary.test_accuracy:.2%}[/]"
+        rows["test loss"] = "-" if summary.test_loss is None else f"{summary.test_loss:.4f}"
+        rows["macro F1"] = "-" if summary.test_f1 is None else f"{summary.test_f1:.4f}"
+    rows["run folder"] = escape(str(run))
     console = _Terminal(soft_wrap=True, highlight=False)
     for name, value in rows.items():
         console.print(f"{name:<15}{value}")

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cupynet.checks import integer
 from cupynet.errors import ConfigError, DataError
 
 # Larger losses count as infinite, so that a sum of 10^8 of them still is a float64.
 _HUGE = 1e300
+_PARTS = 48  # floats of 53 bits that an exact sum of float64 can need: their exponents span 2,100 bits
 
 
 class Evaluation:
@@ -37,11 +39,8 @@ class Evaluation:
 
     def __init__(self, classes: int, top_n: int = 3) -> None:
         """classes: how many there are; top_n: among how many of the best scores the true class must be for a hit."""
-        for name, value in (("classes", classes), ("top_n", top_n)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"Evaluation: {name} must be an integer from 1, got {value!r}")
-        self.classes = classes
-        self.top_n = top_n
+        self.classes = classes = integer("Evaluation classes", classes, 1)
+        self.top_n = integer("Evaluation top_n", top_n, 1)
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), np.int64)  # rows = actual, columns = predicted
         self.undecided: NDArray[np.int64] = np.zeros(classes, np.int64)  # per actual class: samples with NaN scores
         self.top_n_hits = 0
@@ -103,6 +102,26 @@ class Evaluation:
         self.top_n_hits += other.top_n_hits
         self._loss_sum = _exact_sum(self._loss_sum + other._loss_sum)
         self._loss_not_finite += other._loss_not_finite
+
+    def pack(self) -> NDArray[np.float64]:
+        """All counts as one vector, whose length follows from the number of classes: what workers send each other.
+        Exact: counts stay below 2**53.
+        """
+        parts = np.zeros(_PARTS)
+        parts[: len(self._loss_sum)] = self._loss_sum
+        counts = (self.undecided, self.confusion.reshape(-1), parts)
+        return np.concatenate([[self.top_n_hits, self._loss_not_finite], *counts]).astype(np.float64)
+
+    @classmethod
+    def unpack(cls, vector: NDArray[np.float64], classes: int, top_n: int = 3) -> Evaluation:
+        """What `pack` of an evaluation with as many classes and the same `top_n` has packed."""
+        found = cls(classes, top_n)
+        found.top_n_hits, found._loss_not_finite = int(vector[0]), float(vector[1])
+        undecided, confusion, parts = np.split(vector[2:], [classes, classes + classes**2])
+        found.undecided = undecided.astype(np.int64)
+        found.confusion = confusion.reshape(classes, classes).astype(np.int64)
+        found._loss_sum = [part for part in parts.tolist() if part]
+        return found
 
     @property
     def samples(self) -> int:

@@ -1,7 +1,10 @@
 """The training loop: the same code on every worker.
 
 A round is one iteration of every replica. Worker r of W trains on batches r, r + W, r + 2W ... of an epoch; in the last
-round some may have none, and only take part in the average.
+round some may have none, and take part all the same. The trainer owns rounds, position, events and stopping; what a
+replica computes is the replica's affair, and what keeps replicas together the synchronizer's.
+
+The file is long (over 300 lines) because a fit is read from its first round to its last in one place.
 """
 
 from __future__ import annotations
@@ -9,67 +12,111 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cupynet.backend.array import Array
-from cupynet.data import Batch, Loader, Prefetcher
-from cupynet.errors import DivergedError, annotate
-from cupynet.nn import INFERENCE, Context, Model
-from cupynet.optim import Optimizer
-from cupynet.parallel import Average, Communicator, Moment, Replica, SerialCommunicator, Synchronizer, is_finite
-from cupynet.training.callbacks import Callback, EpochRecord, Report
-from cupynet.training.clock import Clock, Window
+from cupynet.checks import integer, one_of
+from cupynet.data import Batch, Dataset, Loader, Prefetcher
+from cupynet.errors import ConfigError, DivergedError, annotate
+from cupynet.nn import Model
+from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
+from cupynet.runs import Run
+from cupynet.training.callbacks import Callback
+from cupynet.training.clock import Clock, Since
 from cupynet.training.metrics import Evaluation
+from cupynet.training.records import EpochRecord, Report, Stop, StopReason
+from cupynet.training.replica import Replica
 
-AGREE_EVERY = 50  # iterations between two looks at each other's stop signals where no average brings one
+AGREE_EVERY = 10  # rounds between two agreements on whether to stop, where no average brings the workers together
+STOP_BYTES = 200  # of the text that tells why
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What one call of `Trainer.fit` is to do; `last` is the epoch it ends with, counted from 1."""
+
+    train: Loader
+    last: int
+    evaluate_on: Loader | None
+    evaluate_every: int
+    split: str
 
 
 class Trainer:
     """Trains one replica, alone or with others.
 
     Args:
-        model: the replica.
-        optimizer: moves its weights.
-        communicator: the way to the other workers; alone unless told.
-        synchronizer: when replicas are averaged; never unless told.
-        callbacks: told of events, see `Callback`.
+        replica: what is trained.
+        groups: the other workers; alone by default.
+        synchronizer: keeps the replicas together; by default they only begin equal.
+        callbacks: told of events, see `Callback`; those of this worker.
         prefetch_buffer: batches made ahead for this worker by a thread; 0 for none.
         report_every: iterations between reports; 0 for none.
+        run: where callbacks write.
 
     Attributes:
-        iteration: updates of this replica so far, counted in rounds.
+        iteration: iterations so far, counted in rounds.
         total_iterations: what `iteration` will be at the end of this `fit`.
-        epoch: complete epochs so far.
+        epoch, round: complete epochs so far, and complete rounds of the one after them.
         evaluation: of the last complete epoch; None where it was not evaluated.
-        stopped_by: number of the signal that ended training early, else 0.
+        stopped: why the last fit ended early; None where it did not.
         clock: where the time went.
     """
 
     def __init__(
         self,
-        model: Model,
-        optimizer: Optimizer,
+        replica: Replica,
         *,
-        communicator: Communicator | None = None,
+        groups: Groups | None = None,
         synchronizer: Synchronizer | None = None,
         callbacks: Sequence[Callback] = (),
         prefetch_buffer: int = 8,
         report_every: int = 50,
+        run: Run | None = None,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.communicator = SerialCommunicator() if communicator is None else communicator
+        self.replica = replica
+        self.groups = Groups.of() if groups is None else groups
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
-        self.callbacks = [c for c in callbacks if c.every_rank or self.communicator.rank == 0]
-        self.prefetch_buffer, self.report_every = prefetch_buffer, report_every
-        self.iteration = self.epoch = self.epochs = self.stopped_by = self.total_iterations = 0
+        self.callbacks = [c for c in callbacks if c.every_rank or self.rank == 0]
+        self.prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
+        self.report_every = integer("report_every", report_every, 0)
+        self.iteration = self.epoch = self.round = self.total_iterations = 0
         self.clock = Clock()
         self.evaluation: Evaluation | None = None
-        self._window = Window(Clock())
-        optimizer.init(model.params, model.backend)
-        self.replica = Replica(model.backend, model.params, optimizer.state)
+        self.stopped: Stop | None = None
+        self._asked: Stop | None = None
+        self._finished = True  # whether the last average of the fit has been made
+        self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
+        self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
+        self._since, self._epoch_start = Since(Clock()), Clock()
+        for callback in self.callbacks:
+            callback.start(self, run)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        return self.groups.world.rank
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self.groups.world.size
+
+    @property
+    def model(self) -> Model:
+        """This worker's replica of the network."""
+        return self.replica.model
+
+    def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
+        """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
+        self._asked = self._asked or Stop(reason, text)
+
+    def close(self) -> None:
+        """Let callbacks let go of what they hold."""
+        for callback in self.callbacks:
+            callback.close()
 
     # training -------------------------------------------------------------------------------------------------------
 
@@ -82,147 +129,175 @@ class Trainer:
         evaluate_every: int = 1,
         split: str = "test",
     ) -> None:
-        """Train until `epochs` epochs are complete, counted from the trainer's first.
+        """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
+
+        An epoch that a stop broke off is gone on with where it was left, if `train` deals out as many batches as then.
+        A learning-rate schedule stretches over this fit: another one begins it anew.
 
         Args:
             train: the batches of all workers.
-            epochs: complete epochs to reach.
+            epochs: how many more.
             evaluate_on: evaluated, in parallel, every `evaluate_every` epochs and after the last.
             split: what to call it, `test` or `validation`.
 
         Raises:
+            ConfigError: an argument cannot work, or the data do not fit the network.
             DivergedError: a replica is no longer finite; looked for at averages, reports and the ends of epochs.
         """
-        self.epochs = epochs
-        self.total_iterations = self.iteration + (epochs - self.epoch) * self.rounds(train)
-        self.optimizer.learning_rate.span(self.total_iterations)
-        self._tell("on_fit_start")
+        last = self.epoch + integer("epochs", epochs, 1)
+        evaluate_every = integer("evaluate_every", evaluate_every, 1)
+        fit = Fit(train, last, evaluate_on, evaluate_every, one_of("split", split, ("test", "validation")))
+        for loader in (train, evaluate_on):
+            if loader is not None:
+                self.replica.check(loader.dataset)
+        self._begin(fit)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # divergence is looked for, not warned of
-            self.synchronizer.start(self.replica)
-            while self.epoch < epochs and not self.stopped_by:
-                due = evaluate_on is not None and ((self.epoch + 1) % evaluate_every == 0 or self.epoch + 1 == epochs)
-                self._epoch(train, evaluate_on if due else None, split)
+            self.synchronizer.start(self.replica, self.groups.replicas)
+            self._tell("on_fit_start")
+            self._agree()
+            while self.epoch < fit.last and not self.stopped:
+                self._epoch(fit)
+                self._agree()
+            self._finish()
+        self._asked, self._span_start = None, None
         self._tell("on_fit_end")
 
     def rounds(self, loader: Loader) -> int:
         """Rounds of an epoch: iterations of the busiest worker."""
-        return -(-loader.batches // self.communicator.size)
+        return -(-loader.batches // self.groups.replicas.size)
 
-    def step(self, batch: Batch) -> Array:
-        """One update of this replica; the losses of the batch (N,), on the device."""
-        context = Context(True, self.epoch, self.iteration, batch.samples)
-        model = self.model
-        logits, backward = model.forward(batch.images, context)
-        losses, gradient = model.loss(model.backend, logits, batch.labels)
-        model.backend.give_back(backward(gradient))
-        self.synchronizer.before_update(self.replica)
-        self.optimizer.step(model.params, self.iteration)
-        return losses
+    def _begin(self, fit: Fit) -> None:
+        """Where this fit starts and where it will end."""
+        rounds = self.rounds(fit.train)
+        deal = (len(fit.train.dataset), fit.train.batch_size, self.groups.replicas.size)
+        if deal != self._deal:
+            self.round, self._deal = 0, deal
+        start = self.iteration if self._span_start is None else self._span_start
+        self.total_iterations = self.iteration + (fit.last - self.epoch) * rounds - self.round
+        self.replica.optimizer.learning_rate.span(start, self.total_iterations)
+        self.stopped, self._finished, self._span_start = None, False, start
 
-    def _epoch(self, train: Loader, evaluate_on: Loader | None, split: str) -> None:
-        """One epoch: its rounds, the average that ends it, its evaluation."""
-        before, first, rounds = replace(self.clock), self.iteration, self.rounds(train)
-        rank, size, backend = self.communicator.rank, self.communicator.size, self.model.backend
-        batches = Prefetcher(train.epoch(self.epoch, backend, rank, size), self.prefetch_buffer)
+    def _epoch(self, fit: Fit) -> None:
+        """One epoch, or what is left of it: its rounds, the average that ends it, its evaluation."""
+        rounds, dealt = self.rounds(fit.train), self.groups.replicas
+        if self.round == 0:
+            self._epoch_start = replace(self.clock)
+        made = fit.train.epoch(self.epoch, self.replica.backend, dealt.rank, dealt.size, start=self.round)
         batch: Batch | None = None
         try:
-            with batches:
-                for number in range(rounds):
+            with Prefetcher(made, self.prefetch_buffer) as batches:
+                while self.round < rounds and not self.stopped:
                     began, waited = time.perf_counter(), batches.waited_s
                     batch = next(batches, None)
                     self.clock.data_s += batches.waited_s - waited
-                    self._round(batch)
-                    seconds = time.perf_counter() - began
-                    self.clock.count(self.iteration, _images_of_round(train, number, size), seconds)
-                    self._after_round()
-                    if self.stopped_by:
-                        break
+                    images = _images_of_round(fit.train, self.round, dealt.size)
+                    average = self._round(batch)
+                    self.clock.count(self.iteration, images, time.perf_counter() - began)
+                    self._after_round(average)
         except DivergedError:
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
-            where = "without a batch" if batch is None else f"at batch {batch.index}"
-            annotate(error, f"worker {rank} ({backend.name}, device {backend.device}), epoch {self.epoch + 1}, {where}")
+            self._annotate(error, batch)
             raise
-        complete = self.iteration - first == rounds
-        self.epoch += complete
-        self._end_epoch(evaluate_on, split, before, complete)
+        if self.round == rounds:
+            self.epoch, self.round = self.epoch + 1, 0
+            self._end_epoch(fit)
 
-    def _round(self, batch: Batch | None) -> None:
-        """This replica's update, if it has a batch, and the average, if one is due."""
-        window, began = self._window, time.perf_counter()
-        if batch is not None:
-            losses = self.step(batch)
-            total = losses.sum()
-            self.replica.losses = self.replica.losses + total
-            self.replica.samples += len(batch)
-            window.add(len(batch), total)
-        stepped = time.perf_counter()
-        measure = bool(self.report_every) and not window.measured
-        average = self.synchronizer.after_update(self.replica, self.iteration, measure=measure)
-        self.iteration += 1
-        self.clock.compute_s += stepped - began
-        self._averaged(average)
+    def _round(self, batch: Batch | None) -> Average | None:
+        """The same calls on every worker, with a batch or without one."""
+        replica, synchronizer, began = self.replica, self.synchronizer, time.perf_counter()
+        samples = replica.gradient(batch)
+        derived = time.perf_counter()
+        update = synchronizer.before_update(replica, samples)
+        if update is None:
+            raise ConfigError(f"{type(synchronizer).__name__}.before_update returned None: return True or False")
+        seen = time.perf_counter()
+        if update:
+            replica.update(self.iteration)
+        updated = time.perf_counter()
+        average = synchronizer.after_update(replica, self.iteration)
+        self.iteration, self.round = self.iteration + 1, self.round + 1
+        self.clock.compute_s += derived - began + updated - seen
+        self.clock.averaging_s += seen - derived + time.perf_counter() - updated
+        self._since.add(samples, replica.losses)
+        return average
 
-    def _averaged(self, average: Average | None) -> None:
-        """Take note of what an average found; without one, look from time to time whether a signal asked to stop."""
-        if average is None:
-            if self.communicator.size == 1:
-                self.stopped_by = self.communicator.stop_signal
-            elif self.iteration % AGREE_EVERY == 0:
-                self.stopped_by = max(self.communicator.all_gather(self.communicator.stop_signal))
-            return
-        self.clock.averaging_s += average.seconds
-        self.stopped_by = average.stop_signal
-        self._window.averaged(average)
-
-    def _after_round(self) -> None:
-        """Callbacks, and the report if one is due."""
+    def _after_round(self, average: Average | None) -> None:
+        """Callbacks, the report if one is due, and whether somebody wishes to stop or has failed."""
+        if average is not None:
+            self._since.averaged(average)
+        self.groups.world.check()
         self._tell("on_iteration_end")
         if self.report_every and self.iteration % self.report_every == 0:
-            report = self._report()
-            self._tell("on_report", report)
+            self._tell("on_report", self._report())
+        if average is not None or self.workers == 1 or self.iteration % AGREE_EVERY == 0:
+            self._agree()
 
     def _report(self) -> Report:
-        rate = self.optimizer.learning_rate(self.iteration - 1)
-        report = self._window.report(self.clock, iteration=self.iteration, epoch=self.epoch, learning_rate=rate)
-        if self._window.samples and not math.isfinite(report.loss):
+        rate = self.replica.optimizer.learning_rate(self.iteration - 1)
+        report = self._since.report(self.clock, iteration=self.iteration, epoch=self.epoch, learning_rate=rate)
+        if self._since.samples and not math.isfinite(report.loss):
             raise DivergedError(
-                f"the loss of worker {self.communicator.rank} is {report.loss} before iteration {self.iteration}: "
-                "lower optimizer.learning_rate, or train in a wider dtype"
+                f"the loss of worker {self.rank} is {report.loss} before iteration {self.iteration}: "
+                "lower learning_rate, or train in a wider dtype"
             )
-        self._window = Window(replace(self.clock))
+        self._since = Since(replace(self.clock))
         return report
 
-    def _end_epoch(self, evaluate_on: Loader | None, split: str, before: Clock, complete: bool) -> None:
-        """The average that the rules ask for here, then the evaluation of replicas that are identical. An epoch that a
-        signal broke off is averaged and not reported.
-        """
-        last = self.epoch == self.epochs or bool(self.stopped_by)
-        moment: Moment = "fit" if last else "evaluation" if evaluate_on is not None else "epoch"
+    def _end_epoch(self, fit: Fit) -> None:
+        """The average that the rules ask for here, then the evaluation of replicas that are identical."""
+        last = self.epoch == fit.last
+        due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
+        self._average("evaluation" if due else "epoch")
+        if due and last and not self.synchronizer.identical:
+            self._finish()  # only the end of the fit makes these replicas one
+        self.evaluation = None
+        if due and fit.evaluate_on is not None and self.synchronizer.identical:
+            self.evaluation = self.evaluate(fit.evaluate_on)
+        start = self._epoch_start
+        samples, seconds = self.clock.images - start.images, self.clock.rounds_s - start.rounds_s
+        record = EpochRecord(self.epoch, self.iteration, samples, seconds, fit.split, self.evaluation)
+        self._tell("on_epoch_end", record)
+
+    def _finish(self) -> None:
+        """The end of a fit, once: from here on all replicas are identical."""
+        if not self._finished:
+            self._finished = True
+            self._tell("before_finish")
+            self._average("fit")
+
+    def _average(self, moment: Moment) -> None:
+        """Whatever average the synchronizer makes at this moment; where it makes none, a look at the weights."""
         began = time.perf_counter()
         average = self.synchronizer.finish(self.replica, moment)
-        if average is None:
-            self._refuse_divergence()
-        else:
-            self.clock.finish(time.perf_counter() - began, average.seconds)
-            self._window.averaged(average)
-            self.stopped_by = self.stopped_by or average.stop_signal
-        self.evaluation = None
-        if evaluate_on is not None and self.synchronizer.identical and not self.stopped_by:
-            self.evaluation = self.evaluate(evaluate_on)
-        if complete:
-            samples, seconds = self.clock.images - before.images, self.clock.rounds_s - before.rounds_s
-            self._tell(
-                "on_epoch_end", EpochRecord(self.epoch, self.iteration, samples, seconds, split, self.evaluation)
+        if average is not None:
+            self.clock.finish(time.perf_counter() - began)
+            self._since.averaged(average)
+        elif not is_finite(self.replica.params.master):
+            raise DivergedError(
+                f"the replica of worker {self.rank} is not finite after iteration {self.iteration}: "
+                "lower learning_rate, or train in a wider dtype"
             )
 
-    def _refuse_divergence(self) -> None:
-        """Where no average looks at the weights, an epoch's end does."""
-        if not is_finite(self.model.params.master):
-            raise DivergedError(
-                f"the replica of worker {self.communicator.rank} is not finite after iteration {self.iteration}: "
-                "lower optimizer.learning_rate, or train in a wider dtype"
-            )
+    def _agree(self) -> None:
+        """Whether anybody wishes to stop, and the wish of the lowest rank that does: the same on every worker."""
+        world, asked = self.groups.world, self._asked
+        if world.size == 1:
+            self.stopped = asked
+            return
+        reasons = world.gather_numbers(asked.reason if asked else 0)[:, 0]  # (W,)
+        wishing = np.flatnonzero(reasons)
+        if len(wishing):
+            first = int(wishing[0])
+            text = np.frombuffer((asked.text if asked else "").encode()[:STOP_BYTES].ljust(STOP_BYTES), np.uint8).copy()
+            world.broadcast(text, first)
+            self.stopped = Stop(StopReason(int(reasons[first])), text.tobytes().decode(errors="ignore").rstrip())
+
+    def _annotate(self, error: Exception, batch: Batch | None) -> None:
+        where = "without a batch" if batch is None else f"at batch {batch.index}"
+        backend = self.replica.backend
+        place = f"worker {self.rank} ({backend.name}, device {backend.device})"
+        annotate(error, f"{place}, epoch {self.epoch + 1}, {where}")
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:
@@ -231,42 +306,63 @@ class Trainer:
     # evaluation -----------------------------------------------------------------------------------------------------
 
     def evaluate(self, loader: Loader) -> Evaluation:
-        """Evaluate a data set in parallel: each worker its own batches; the same result on all of them."""
-        began = time.perf_counter()
-        model, backend = self.model, self.model.backend
-        evaluation = Evaluation(loader.dataset.classes)
-        rank, size = self.communicator.rank, self.communicator.size
-        with Prefetcher(loader.epoch(0, backend, rank, size), self.prefetch_buffer) as batches:
+        """Evaluate a data set in parallel: each worker its own batches; the same result on all of them.
+
+        Raises:
+            ConfigError: the data do not fit the network.
+        """
+        began, dataset, dealt = time.perf_counter(), loader.dataset, self.groups.replicas
+        self.replica.check(dataset)
+        evaluation = Evaluation(dataset.classes)
+        made = loader.epoch(0, self.replica.backend, dealt.rank, dealt.size)
+        with Prefetcher(made, self.prefetch_buffer) as batches:
             for batch in batches:
-                logits, _ = model.forward(batch.images, INFERENCE)
-                losses, gradient = model.loss(backend, logits, batch.labels)
-                scores = backend.to_host(model.loss.scores(backend, logits))
-                evaluation.add(scores, loader.dataset.labels[batch.samples], backend.to_host(losses))
-                backend.give_back(gradient, logits)
-        whole = Evaluation(loader.dataset.classes)
-        for part in self.communicator.all_gather(evaluation):
-            whole.merge(part)
+                found = self.replica.scores(batch)
+                if found is not None:
+                    scores, losses = found
+                    evaluation.add(scores, dataset.labels[batch.samples], losses)
+        whole = self._merge(evaluation, dataset)
         self.clock.evaluate_s += time.perf_counter() - began
         return whole
+
+    def _merge(self, evaluation: Evaluation, dataset: Dataset) -> Evaluation:
+        whole = Evaluation(dataset.classes)
+        for packed in self.groups.world.all_gather(evaluation.pack()):
+            whole.merge(Evaluation.unpack(packed, dataset.classes))
+        return whole
+
+    # to go on later -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Where training is, after any round: what a checkpoint must hold to go on exactly, as numbers and arrays on
+        the host by name, in dictionaries. This worker's; it causes no average.
+        """
+        return {
+            "trainer": {
+                **{name: getattr(self, name) for name in ("iteration", "epoch", "round")},
+                "span_start": -1 if self._span_start is None else self._span_start,
+                "deal": np.array(self._deal, np.int64),
+            },
+            "clock": asdict(self.clock),
+            "epoch_start": asdict(self._epoch_start),
+            "since": {**asdict(self._since), "losses": float(self._since.losses)},
+            "replica": self.replica.state(),
+            "synchronizer": self.synchronizer.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned; the next `fit` goes on there, its learning-rate schedule too."""
+        position = state["trainer"]
+        self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
+        self._span_start = None if position["span_start"] < 0 else position["span_start"]
+        self._deal = tuple(int(count) for count in position["deal"])
+        self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
+        self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
+        self.replica.restore(state["replica"])
+        self.synchronizer.restore(state["synchronizer"])
 
 
 def _images_of_round(loader: Loader, number: int, workers: int) -> int:
     """Images all workers together train on in round `number` of an epoch."""
     per_round = loader.batch_size * workers
     return min(per_round, len(loader.dataset) - number * per_round)
-
-
-def warm_up(model: Model, optimizer: Optimizer, batch_size: int) -> float:
-    """Compile or load every kernel that training `model` needs, on a replica that is thrown away; the seconds it took.
-
-    Args:
-        optimizer: one that is not used for anything else.
-    """
-    began = time.perf_counter()
-    scratch = Trainer(model.replicate(model.backend), optimizer, prefetch_buffer=0, report_every=0)
-    optimizer.learning_rate.span(1)
-    samples = np.zeros(batch_size, np.int64)
-    images = model.backend.load_images(np.zeros((1, *model.input.shape), np.uint8), samples)
-    scratch.step(Batch(0, images, model.backend.asarray(samples), samples))
-    model.backend.synchronize()
-    return time.perf_counter() - began

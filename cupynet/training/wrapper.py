@@ -1,48 +1,68 @@
-"""Training in parallel replicas, as an object: the successor of Deeplearning4j's ParallelWrapper."""
+"""Training in parallel replicas, as an object: the successor of Deeplearning4j's ParallelWrapper.
+
+This is the one assembly line: the class that the README shows is the one that `python -m cupynet.train` runs. How many
+workers and on which device (`Placement`), how many batches are made ahead, how many BLAS threads a worker gets and what
+keeps the replicas together is decided here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from cupynet.backend import Backend, create_backend
-from cupynet.data import Loader
+from cupynet.backend.array import Array
+from cupynet.backend.blas import limit_blas, threads_per_worker
+from cupynet.checks import instance, integer, number
+from cupynet.data import Dataset, Loader, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer
-from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, check_frequency, most_blas_threads
+from cupynet.parallel import Communicator, Groups, Launcher, ParameterAveraging, Placement, Synchronizer, ThreadLauncher
+from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.metrics import Evaluation
+from cupynet.training.records import StopReason
+from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
 
 T = TypeVar("T")
+Examples: TypeAlias = Loader | Dataset | tuple[Array, Array]
 
 
 class ParallelWrapper:
     """Trains a model as `workers` replicas that are averaged every `averaging_frequency` iterations.
 
-    Replica 0 is the model itself, so after `fit` it holds the average. Replicas, optimizer state and counters live
-    until the wrapper is closed: `fit` may be called again and goes on. A context manager.
+    Replica 0 is the model itself, so after `fit` it holds the average. Replicas are made in their workers at the first
+    task; they, the optimizer's and the synchronizer's state and all counters live until the wrapper is closed: `fit`
+    may be called again and goes on. A context manager.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3, prefetch_buffer=24) as wrapper:
             wrapper.fit(Loader(data.train, batch_size=128, seed=12345), epochs=2)
-            print(wrapper.evaluate(Loader(data.test, 128, shuffle=False)).stats())
+            print(wrapper.evaluate(data.test).stats())
 
     Args:
         model: what to train.
-        optimizer: Nesterov(0.01, 0.9) unless told; each replica gets its own.
-        workers: how many replicas.
+        workers: how many replicas; by default one per device, on a CPU one per core up to 4.
         averaging_frequency: iterations between averages, or `epoch`, or `end`.
         prefetch_buffer: batches made ahead, over all workers; 0 for none.
         report_score_after_averaging: compute the mean loss over all replicas at each average.
         average_updaters: average the optimizer state with the weights.
-        devices: the GPUs, worker r on devices[r % len(devices)]; the first is the model's own, and the only one unless
-            told. Not on a CPU.
-        callbacks: told of events on rank 0, see `Callback`.
+        optimizer: Nesterov(0.01, 0.9) by default; each worker gets a copy.
+        synchronizer: in place of the averaging that the three arguments above describe; a copy for each worker.
+        devices: the GPUs, worker r on devices[r % len(devices)]; the first is the model's own. All by default.
+        callbacks: told of events, see `Callback`.
         report_every: iterations between reports to callbacks; 0 for none.
-        timeout_s: how long a worker waits for the others before it takes them for dead.
+        timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
+        blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
+        run: the folder that callbacks write to.
+
+    Attributes:
+        placement: how many workers, and on which devices.
+        blas_threads: of each worker, as decided; 0 on a GPU.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -51,35 +71,49 @@ class ParallelWrapper:
     def __init__(
         self,
         model: Model,
-        workers: int = 2,
+        workers: int | None = None,
         averaging_frequency: int | str = 3,
         prefetch_buffer: int = 24,
         report_score_after_averaging: bool = True,
         average_updaters: bool = True,
         *,
         optimizer: Optimizer | None = None,
+        synchronizer: Synchronizer | None = None,
         devices: Sequence[int] | None = None,
         callbacks: Sequence[Callback] = (),
         report_every: int = 50,
         timeout_s: float = 300.0,
+        blas_threads: int | None = None,
+        run: Run | str | Path | None = None,
     ) -> None:
-        if isinstance(prefetch_buffer, bool) or not isinstance(prefetch_buffer, int) or prefetch_buffer < 0:
-            raise ConfigError(f"prefetch_buffer={prefetch_buffer!r}: must be an integer of at least 0")
-        if devices and model.backend.name != "cupy":
-            raise ConfigError(f"devices={list(devices)}: backend {model.backend.name} has none, leave it out")
-        if devices and devices[0] != model.backend.device:
-            raise ConfigError(
-                f"devices={list(devices)}: replica 0 is the model itself, and that is on device {model.backend.device}"
+        self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
+        self.optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
+        instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")
+        if synchronizer is None:
+            score = report_score_after_averaging
+            synchronizer = ParameterAveraging(
+                averaging_frequency, average_updaters=average_updaters, report_score=score
             )
-        self.model, self.callbacks, self.report_every = model, callbacks, report_every
-        self._optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
-        self._averaging = check_frequency(averaging_frequency)
-        self._average_updaters, self._report_score = average_updaters, report_score_after_averaging
-        self._devices = list(devices or [model.backend.device])
-        most = most_blas_threads(model.backend.name)
-        self._team = WorkerTeam(workers, timeout_s, limit_blas=model.backend.name != "cupy", most_blas_threads=most)
-        self._prefetch = -(-prefetch_buffer // workers)
+        self.synchronizer = instance("synchronizer", synchronizer, Synchronizer, "ParameterAveraging(3)")
+        self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
+        self.report_every = integer("report_every", report_every, 0)
+        self.run = run if run is None or isinstance(run, Run) else Run(run)
+        own = model.backend
+        self.placement = Placement.of(own.name, workers, devices, first=own.device)
+        if self.placement.devices and self.placement.device(0) != own.device:
+            raise ConfigError(
+                f"devices={list(self.placement.devices)}: replica 0 is the model itself, and that is on device "
+                f"{own.device}: name it first"
+            )
+        workers = self.placement.workers
+        self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
+        if blas_threads is not None:
+            integer("blas_threads", blas_threads, 1)
+        self.blas_threads = 0 if self.placement.devices else blas_threads or threads_per_worker(own.name, workers)
+        self._blas = limit_blas(self.blas_threads) if self.blas_threads else None
+        self._launcher: Launcher = ThreadLauncher(workers, number("timeout_s", timeout_s, above=0, unit="seconds"))
         self._trainers: list[Trainer | None] = [None] * workers
+        self._stop: tuple[str, StopReason] | None = None  # asked for before there were trainers to ask
 
     def __enter__(self) -> ParallelWrapper:
         return self
@@ -90,36 +124,72 @@ class ParallelWrapper:
         self.close()
 
     def close(self) -> None:
-        """End the worker threads; the model stays usable."""
-        self._team.close()
-        self._trainers = [None] * self._team.workers
+        """End the workers and let callbacks close what they hold; the model stays usable. Harmless when done before."""
+        self._launcher.close()
+        if self._blas is not None:
+            self._blas.close()
+        for trainer in self._trainers:
+            if trainer is not None:
+                trainer.close()
+        self._trainers = [None] * self.placement.workers
 
     def fit(
-        self, train: Loader, epochs: int, *, evaluate_on: Loader | None = None, evaluate_every: int = 1
+        self,
+        train: Examples,
+        epochs: int = 1,
+        *,
+        batch_size: int = 128,
+        evaluate_on: Examples | None = None,
+        evaluate_every: int = 1,
+        split: str = "test",
     ) -> ParallelWrapper:
         """Train for `epochs` more epochs; afterwards all replicas are identical.
 
         The first worker that fails stops the others and its exception is raised here.
-        """
 
-        def task(communicator: Communicator) -> None:
-            trainer = self._trainer(communicator)
-            trainer.stopped_by = 0
-            trainer.fit(train, trainer.epoch + epochs, evaluate_on=evaluate_on, evaluate_every=evaluate_every)
+        Args:
+            train: a `Loader`; or a `Dataset`, or images (S, H, W, C) and labels (S,), shuffled anew in each epoch.
+            epochs: how many more.
+            batch_size: where `train` or `evaluate_on` is no `Loader`.
+            evaluate_on, evaluate_every, split: see `Trainer.fit`.
+        """
+        loader = as_loader(train, batch_size)
+        held_out = None if evaluate_on is None else as_loader(evaluate_on, batch_size, shuffle=False)
+
+        def task(trainer: Trainer) -> None:
+            if self._stop is not None:
+                trainer.stop(*self._stop)
+            trainer.fit(loader, epochs, evaluate_on=held_out, evaluate_every=evaluate_every, split=split)
 
         try:
-            self._team.run(task)
+            self.on_workers(task)
         finally:
-            self._team.stop(0)  # a stop is for one fit
+            self._stop = None  # a stop is for one fit
         return self
 
-    def evaluate(self, loader: Loader) -> Evaluation:
-        """Evaluate in parallel over the replicas."""
-        return self._team.run(lambda communicator: self._trainer(communicator).evaluate(loader))[0]
+    def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
+        """Evaluate in parallel over the replicas; `data` as for `fit`."""
+        loader = as_loader(data, batch_size, shuffle=False)
+        found = self.on_workers(lambda trainer: trainer.evaluate(loader))
+        assert found is not None  # threads: this process is rank 0's
+        return found
 
-    def stop(self) -> None:
-        """Let a running `fit` end at its next average, on all workers; from a callback or another thread."""
-        self._team.stop(15)
+    def warm_up(self, batch_size: int) -> float:
+        """Compile or load every kernel that training needs; the seconds it took."""
+        return self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size)) or 0.0
+
+    def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
+        """Let the running `fit`, or else the next one, end soon after the same round on all workers; from a callback,
+        another thread or a signal handler.
+        """
+        self._stop = (text, reason)
+        for trainer in self._trainers:
+            if trainer is not None:
+                trainer.stop(text, reason)
+
+    def on_workers(self, task: Callable[[Trainer], T]) -> T | None:
+        """Run `task(trainer)` on every worker, in its thread, as `fit` and `evaluate` do; rank 0's result."""
+        return self._launcher.run(lambda world: task(self._trainer(world)))
 
     @property
     def trainer(self) -> Trainer:
@@ -129,34 +199,39 @@ class ParallelWrapper:
         return self._trainers[0]
 
     def replicas(self) -> list[Model]:
-        """The replicas that exist so far, in rank order."""
+        """The replicas that exist so far in this process, in rank order."""
         return [trainer.model for trainer in self._trainers if trainer is not None]
 
-    def _trainer(self, communicator: Communicator) -> Trainer:
+    # in a worker ----------------------------------------------------------------------------------------------------
+
+    def _trainer(self, world: Communicator) -> Trainer:
         """This worker's trainer, made in its own thread at its first task; with this task's communicator."""
-        trainer = self._trainers[communicator.rank]
+        trainer = self._trainers[world.rank]
         if trainer is None:
-            backend = self._backend(communicator.rank)
-            backend.activate()
-            model = self.model if backend is self.model.backend else self.model.replicate(backend)
-            communicator.barrier()  # nobody trains the model while others still copy it
-            trainer = Trainer(
-                model,
-                copy.deepcopy(self._optimizer),
-                communicator=communicator,
-                callbacks=self.callbacks,
-                prefetch_buffer=self._prefetch,
-                report_every=self.report_every,
-            )
-            self._trainers[communicator.rank] = trainer
-        trainer.communicator = communicator
-        trainer.synchronizer = ParameterAveraging(
-            communicator, self._averaging, average_updaters=self._average_updaters, report_score=self._report_score
-        )
+            trainer = self._trainers[world.rank] = self._make(world)
+        world.attach(trainer.replica.backend)
+        trainer.groups = Groups.of(world)
         return trainer
 
+    def _make(self, world: Communicator) -> Trainer:
+        backend = self._backend(world.rank)
+        backend.activate()
+        first = world.rank == 0
+        model = self.model if first else self.model.replicate(backend)
+        replica = Replica(model, copy.deepcopy(self.optimizer))
+        synchronizer = copy.deepcopy(self.synchronizer)
+        callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
+        world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
+        return Trainer(
+            replica,
+            groups=Groups.of(world),
+            synchronizer=synchronizer,
+            callbacks=callbacks,
+            prefetch_buffer=self._prefetch,
+            report_every=self.report_every,
+            run=self.run,
+        )
+
     def _backend(self, rank: int) -> Backend:
-        if rank == 0:
-            return self.model.backend
-        backend = self.model.backend
-        return create_backend(backend.name, backend.policy.name, self._devices[rank % len(self._devices)])
+        own = self.model.backend
+        return own if rank == 0 else create_backend(own.name, own.policy.name, self.placement.device(rank))

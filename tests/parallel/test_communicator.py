@@ -9,25 +9,40 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.parallel import SerialCommunicator, ThreadCommunicator, ThreadGroup, WorkerTeam
-from cupynet.parallel.communicator import PeerFailed, WorkerTimeout
+from cupynet.parallel import (
+    PeerFailed,
+    SerialCommunicator,
+    ThreadCommunicator,
+    ThreadGroup,
+    ThreadLauncher,
+    WorkerTimeout,
+)
 
-MEAN = create_backend("numpy").mean_in_place
+
+def on_workers(launcher: ThreadLauncher, task) -> list:
+    """What `task(communicator)` returned on each of the workers."""
+    results = [None] * launcher.workers
+
+    def keep(communicator):
+        results[communicator.rank] = task(communicator)
+
+    launcher.run(keep)
+    return results
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
 def team(request):
     """One worker is the serial communicator, several are threads."""
-    with WorkerTeam(request.param, timeout_s=20, limit_blas=False) as team:
+    with ThreadLauncher(request.param, timeout_s=20) as team:
         yield team
 
 
 def test_ranks_count_from_zero(team):
-    assert team.run(lambda c: (c.rank, c.size)) == [(rank, team.workers) for rank in range(team.workers)]
+    assert on_workers(team, lambda c: (c.rank, c.size)) == [(rank, team.workers) for rank in range(team.workers)]
 
 
 def test_one_worker_is_serial_and_several_are_threads(team):
-    kinds = set(team.run(lambda c: type(c)))
+    kinds = set(on_workers(team, lambda c: type(c)))
     assert kinds == ({SerialCommunicator} if team.workers == 1 else {ThreadCommunicator})
 
 
@@ -36,11 +51,33 @@ def test_all_gather_is_in_rank_order_whoever_comes_first(team):
         gathered = []
         for turn in range(5):
             time.sleep(0.002 * ((c.rank + turn) % 3))
-            gathered.append(c.all_gather((turn, c.rank)))
-        return gathered
+            gathered.append(c.all_gather(np.array([[turn, c.rank]], np.int64)))
+        return np.stack(gathered)  # (5, W, 1, 2)
 
-    expected = [[(turn, rank) for rank in range(team.workers)] for turn in range(5)]
-    assert team.run(task) == [expected] * team.workers
+    expected = np.array([[[[turn, rank]] for rank in range(team.workers)] for turn in range(5)])
+    for gathered in on_workers(team, task):
+        assert gathered.dtype == np.int64
+        np.testing.assert_array_equal(gathered, expected)
+
+
+def test_what_was_gathered_is_nobody_elses(team):
+    """A worker that goes on changes neither what the others got nor what it sent."""
+
+    def task(c):
+        own = np.full(3, float(c.rank))
+        gathered = c.all_gather(own)
+        gathered[:] = -1.0
+        own[:] = 7.0
+        c.barrier()
+        return c.all_gather(own)
+
+    for gathered in on_workers(team, task):
+        np.testing.assert_array_equal(gathered, np.full((team.workers, 3), 7.0))
+
+
+def test_numbers_are_gathered_as_rows(team):
+    for gathered in on_workers(team, lambda c: c.gather_numbers(c.rank, True, 0.5)):
+        np.testing.assert_array_equal(gathered, [[rank, 1.0, 0.5] for rank in range(team.workers)])
 
 
 def test_broadcast_gives_everybody_the_roots_array(team):
@@ -51,7 +88,7 @@ def test_broadcast_gives_everybody_the_roots_array(team):
         c.broadcast(array, root)
         return array
 
-    for array in team.run(task):
+    for array in on_workers(team, task):
         np.testing.assert_array_equal(array, np.full(7, float(root)))
 
 
@@ -63,11 +100,11 @@ def test_mean_is_weighted_and_the_same_bits_everywhere(team, length):
 
     def task(c):
         arrays = [v.copy() for v in vectors[c.rank]]
-        c.allreduce_mean(arrays, int(weights[c.rank]), MEAN)
+        c.allreduce_mean(arrays, int(weights[c.rank]))
         return arrays
 
     expected = np.average(vectors, axis=0, weights=weights)  # (2, length)
-    results = team.run(task)
+    results = on_workers(team, task)
     for arrays in results:
         np.testing.assert_allclose(arrays, expected, rtol=1e-13, atol=1e-15)
         assert [a.tobytes() for a in arrays] == [a.tobytes() for a in results[0]]
@@ -77,21 +114,21 @@ def test_mean_is_weighted_and_the_same_bits_everywhere(team, length):
 def test_a_worker_of_weight_zero_adds_nothing_not_even_nan(workers):
     def task(c):
         array = np.full(10, np.nan if c.rank == 1 else 2.0, np.float32)
-        c.allreduce_mean([array], 0 if c.rank == 1 else 3, MEAN)
+        c.allreduce_mean([array], 0 if c.rank == 1 else 3)
         return array
 
-    with WorkerTeam(workers, timeout_s=20, limit_blas=False) as team:
-        for array in team.run(task):
+    with ThreadLauncher(workers, timeout_s=20) as team:
+        for array in on_workers(team, task):
             np.testing.assert_array_equal(array, np.full(10, 2.0, np.float32))
 
 
 def test_all_weights_zero_changes_nothing(team):
     def task(c):
         array = np.full(4, float(c.rank))
-        c.allreduce_mean([array], 0, MEAN)
+        c.allreduce_mean([array], 0)
         return array.tolist()
 
-    assert team.run(task) == [[float(rank)] * 4 for rank in range(team.workers)]
+    assert on_workers(team, task) == [[float(rank)] * 4 for rank in range(team.workers)]
 
 
 def test_sums_are_in_rank_order_whatever_the_timing():
@@ -101,11 +138,11 @@ def test_sums_are_in_rank_order_whatever_the_timing():
         def task(c):
             time.sleep(0.01 if c.rank == slowest else 0)
             array = vectors[c.rank].copy()
-            c.allreduce_mean([array], 1, MEAN)
+            c.allreduce_mean([array], 1)
             return array.tobytes()
 
-        with WorkerTeam(3, timeout_s=20, limit_blas=False) as team:
-            return set(team.run(task))
+        with ThreadLauncher(3, timeout_s=20) as team:
+            return set(on_workers(team, task))
 
     assert mean(0) == mean(1) == mean(2)
     assert len(mean(0)) == 1
@@ -135,3 +172,22 @@ def test_a_failure_wakes_those_who_wait():
     assert woken == ["worker 0 stops because worker 1 failed"]
     with pytest.raises(PeerFailed):
         ThreadCommunicator(group, 0).check()
+
+
+class Device(type(create_backend("numpy", "double"))):
+    """A backend whose arrays are not the host's: every way between the two is a copy."""
+
+    def to_host(self, array):
+        return array.copy()
+
+
+def test_arrays_of_a_device_travel_through_the_host(team):
+    def task(c):
+        c.attach(Device("double"))
+        mean, first = np.full(4, float(c.rank)), np.full(4, float(c.rank))
+        c.allreduce_mean([mean], 1)
+        c.broadcast(first, team.workers - 1)
+        return mean.tolist(), first.tolist()
+
+    last = team.workers - 1
+    assert on_workers(team, task) == [([last / 2] * 4, [float(last)] * 4)] * team.workers

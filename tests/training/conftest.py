@@ -6,13 +6,12 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 
 from cupynet.backend import create_backend
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
-from cupynet.parallel import ParameterAveraging, WorkerTeam
-from cupynet.training import Callback, Trainer
+from cupynet.parallel import Groups, ParameterAveraging, ThreadLauncher
+from cupynet.training import Callback, Replica, Trainer
 
 
 def small_dataset(samples: int, seed: int = 0, size: int = 8) -> Dataset:
@@ -63,26 +62,44 @@ class Recorder(Callback):
         self.epochs.append(record)
 
 
-class RecordingTrainer(Trainer):
+class RecordingReplica(Replica):
     """Notes the samples of each update, per epoch."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.seen: dict[int, list[list[int]]] = {}
 
-    def step(self, batch):
-        self.seen.setdefault(self.epoch, []).append(batch.samples.tolist())
-        return super().step(batch)
+    def gradient(self, batch):
+        if batch is not None:
+            self.seen.setdefault(batch.epoch, []).append(batch.samples.tolist())
+        return super().gradient(batch)
 
 
 @dataclass
-class Run:
-    trainers: list[RecordingTrainer]
+class Trained:
+    trainers: list[Trainer]
     recorders: list[Recorder]
 
     @property
     def master(self) -> np.ndarray:
         return self.trainers[0].model.params.master
+
+
+def on_threads(workers: int, task) -> list:
+    """What `task(communicator)` returned on each of the workers."""
+    results = [None] * workers
+
+    def keep(communicator):
+        results[communicator.rank] = task(communicator)
+
+    with ThreadLauncher(workers, timeout_s=60) as launcher:
+        launcher.run(keep)
+    return results
+
+
+def alone(model: Model, optimizer, **options) -> Trainer:
+    """A trainer without any parallel code."""
+    return Trainer(Replica(model, optimizer), **options)
 
 
 def train(
@@ -97,20 +114,19 @@ def train(
     dtype: str = "double",
     backend: str = "numpy",
     order_seed: int = 3,
+    synchronizer=None,
     **options,
-) -> Run:
-    """Train the small network with `workers` threads; `optimizer()` makes one optimizer."""
+) -> Trained:
+    """Train the small network with `workers` threads; `optimizer()` makes one optimizer, `synchronizer()` likewise."""
     dataset = small_dataset(samples) if dataset is None else dataset
     loader = Loader(dataset, batch_size, seed=order_seed)
     recorders = [Recorder() for _ in range(workers)]
 
     def task(communicator):
-        averaging = ParameterAveraging(communicator, frequency, **options)
-        trainer = RecordingTrainer(
-            small_model(dtype, backend),
-            optimizer(),
-            communicator=communicator,
-            synchronizer=averaging,
+        trainer = Trainer(
+            RecordingReplica(small_model(dtype, backend), optimizer()),
+            groups=Groups.of(communicator),
+            synchronizer=ParameterAveraging(frequency, **options) if synchronizer is None else synchronizer(),
             callbacks=[recorders[communicator.rank]],
             prefetch_buffer=2,
             report_every=2,
@@ -118,10 +134,4 @@ def train(
         trainer.fit(loader, epochs, evaluate_on=Loader(dataset, 7, shuffle=False))
         return trainer
 
-    with WorkerTeam(workers, timeout_s=60, limit_blas=False) as team:
-        return Run(team.run(task), recorders)
-
-
-@pytest.fixture
-def train_small():
-    return train
+    return Trained(on_threads(workers, task), recorders)

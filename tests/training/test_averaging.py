@@ -10,9 +10,9 @@ import pytest
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
-from cupynet.parallel import ParameterAveraging, SerialCommunicator, WorkerTeam
-from cupynet.training import Trainer
-from tests.training.conftest import fingerprint, small_dataset, small_model, train
+from cupynet.parallel import Groups, ParameterAveraging
+from cupynet.training import Replica, Trainer
+from tests.training.conftest import alone, fingerprint, on_threads, small_dataset, small_model, train
 
 OPTIMIZERS = {
     "sgd": lambda: SGD(0.05, l2=1e-3),
@@ -56,7 +56,7 @@ def test_averaging_less_often_is_something_else():
 def test_one_worker_equals_a_trainer_without_parallel_code(backend):
     wrapped = train(1, OPTIMIZERS["nesterov"], epochs=2, dtype="float", backend=backend)
     model = small_model("float", backend)
-    plain = Trainer(model, OPTIMIZERS["nesterov"](), prefetch_buffer=0, report_every=0)
+    plain = alone(model, OPTIMIZERS["nesterov"](), prefetch_buffer=0, report_every=0)
     plain.fit(Loader(small_dataset(60), 4, seed=3), 2)
     assert fingerprint(model) == fingerprint(wrapped.trainers[0].model)
 
@@ -70,7 +70,7 @@ def test_replicas_are_identical_after_every_average_and_differ_in_between(worker
         averaged = (iteration + 1) % frequency == 0
         assert (len(hashes) == 1) == averaged, f"after iteration {iteration + 1}"
     assert len({fingerprint(t.model) for t in run.trainers}) == 1
-    velocities = {t.optimizer.state["velocity"].tobytes() for t in run.trainers}
+    velocities = {t.replica.optimizer.state["velocity"].tobytes() for t in run.trainers}
     assert len(velocities) == 1
 
 
@@ -103,7 +103,7 @@ COUNTS = [
 def test_no_sample_is_lost_or_seen_twice(samples, batch_size, workers, frequency):
     run = train(workers, OPTIMIZERS["sgd"], samples=samples, batch_size=batch_size, epochs=3, frequency=frequency)
     for epoch in range(3):
-        seen = [s for trainer in run.trainers for batch in trainer.seen.get(epoch, []) for s in batch]
+        seen = [s for trainer in run.trainers for batch in trainer.replica.seen.get(epoch, []) for s in batch]
         assert sorted(seen) == list(range(samples))
     assert len({fingerprint(t.model) for t in run.trainers}) == 1
     assert sum(record.samples for record in run.recorders[0].epochs) == 3 * samples
@@ -114,7 +114,7 @@ def test_batches_are_dealt_by_number_not_by_speed():
     order = Loader(small_dataset(60), 4, seed=3).order(0)
     batches = [order[i : i + 4].tolist() for i in range(0, 60, 4)]
     for rank, trainer in enumerate(run.trainers):
-        assert trainer.seen[0] == batches[rank::3]
+        assert trainer.replica.seen[0] == batches[rank::3]
 
 
 @pytest.mark.parametrize(("frequency", "evaluated"), [(3, [1, 2, 3]), ("epoch", [1, 2, 3]), ("end", [3])])
@@ -140,10 +140,10 @@ def test_the_end_average_weights_by_samples():
     replicas = []
     for rank in range(2):
         model = small_model()
-        trainer = Trainer(model, OPTIMIZERS["sgd"](), report_every=0, prefetch_buffer=0)
+        replica = Replica(model, OPTIMIZERS["sgd"]())
         for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, model.backend, rank, 2):
-            trainer.step(batch)
-            trainer.iteration += 1
+            replica.gradient(batch)
+            replica.update(0)
         replicas.append(model.params.master)
     order = Loader(small_dataset(10), 4, seed=3)
     counts = [sum(len(b) for b in order.epoch(0, small_model().backend, rank, 2)) for rank in range(2)]
@@ -155,7 +155,7 @@ def test_the_end_average_weights_by_samples():
 @pytest.mark.parametrize("average_updaters", [True, False])
 def test_optimizer_state_is_averaged_when_asked(average_updaters):
     run = train(2, OPTIMIZERS["nesterov"], average_updaters=average_updaters, frequency=3)
-    states = {t.optimizer.state["velocity"].tobytes() for t in run.trainers}
+    states = {t.replica.optimizer.state["velocity"].tobytes() for t in run.trainers}
     assert (len(states) == 1) == average_updaters
 
 
@@ -163,25 +163,22 @@ def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others():
     """Worker 1 poisons its weights; worker 0 must keep its own."""
     kept = {}
 
-    class Poison(Trainer):
-        def step(self, batch):
-            losses = super().step(batch)
-            if self.communicator.rank == 1 and self.iteration == 1:
-                self.model.params.master[5] = np.nan
-            kept[self.communicator.rank] = self.model.params.master
-            return losses
+    class Poison(Replica):
+        def update(self, iteration):
+            super().update(iteration)
+            if self.rank == 1 and iteration == 1:
+                self.params.master[5] = np.nan
+            kept[self.rank] = self.params.master
 
     def task(communicator):
-        trainer = Poison(
-            small_model(),
-            SGD(0.05),
-            communicator=communicator,
-            synchronizer=ParameterAveraging(communicator, 2, report_score=False),
-        )
+        replica = Poison(small_model(), SGD(0.05))
+        replica.rank = communicator.rank
+        averaging = ParameterAveraging(2, report_score=False)
+        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging)
         trainer.fit(Loader(small_dataset(60), 4, seed=3), 1)
 
-    with WorkerTeam(3, limit_blas=False) as team, pytest.raises(DivergedError) as caught:
-        team.run(task)
+    with pytest.raises(DivergedError) as caught:
+        on_threads(3, task)
     assert "the replica of worker 1 is not finite after iteration 2 and was not averaged" in str(caught.value)
     assert np.isfinite(kept[0]).all() and np.isfinite(kept[2]).all()
 
@@ -192,7 +189,7 @@ def test_divergence_ends_training_with_one_worker_too():
 
 
 def test_divergence_is_seen_without_any_average_or_report():
-    trainer = Trainer(small_model("float"), SGD(1e35), report_every=0)
+    trainer = alone(small_model("float"), SGD(1e35), report_every=0)
     with pytest.raises(DivergedError, match="the replica of worker 0 is not finite after iteration 15"):
         trainer.fit(Loader(small_dataset(60), 4), 2)
 
@@ -208,10 +205,11 @@ def test_scores_are_weighted_by_samples():
     run = train(2, OPTIMIZERS["sgd"], samples=10, batch_size=4, frequency=2)
     total = 0.0
     for rank in range(2):
-        trainer = Trainer(small_model(), OPTIMIZERS["sgd"](), report_every=0, prefetch_buffer=0)
-        for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, trainer.model.backend, rank, 2):
-            total += trainer.step(batch).sum()
-            trainer.iteration += 1
+        replica = Replica(small_model(), OPTIMIZERS["sgd"]())
+        for batch in Loader(small_dataset(10), 4, seed=3).epoch(0, replica.backend, rank, 2):
+            replica.gradient(batch)
+            replica.update(0)
+            total += replica.losses
     report = run.recorders[0].reports[-1]
     assert report.iteration == 2 and report.divergence > 0
     assert report.score_after_averaging == pytest.approx(total / 10, rel=1e-12)
@@ -220,15 +218,14 @@ def test_scores_are_weighted_by_samples():
 def test_schedules_count_rounds_and_know_the_end():
     run = train(3, lambda: Nesterov(OneCycle(0.1)), samples=60, epochs=2)
     assert run.trainers[0].total_iterations == 10
-    assert run.trainers[0].optimizer.learning_rate.iterations == 10
     rates = [report.learning_rate for report in run.recorders[0].reports]  # after iterations 2, 4, 6, 8, 10
     assert rates[1] == max(rates) and rates[-1] == pytest.approx(0.1 / 1000)
 
 
 @pytest.mark.parametrize("frequency", [0, -1, 1.5, True, "never", None])
 def test_bad_frequencies_are_refused(frequency):
-    with pytest.raises(ConfigError, match="averaging_frequency=.*: must be an integer of at least 1, epoch or end"):
-        ParameterAveraging(SerialCommunicator(), frequency)
+    with pytest.raises(ConfigError, match="averaging_frequency=.*: must be an integer of at least 1, or epoch, or end"):
+        ParameterAveraging(frequency)
 
 
 def test_all_combinations_end_identical():

@@ -317,3 +317,26 @@ def test_figures_follow_from_their_definitions(drawn: Samples, top_n: int) -> No
 def test_to_dict_is_json_without_nan(drawn: Samples) -> None:
     values = evaluate(*drawn).to_dict()
     assert json.loads(json.dumps(values, allow_nan=False)) == values
+
+
+@pytest.mark.parametrize("losses", [[0.25, 1e-300, 1e200, 3.5], [0.1, math.nan, 2.0, 1.0], [math.inf, 0.5, 0.25, 1.0]])
+def test_packed_and_unpacked_it_is_the_same_evaluation(losses):
+    """What workers send each other: every figure, to the last bit, and merging goes on as before."""
+    evaluation = Evaluation(3)
+    scores = np.array([[0.5, 0.2, 0.3], [0.1, 0.8, 0.1], [np.nan, 0.0, 1.0], [0.2, 0.2, 0.6]])
+    evaluation.add(scores, np.array([0, 2, 1, 2]), np.array(losses))
+    again = Evaluation.unpack(evaluation.pack(), 3)
+    np.testing.assert_equal(again.to_dict(), evaluation.to_dict())
+    again.merge(evaluation)
+    evaluation.merge(Evaluation.unpack(evaluation.pack(), 3))
+    np.testing.assert_equal(again.to_dict(), evaluation.to_dict())
+    np.testing.assert_equal(again.loss, evaluation.loss)
+
+
+def test_the_vector_has_room_for_the_longest_exact_sum():
+    """Losses over the whole range of a float: their sum needs as many parts as any can."""
+    evaluation = Evaluation(2)
+    losses = 2.0 ** np.arange(-1074.0, 990.0, 1.9)
+    evaluation.add(np.tile([0.0, 1.0], (len(losses), 1)), np.zeros(len(losses), np.int64), losses)
+    assert len(evaluation._loss_sum) > 30
+    assert Evaluation.unpack(evaluation.pack(), 2)._loss_sum == evaluation._loss_sum

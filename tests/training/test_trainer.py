@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 
+import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.data import Loader, Synthetic
+from cupynet.data import Dataset, Loader, Synthetic
+from cupynet.errors import ConfigError
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import SGD, Nesterov, OneCycle
-from cupynet.parallel import ParameterAveraging, WorkerTeam
-from cupynet.training import Callback, History, ParallelWrapper, Trainer, warm_up
-from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
+from cupynet.parallel import Groups, ParameterAveraging
+from cupynet.runs import Run
+from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer
+from tests.training.conftest import Recorder, alone, fingerprint, on_threads, small_dataset, small_model, train
 
 
 def lenet() -> Sequential:
@@ -43,7 +45,7 @@ def test_half_learns_as_float_does():
     losses = {}
     for dtype in ("half", "float"):
         recorder = Recorder()
-        trainer = Trainer(small_model(dtype), Nesterov(0.05), callbacks=[recorder], report_every=5)
+        trainer = alone(small_model(dtype), Nesterov(0.05), callbacks=[recorder], report_every=5)
         trainer.fit(Loader(small_dataset(200), 8, seed=1), 4)
         losses[dtype] = recorder.reports[-1].loss
         assert recorder.reports[-1].loss < recorder.reports[0].loss / 2
@@ -53,12 +55,17 @@ def test_half_learns_as_float_does():
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 def test_a_step_leaves_nothing_on_loan_and_allocates_once(backend):
     model = small_model("float", backend)
-    trainer = Trainer(model, SGD(0.01), prefetch_buffer=0, report_every=0)
+    trainer = alone(model, SGD(0.01), prefetch_buffer=0, report_every=0)
     batches = list(Loader(small_dataset(50), 8, seed=1).epoch(0, model.backend))
-    trainer.step(batches[0])
+
+    def step(batch):
+        trainer.replica.gradient(batch)
+        trainer.replica.update(0)
+
+    step(batches[0])
     allocated = model.backend.workspace.allocated_bytes
     for batch in batches:  # the last one is short
-        trainer.step(batch)
+        step(batch)
         assert model.backend.workspace.on_loan == 0
     assert model.backend.workspace.allocated_bytes == allocated
     trainer.evaluate(Loader(small_dataset(50), 8, shuffle=False))
@@ -95,34 +102,99 @@ def test_callbacks_are_told_on_rank_0_only_unless_they_ask():
     assert (len(quiet.threads), len(loud.threads)) == (1, 3)
 
 
+@pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(("workers", "frequency"), [(1, 1), (1, "end"), (3, 2), (3, "end")])
-def test_a_stop_signal_ends_training_at_the_same_iteration_everywhere(workers, frequency):
+def test_a_stop_ends_training_at_the_same_iteration_everywhere(workers, frequency, rank):
     class StopAt(Recorder):
         def on_iteration_end(self, trainer):
             super().on_iteration_end(trainer)
-            if trainer.iteration == 7 and trainer.communicator.rank == 0:
-                team.stop(signal.SIGTERM)
+            if trainer.iteration == 7 and trainer.rank == min(rank, workers - 1):
+                trainer.stop(f"worker {trainer.rank} has seen enough, naïvely", StopReason.EARLY)
 
-    recorders = [StopAt() for _ in range(workers)]
     loader = Loader(small_dataset(600), 2, seed=1)
 
     def task(communicator):
         trainer = Trainer(
-            small_model(),
-            SGD(0.01),
-            communicator=communicator,
-            synchronizer=ParameterAveraging(communicator, frequency),
-            callbacks=[recorders[communicator.rank]],
+            Replica(small_model(), SGD(0.01)),
+            groups=Groups.of(communicator),
+            synchronizer=ParameterAveraging(frequency),
+            callbacks=[StopAt()],
         )
         trainer.fit(loader, 5)
         return trainer
 
-    with WorkerTeam(workers, timeout_s=60, limit_blas=False) as team:
-        trainers = team.run(task)
-    assert {t.stopped_by for t in trainers} == {signal.SIGTERM}
-    assert len({t.iteration for t in trainers}) == 1 and 7 <= trainers[0].iteration <= 50
-    assert trainers[0].epoch == 0
+    trainers = on_threads(workers, task)
+    text = f"worker {min(rank, workers - 1)} has seen enough, naïvely"
+    assert {t.stopped for t in trainers} == {Stop(StopReason.EARLY, text)}
+    assert len({t.iteration for t in trainers}) == 1 and 7 <= trainers[0].iteration <= 10
+    assert trainers[0].epoch == 0 and trainers[0].round == trainers[0].iteration
     assert len({fingerprint(t.model) for t in trainers}) == 1
+
+
+def test_of_several_wishes_that_of_the_lowest_rank_is_told():
+    class StopAt(Recorder):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 3 and trainer.rank:
+                trainer.stop(f"worker {trainer.rank}", StopReason(trainer.rank))
+
+    def task(communicator):
+        replica = Replica(small_model(), SGD(0.01))
+        trainer = Trainer(replica, groups=Groups.of(communicator), callbacks=[StopAt()])
+        trainer.fit(Loader(small_dataset(600), 2, seed=1), 5)
+        return trainer.stopped
+
+    assert on_threads(4, task) == [Stop(StopReason.REQUEST, "worker 1")] * 4
+
+
+def test_a_text_too_long_is_cut_at_a_whole_character():
+    class StopNow(Callback):
+        def on_iteration_end(self, trainer):
+            trainer.stop("x" + "é" * 500)
+
+    wrapper = ParallelWrapper(small_model(), 2, callbacks=[StopNow()])
+    with wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), 1)
+        assert wrapper.trainer.stopped.text == "x" + "é" * 99
+
+
+@pytest.mark.parametrize("frequency", [1, 3, "epoch", "end"])
+@pytest.mark.parametrize("event", ["on_iteration_end", "on_report", "on_epoch_end", "before_finish"])
+def test_a_stop_from_any_event_leaves_identical_replicas_and_one_end(event, frequency):
+    """With frequency `end`, a stop from `on_epoch_end` once left replicas that were never averaged."""
+    finishes = []
+
+    class Counting(ParameterAveraging):
+        def finish(self, replica, moment):
+            finishes.append((self.communicator.rank, moment))
+            return super().finish(replica, moment)
+
+    def stop(trainer, *record):
+        trainer.stop(event)
+
+    stopping = Callback()
+    setattr(stopping, event, stop)
+    with ParallelWrapper(
+        small_model(), 3, synchronizer=Counting(frequency), callbacks=[stopping], report_every=2
+    ) as wrapper:
+        wrapper.fit(Loader(small_dataset(60), 4), 3)
+        assert len({fingerprint(model) for model in wrapper.replicas()}) == 1
+        if event != "before_finish":
+            assert wrapper.trainer.stopped == Stop(StopReason.REQUEST, event)
+            assert wrapper.trainer.epoch < 3
+    assert sorted(rank for rank, moment in finishes if moment == "fit") == [0, 1, 2]
+
+
+def test_a_stop_while_the_last_epoch_ends_stops_nothing():
+    class Late(Callback):
+        def on_epoch_end(self, trainer, record):
+            if record.epoch == 2:
+                trainer.stop()
+
+    with ParallelWrapper(small_model(), 2, callbacks=[Late()]) as wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), 2)
+        assert wrapper.trainer.epoch == 2 and wrapper.trainer.round == 0
+        wrapper.fit(Loader(small_dataset(40), 4), 1)
+        assert wrapper.trainer.epoch == 3
 
 
 @pytest.mark.parametrize(("samples", "epochs"), [(40, [(1, 5, 40)]), (48, [])])
@@ -148,11 +220,11 @@ def test_the_average_at_the_end_counts_in_the_rate():
         every_rank = True
 
         def on_iteration_end(self, trainer):
-            if trainer.communicator.rank == 1 and trainer.iteration > 10:
+            if trainer.rank == 1 and trainer.iteration > 10:
                 others_done.wait(30)
 
         def on_epoch_end(self, trainer, record):
-            records[trainer.communicator.rank] = record
+            records[trainer.rank] = record
 
     class Waiting(ParameterAveraging):
         def finish(self, replica, moment):
@@ -164,16 +236,17 @@ def test_the_average_at_the_end_counts_in_the_rate():
     others_done, records, trainers, rounds_s = threading.Event(), {}, {}, []
 
     def task(communicator):
-        averaging = Waiting(communicator, "end")
         trainer = Trainer(
-            small_model(), SGD(0.01), communicator=communicator, synchronizer=averaging, callbacks=[Slow()]
+            Replica(small_model(), SGD(0.01)),
+            groups=Groups.of(communicator),
+            synchronizer=Waiting("end"),
+            callbacks=[Slow()],
         )
         trainers[communicator.rank] = trainer
         trainer.fit(Loader(small_dataset(20 * 8), 4, seed=1), 1)
         return trainer.clock
 
-    with WorkerTeam(2, timeout_s=60, limit_blas=False) as team:
-        clock = team.run(task)[0]
+    clock = on_threads(2, task)[0]
     assert clock.timed_s > rounds_s[0] and clock.averaging_s > 0
     assert records[0].train_s == clock.rounds_s
 
@@ -182,7 +255,7 @@ def test_the_average_at_the_end_counts_in_the_rate():
 def test_a_failing_worker_is_named_with_its_batch_and_device(rank):
     class Break(Recorder):
         def on_iteration_end(self, trainer):
-            if trainer.communicator.rank == rank and trainer.iteration == 3:
+            if trainer.rank == rank and trainer.iteration == 3:
                 raise ZeroDivisionError("on purpose")
 
     wrapper = ParallelWrapper(small_model(), 3, callbacks=[Break()], prefetch_buffer=6)
@@ -194,8 +267,8 @@ def test_a_failing_worker_is_named_with_its_batch_and_device(rank):
 
 def test_a_failing_loader_is_a_failing_worker():
     class Broken(Loader):
-        def epoch(self, epoch, backend, rank=0, size=1):
-            for batch in super().epoch(epoch, backend, rank, size):
+        def epoch(self, epoch, backend, rank=0, size=1, start=0):
+            for batch in super().epoch(epoch, backend, rank, size, start):
                 if batch.index == 5:
                     raise OSError("the disk is gone")
                 yield batch
@@ -207,7 +280,7 @@ def test_a_failing_loader_is_a_failing_worker():
 def test_warming_up_changes_nothing():
     model = small_model("float", "numba")
     before = fingerprint(model)
-    assert warm_up(model, Nesterov(OneCycle(0.1)), 4) > 0
+    assert Replica(model, Nesterov(OneCycle(0.1))).warm_up(4) > 0
     assert fingerprint(model) == before
     assert not model.params.grad.any()
     assert model.backend.workspace.on_loan == 0
@@ -219,9 +292,132 @@ def test_a_history_lets_go_of_its_file_after_an_error(tmp_path):
             raise ZeroDivisionError("on purpose")
 
     history = History(tmp_path / "history.jsonl")
-    trainer = Trainer(small_model(), SGD(0.01), callbacks=[history, Break()])
-    with pytest.raises(ZeroDivisionError):
-        trainer.fit(Loader(small_dataset(12), 4), 1)
-    history.close()
+    with (
+        ParallelWrapper(small_model(), 2, callbacks=[history, Break()]) as wrapper,
+        pytest.raises(ZeroDivisionError),
+    ):
+        wrapper.fit(Loader(small_dataset(12), 4), 1)
     history.close()
     assert history._file is None and (tmp_path / "history.jsonl").read_text().count("\n") == 1
+
+
+def test_a_second_fit_appends_to_the_history(tmp_path):
+    run = Run(tmp_path)
+    with ParallelWrapper(small_model(), 2, callbacks=[History()], run=run, report_every=2) as wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), 1).fit(Loader(small_dataset(40), 4), 1)
+    rows = [(row["kind"], row["iteration"]) for row in run.history()]
+    assert rows == [
+        ("report", 2),
+        ("report", 4),
+        ("epoch", 5),
+        ("report", 6),
+        ("report", 8),
+        ("report", 10),
+        ("epoch", 10),
+    ]
+
+
+def test_a_history_without_a_place_is_refused():
+    expected = pytest.raises(ConfigError, match="History needs a path where there is no run folder")
+    with ParallelWrapper(small_model(), 1, callbacks=[History()]) as wrapper, expected:
+        wrapper.fit(Loader(small_dataset(12), 4), 1)
+
+
+def test_a_broken_off_epoch_is_gone_on_with():
+    """Every sample is still seen once, and the end is known."""
+    seen, totals = [], []
+
+    class StopAt(Callback):
+        def on_fit_start(self, trainer):
+            totals.append(trainer.total_iterations)
+
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 2:
+                trainer.stop()
+
+    class Seeing(Loader):
+        def epoch(self, *arguments, **options):
+            for batch in super().epoch(*arguments, **options):
+                seen.extend(batch.samples.tolist())
+                yield batch
+
+    loader = Seeing(small_dataset(20), 4, seed=1)
+    trainer = alone(small_model(), SGD(0.01), callbacks=[StopAt()], prefetch_buffer=0)
+    trainer.fit(loader, 1)
+    assert (trainer.iteration, trainer.epoch, trainer.round) == (2, 0, 2)
+    trainer.fit(loader, 1)
+    assert (trainer.iteration, trainer.epoch, trainer.round) == (5, 1, 0)
+    assert totals == [5, 5]
+    assert sorted(seen) == list(range(20))
+
+
+def test_other_data_begin_an_epoch_of_their_own_after_a_stop():
+    class StopAt(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 2:
+                trainer.stop()
+
+    trainer = alone(small_model(), SGD(0.01), callbacks=[StopAt()])
+    trainer.fit(Loader(small_dataset(20), 4), 1)
+    trainer.fit(Loader(small_dataset(12), 4), 1)
+    assert (trainer.iteration, trainer.total_iterations) == (5, 5)
+
+
+def test_a_schedule_stretches_over_each_fit_anew():
+    class Rates(Callback):
+        def on_report(self, trainer, report):
+            rates.append(report.learning_rate)
+
+    rates = []
+    trainer = alone(small_model(), Nesterov(OneCycle(0.1)), callbacks=[Rates()], report_every=1)
+    trainer.fit(Loader(small_dataset(40), 4), 1)
+    trainer.fit(Loader(small_dataset(40), 4), 2)
+    assert rates[0] == rates[10] == pytest.approx(0.1 / 25)
+    assert rates[9] == rates[29] == pytest.approx(0.1 / 1000)
+    assert max(rates[:10]) == pytest.approx(0.1, rel=0.05) and max(rates[10:]) == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate"])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    ("images", "classes", "message"),
+    [
+        ((8, 8, 3), 3, r"images of \(8, 8, 3\) .* made for Image\(8, 8, 1\)"),
+        ((9, 8, 1), 3, r"images of \(9, 8, 1\)"),
+        ((8, 8, 1), 4, "gives Flat\\(3\\), but the data has 4 classes"),
+    ],
+)
+def test_data_that_do_not_fit_the_model_are_refused(name, backend, images, classes, message):
+    """With three channels for one, compiled kernels once read beyond their arrays."""
+    data = Dataset("odd", np.zeros((12, *images), np.uint8), np.arange(12) % 3, classes)
+    with (
+        ParallelWrapper(small_model("float", backend), 2) as wrapper,
+        pytest.raises(ConfigError, match=message),
+    ):
+        getattr(wrapper, name)(Loader(data, 4))
+
+
+def test_evaluation_data_that_do_not_fit_are_refused_before_training():
+    model = small_model()
+    before = fingerprint(model)
+    odd = Dataset("odd", np.zeros((12, 8, 8, 3), np.uint8), np.arange(12) % 3, 3)
+    with ParallelWrapper(model, 2) as wrapper, pytest.raises(ConfigError, match="images of"):
+        wrapper.fit(small_dataset(20), 1, evaluate_on=odd)
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_reports_at_other_times_on_other_ranks_disturb_nobody(rank):
+    """What is measured when was once decided by each worker's reports: ranks that differed ended in a TypeError."""
+
+    def task(communicator):
+        trainer = Trainer(
+            Replica(small_model(), SGD(0.01)),
+            groups=Groups.of(communicator),
+            synchronizer=ParameterAveraging(1),
+            report_every=2 if communicator.rank == rank else 0,
+        )
+        trainer.fit(Loader(small_dataset(60), 4), 1)
+        return fingerprint(trainer.model)
+
+    assert len(set(on_threads(2, task))) == 1

@@ -1,0 +1,28 @@
+"""Who of a run's workers does what together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupynet.parallel.communicator import Communicator, SerialCommunicator
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups a worker belongs to; each of its doings takes the one that is its own.
+
+    Attributes:
+        world: all workers of the run: they fail together and stop together.
+        replicas: those that hold the same weights: batches are dealt out among them, and they are averaged.
+        stages: those that hold one replica between them, first stage first.
+    """
+
+    world: Communicator
+    replicas: Communicator
+    stages: Communicator
+
+    @classmethod
+    def of(cls, world: Communicator | None = None) -> Groups:
+        """Every worker is a whole replica of its own; without a communicator one worker alone."""
+        world = SerialCommunicator() if world is None else world
+        return cls(world, replicas=world, stages=SerialCommunicator())

@@ -1,0 +1,60 @@
+"""Where the replicas of a run live: how many there are, and on which device each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cupynet.backend import available_cores, device_count
+from cupynet.checks import integer
+from cupynet.errors import ConfigError
+
+MOST_CPU_WORKERS = 4  # by default: more replicas than this change how a run learns
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Workers and their devices.
+
+    Attributes:
+        workers: how many replicas.
+        devices: the GPUs they share, worker r on devices[r % len(devices)]; none on a CPU.
+    """
+
+    workers: int
+    devices: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, backend_name: str, workers: int | None = None, devices: Sequence[int] | None = None, first: int = 0
+    ) -> Placement:
+        """Decide what was left open: all devices, `first` before the others; one worker per device, or per core of a
+        CPU (up to 4).
+
+        Raises:
+            ConfigError: a count below 1, a device that is not there or is named twice, devices for a CPU backend.
+        """
+        there = device_count(backend_name)
+        if devices is not None:
+            shown = f"devices={list(devices)}"
+            if not there:
+                raise ConfigError(f"{shown}: backend {backend_name} runs on the CPU and has none; leave devices out")
+            asked = [integer("devices", device, 0) for device in devices]
+            for device in asked:
+                if device >= there:
+                    raise ConfigError(f"{shown}: there is no device {device}, this machine has {there}")
+            if not asked or len(set(asked)) < len(asked):
+                raise ConfigError(f"{shown}: must name at least one device, and none twice")
+        else:
+            asked = sorted(range(there), key=lambda device: (device != first, device))
+        if workers is None:
+            workers = len(asked) or min(available_cores(), MOST_CPU_WORKERS)
+        return cls(integer("workers", workers, 1), tuple(asked))
+
+    def device(self, rank: int) -> int:
+        """The device of worker `rank`; 0 on a CPU."""
+        return self.devices[rank % len(self.devices)] if self.devices else 0
+
+    def names(self) -> list[str]:
+        """The device of each worker, in rank order: `cuda:0`, or `cpu`."""
+        return [f"cuda:{self.device(rank)}" if self.devices else "cpu" for rank in range(self.workers)]

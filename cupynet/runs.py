@@ -1,0 +1,119 @@
+"""A run's folder and its summary, as types that training and every command share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from cupynet.errors import ConfigError, DataError
+from cupynet.files import load_weights, save_weights, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What ran, on what, how fast, how accurate: the content of summary.json.
+
+    Times end in `_s` and are seconds, rates in `_per_s`; accuracies lie in 0..1. None: not measured, or not finite.
+
+    Attributes:
+        dataset, fallback: the data's name, and whether they stand in for data that could not be had.
+        backend, devices, dtype, workers, seed, batch_size, averaging_frequency: what the run was made with.
+        epochs, iterations, images: how much was trained.
+        parameters: weights of the network.
+        stopped_by: why training ended early; None where it did not.
+        images_per_s: training images over the seconds of their rounds, after the first 10.
+        wall_s: of the whole run; train_s, compile_s, evaluate_s, data_s, averaging_s: its parts, see `Clock`.
+        validation_accuracy, test_accuracy, test_loss, test_f1: after the last epoch; test: all of that evaluation.
+        commit: of the source the run was made with, `-dirty` if it was changed; None outside a repository.
+        environment: the machine, its BLAS and versions.
+    """
+
+    dataset: str
+    fallback: bool
+    backend: str
+    devices: list[str]
+    dtype: str
+    workers: int
+    seed: int
+    epochs: int
+    iterations: int
+    batch_size: int
+    averaging_frequency: int | str
+    parameters: int
+    stopped_by: str | None
+    images: int
+    images_per_s: float
+    wall_s: float
+    train_s: float
+    compile_s: float
+    evaluate_s: float
+    data_s: float
+    averaging_s: float
+    validation_accuracy: float | None
+    test_accuracy: float | None
+    test_loss: float | None
+    test_f1: float | None
+    test: dict[str, Any] | None
+    commit: str | None = None
+    environment: dict[str, Any]
+
+
+class Run:
+    """The folder of one run.
+
+    Attributes:
+        folder: holds `.hydra/`, train.log and what is named here.
+        summary_path, weights_path, history_path: summary.json, weights.safetensors, history.jsonl.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.summary_path = self.folder / "summary.json"
+        self.weights_path = self.folder / "weights.safetensors"
+        self.history_path = self.folder / "history.jsonl"
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def begin(self) -> None:
+        """Remove what an earlier run left in the same folder, so that no old result passes for a new one."""
+        for path in (self.summary_path, self.weights_path, self.history_path):
+            path.unlink(missing_ok=True)
+
+    def save(self, summary: Summary, weights: dict[str, Any]) -> None:
+        """Write the results, the summary last: where it is, the rest is. OutputError."""
+        save_weights(self.weights_path, weights)
+        write_json(self.summary_path, asdict(summary))
+
+    def summary(self) -> Summary:
+        """What `save` wrote. ConfigError where there is no finished run, DataError for a damaged file."""
+        path = self.summary_path
+        if not path.is_file():
+            raise ConfigError(
+                f"{self.folder}: is not a finished run, it has no {path.name}: name a folder under outputs/"
+            )
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from error
+        if not isinstance(found, dict):
+            raise DataError(f"{path}: is not a summary, expected an object, found {type(found).__name__}")
+        known = {each.name: each for each in fields(Summary)}
+        missing = [name for name, each in known.items() if name not in found and each.default is MISSING]
+        if missing:
+            raise DataError(f"{path}: is not a whole summary, it lacks {', '.join(missing)}")
+        return Summary(**{name: value for name, value in found.items() if name in known})
+
+    def weights(self) -> dict[str, Any]:
+        """Name -> array of the trained weights. DataError for a missing or damaged file."""
+        return load_weights(self.weights_path)
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of history.jsonl in order. DataError for a missing or damaged file."""
+        try:
+            lines = self.history_path.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.history_path}: cannot be read ({error})") from error

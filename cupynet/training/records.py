@@ -1,0 +1,112 @@
+"""What callbacks are handed: records of what happened, why training stopped, and a trainer as they may see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from cupynet.nn import Model
+from cupynet.training.metrics import Evaluation
+
+
+@dataclass(frozen=True)
+class Report:
+    """How training went since the last report.
+
+    Attributes:
+        iteration, epoch: iterations and complete epochs so far.
+        learning_rate: of the last iteration.
+        loss: mean over this replica's samples since the last report.
+        score_after_averaging: mean over all replicas' samples between the last two averages; NaN if there was none.
+        images_per_s: of all replicas together.
+        compute_s, data_s, averaging_s: this worker's seconds in gradients and updates, waiting for batches, and in its
+            synchronizer.
+        divergence: the largest relative distance of a replica from the mean when it was last measured since the last
+            report; NaN if it was not.
+    """
+
+    iteration: int
+    epoch: int
+    learning_rate: float
+    loss: float
+    score_after_averaging: float
+    images_per_s: float
+    compute_s: float
+    data_s: float
+    averaging_s: float
+    divergence: float
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """The end of an epoch.
+
+    Attributes:
+        epoch: complete epochs so far.
+        iteration: iterations so far.
+        samples: (S,) how many samples all replicas trained on in this epoch.
+        train_s: seconds of its rounds, evaluation excluded.
+        split: `test` or `validation`, what the evaluation was made on.
+        evaluation: None where this epoch was not evaluated.
+    """
+
+    epoch: int
+    iteration: int
+    samples: int
+    train_s: float
+    split: str
+    evaluation: Evaluation | None
+
+
+class StopReason(IntEnum):
+    """Why training ends before its last epoch; the number is what workers tell each other."""
+
+    REQUEST = 1  # somebody called `stop`
+    SIGNAL = 2  # the process was told to end
+    EARLY = 3  # a rule found that going on is of no use
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A wish to end training: why, and what to tell people (up to 200 bytes of UTF-8)."""
+
+    reason: StopReason
+    text: str
+
+
+class TrainerView(Protocol):
+    """A worker's trainer, as its callbacks see it. Weights may be changed in `Callback.before_finish` alone, by a
+    callback that runs on every rank and does the same on each.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This worker's number; callbacks without `every_rank` run on rank 0."""
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+
+    @property
+    def model(self) -> Model:
+        """This worker's replica of the network."""
+
+    @property
+    def iteration(self) -> int:
+        """Iterations so far: updates of each replica, counted in rounds."""
+
+    @property
+    def total_iterations(self) -> int:
+        """What `iteration` will be at the end of this `fit`."""
+
+    @property
+    def epoch(self) -> int:
+        """Complete epochs so far."""
+
+    @property
+    def stopped(self) -> Stop | None:
+        """Why this fit ends early, once all workers have agreed that it does."""
+
+    def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
+        """Let all workers end after the same round; from any thread."""

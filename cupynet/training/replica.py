@@ -1,0 +1,139 @@
+"""A replica: a model, the optimizer that moves it, and what it counts."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupynet.backend import Backend
+from cupynet.backend.array import Array
+from cupynet.data import Batch, Dataset
+from cupynet.errors import ConfigError
+from cupynet.nn import INFERENCE, Context, Model, check_output
+from cupynet.nn.params import Params
+from cupynet.optim import Optimizer
+
+Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
+
+
+class Replica:
+    """The whole network on one worker. (A stage of a pipeline is another replica, with the same methods.)
+
+    Args:
+        model: its weights are what is trained.
+        optimizer: moves them; not shared with another replica.
+
+    Attributes:
+        updates: how often the optimizer has moved the weights.
+        losses: the sum of the last batch's losses, 0-d on the device; 0.0 where there was no batch.
+    """
+
+    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.updates = 0
+        self.losses: Array = 0.0
+        optimizer.init(model.params, model.backend)
+
+    @property
+    def backend(self) -> Backend:
+        """Where the replica computes."""
+        return self.model.backend
+
+    @property
+    def params(self) -> Params:
+        """The weights and their gradients."""
+        return self.model.params
+
+    @property
+    def optimizer_state(self) -> Mapping[str, Array]:
+        """Name -> (P,) vector; the optimizer's own dictionary."""
+        return self.optimizer.state
+
+    # a round --------------------------------------------------------------------------------------------------------
+
+    def gradient(self, batch: Batch | None) -> int:
+        """Add the gradient of the batch's mean loss to `params.grad`, times the policy's loss scale; how many samples
+        the batch has, 0 without one.
+        """
+        if batch is None:
+            self.losses = 0.0
+            return 0
+        model = self.model
+        context = Context(train=True, epoch=batch.epoch, iteration=self.updates, samples=batch.samples)
+        logits, backward = model.forward(batch.images, context)
+        losses, gradient = model.loss(model.backend, logits, batch.labels)
+        model.backend.give_back(backward(gradient))
+        self.losses = losses.sum()
+        return len(batch)
+
+    def update(self, iteration: int) -> None:
+        """Let the optimizer move the weights, at the learning rate of `iteration`; then the gradients are zero."""
+        squared_norm = None if self.optimizer.max_grad_norm is None else self.squared_norm()
+        self.optimizer.step(self.model.params, iteration, squared_norm)
+        self.updates += 1
+
+    def squared_norm(self) -> Array:
+        """|gradient|² of the whole network, by which it is clipped, times the loss scale squared; on the device."""
+        return self.backend.squared_norm(self.params.grad)
+
+    # beside training ------------------------------------------------------------------------------------------------
+
+    def scores(self, batch: Batch) -> Scores | None:
+        """What the network makes of a batch: scores (N, classes) and losses (N,), on the host. None where another
+        worker has them: in all stages of a pipeline but the last.
+        """
+        model, backend = self.model, self.backend
+        logits, _ = model.forward(batch.images, INFERENCE)
+        losses, gradient = model.loss(backend, logits, batch.labels)
+        scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
+        backend.give_back(gradient, logits)
+        return scores, backend.to_host(losses)
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse data that do not fit the network: images of another shape, another number of classes. ConfigError."""
+        shape = tuple(dataset.images.shape[1:])
+        if shape != self.model.input.shape:
+            raise ConfigError(
+                f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
+                f"{self.model.input}: build the model for Image{shape}, or bring the images to its shape"
+            )
+        check_output(self.model.output, dataset.classes)
+
+    def warm_up(self, batch_size: int) -> float:
+        """Compile or load every kernel that training needs, on a copy that is thrown away; the seconds it took."""
+        began = time.perf_counter()
+        scratch = Replica(self.model.replicate(self.backend), copy.deepcopy(self.optimizer))
+        scratch.optimizer.learning_rate.span(0, 1)
+        samples = np.zeros(batch_size, np.int64)
+        images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
+        labels = self.backend.asarray(samples)
+        scratch.gradient(Batch(index=0, epoch=0, images=images, labels=labels, samples=samples))
+        scratch.update(0)
+        self.backend.synchronize()
+        return time.perf_counter() - began
+
+    # to go on later -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Copies of all that a checkpoint must hold: `weights` and each vector of the optimizer by the parameters'
+        names, on the host, and numbers.
+        """
+        vectors = {"weights": self.params.master, **self.optimizer_state}
+        named = {name: self._by_name(vector) for name, vector in vectors.items()}
+        return {"updates": self.updates, **named}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned, also that of another backend or precision. ConfigError: another network."""
+        self.model.load_weights(state["weights"])
+        for name, vector in self.optimizer_state.items():
+            for parameter, view in self.params.views(vector):
+                view[...] = self.backend.asarray(state[name][parameter], view.dtype)
+        self.updates = state["updates"]
+
+    def _by_name(self, vector: Array) -> dict[str, Any]:
+        return {name: np.array(self.backend.to_host(view)) for name, view in self.params.views(vector)}

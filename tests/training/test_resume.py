@@ -1,0 +1,107 @@
+"""What a trainer's state promises: one that takes it over goes on as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from cupynet.data import Loader
+from cupynet.optim import Nesterov, OneCycle
+from cupynet.parallel import Groups, ParameterAveraging, Synchronizer
+from cupynet.training import Callback, Replica, Trainer
+from tests.training.conftest import Recorder, fingerprint, on_threads, small_dataset, small_model
+
+EPOCHS, ROUNDS = 2, 5
+
+
+class GradientMean(Synchronizer):
+    """Gradients averaged in every iteration."""
+
+    def before_update(self, replica, samples):
+        self.communicator.allreduce_mean([replica.params.grad], samples)
+        return True
+
+
+class Keep(Callback):
+    """Takes every worker's state after one round."""
+
+    every_rank = True
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == self.iteration:
+            self.state = copy.deepcopy(trainer.state())
+
+
+def trainer_of(communicator, synchronizer, callbacks) -> Trainer:
+    return Trainer(
+        Replica(small_model("float", seed=1), Nesterov(OneCycle(0.1), max_grad_norm=1.0)),
+        groups=Groups.of(communicator),
+        synchronizer=copy.deepcopy(synchronizer),
+        callbacks=callbacks,
+        report_every=2,
+    )
+
+
+def rows(recorder: Recorder, after: int) -> list:
+    """What was reported after an iteration, the times aside."""
+    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "train_s")
+    found = [{k: v for k, v in vars(row).items() if k not in timed} for row in (*recorder.reports, *recorder.epochs)]
+    for row in found:
+        row["evaluation"] = row.get("evaluation") and row["evaluation"].to_dict()
+    return [row for row in found if row["iteration"] > after]
+
+
+@pytest.mark.parametrize("iteration", range(1, EPOCHS * ROUNDS))
+@pytest.mark.parametrize(
+    "synchronizer",
+    [ParameterAveraging(3), ParameterAveraging(4, average_updaters=False), ParameterAveraging("end"), GradientMean()],
+    ids=["every 3", "weights every 4", "end", "gradients"],
+)
+def test_a_run_goes_on_from_any_round(synchronizer, iteration):
+    data = small_dataset(57)  # 15 batches for 3 workers, the last of one sample
+    loader, held_out = Loader(data, 4, seed=3), Loader(data, 7, shuffle=False)
+
+    def whole(communicator):
+        keep, recorder = Keep(iteration), Recorder()
+        trainer = trainer_of(communicator, synchronizer, [keep, recorder])
+        trainer.fit(loader, EPOCHS, evaluate_on=held_out)
+        return fingerprint(trainer.model), rows(recorder, iteration), keep.state
+
+    uninterrupted = on_threads(3, whole)
+
+    def rest(communicator):
+        recorder = Recorder()
+        trainer = trainer_of(communicator, synchronizer, [recorder])
+        trainer.restore(uninterrupted[communicator.rank][2])
+        trainer.fit(loader, EPOCHS - trainer.epoch, evaluate_on=held_out)
+        return fingerprint(trainer.model), rows(recorder, iteration)
+
+    for (weights, reported), (again, reported_again) in zip(
+        (each[:2] for each in uninterrupted), on_threads(3, rest), strict=True
+    ):
+        assert again == weights
+        np.testing.assert_equal(reported_again, reported)
+
+
+def test_a_state_is_arrays_and_numbers_by_name():
+    def leaves(node):
+        for value in node.values():
+            yield from leaves(value) if isinstance(value, dict) else [value]
+
+    trainer = Trainer(Replica(small_model(), Nesterov(0.1)), synchronizer=ParameterAveraging(3))
+    trainer.fit(Loader(small_dataset(20), 4), 1)
+    assert {type(value) for value in leaves(trainer.state())} <= {int, float, np.ndarray}
+    assert set(trainer.state()["replica"]["velocity"]) == {name for name, _ in trainer.model.params.named()}
+
+
+def test_a_state_of_another_precision_is_taken():
+    double = Replica(small_model("double"), Nesterov(0.1))
+    single = Replica(small_model("float", seed=2), Nesterov(0.1))
+    single.restore(double.state())
+    for name, array in single.state()["weights"].items():
+        np.testing.assert_array_equal(array, double.state()["weights"][name].astype(np.float32))
