@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 from cupynet import config
 from cupynet.errors import ConfigError
-from cupynet.processor import choose_blas_kernels
 from cupynet.settings import BenchSettings, Settings
 
 Row: TypeAlias = dict[str, Any]
@@ -29,7 +28,6 @@ LARGE = 2048  # rows and columns of the product that sets the ceiling
 
 def main() -> None:
     """The command."""
-    choose_blas_kernels()
     config.run(bench, check, "bench", BenchSettings)
 
 
@@ -46,7 +44,7 @@ def bench(settings: Settings, folder: Path) -> None:
     """All measurements, as a table and as bench.json in `folder`."""
     from cupynet.backend import environment
     from cupynet.experiment import Experiment
-    from cupynet.training import write_json
+    from cupynet.files import write_json
 
     assert isinstance(settings, BenchSettings)
     experiment = Experiment(settings)

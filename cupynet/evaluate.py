@@ -13,12 +13,10 @@ from typing import Any
 from cupynet import config
 from cupynet.errors import ConfigError, DataError
 from cupynet.exits import tell
-from cupynet.processor import choose_blas_kernels
 
 
 def main() -> None:
     """The command."""
-    choose_blas_kernels()
     parser = argparse.ArgumentParser(
         prog="python -m cupynet.evaluate",
         description="Evaluate the weights of a finished run on its test set.",
@@ -36,7 +34,7 @@ def main() -> None:
 def evaluate(folder: Path, overrides: list[str]) -> None:
     """Print the evaluation of the run in `folder`."""
     from cupynet.experiment import Experiment
-    from cupynet.training import load_weights
+    from cupynet.files import load_weights
 
     summary = read_summary(folder)
     pinned = [f"{key}={summary[key]}" for key in ("workers",) if summary.get(key) is not None]

@@ -11,13 +11,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from cupynet import processor
-from cupynet.backend import Backend, available_cores, create_backend, device_count, select_backend
+from cupynet.backend import Backend, available_cores, blas, create_backend, device_count, select_backend
 from cupynet.data import Data, Dataset, Loader, Source
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, most_blas_threads
+from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam
 from cupynet.parts import build as build_part
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, EpochRecord, Trainer
@@ -88,7 +87,7 @@ class Experiment:
 
     def team(self) -> WorkerTeam:
         """The workers, each with its share of the cores."""
-        most, timeout_s = most_blas_threads(self.backend_name), self.settings.parallel["timeout_s"]
+        most, timeout_s = blas.threads_per_worker(self.backend_name, self.workers), self.settings.parallel["timeout_s"]
         return WorkerTeam(self.workers, timeout_s, limit_blas=not self.devices, most_blas_threads=most)
 
     # what a worker makes --------------------------------------------------------------------------------------------
@@ -144,8 +143,10 @@ class Experiment:
         devices = ", ".join(dict.fromkeys(self.device_names()))
         workers = f"{self.workers} worker{'s' * (self.workers > 1)} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
-        if processor.chosen:
-            log.info("BLAS kernels %s: chosen for AVX-512, set %s to change it", processor.chosen, processor.VARIABLE)
+        if not self.devices:
+            log.info("BLAS %s", blas.description())
+            if (held := blas.held_below()) is not None:
+                log.warning("%s", held)
         if not self.devices and self.workers > available_cores():
             log.warning("workers=%d share %d cores: they take turns", self.workers, available_cores())
         if not self.devices and self.settings.dtype == "half":

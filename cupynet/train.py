@@ -19,7 +19,6 @@ from typing import Any
 
 from cupynet import config
 from cupynet.errors import Interrupted
-from cupynet.processor import choose_blas_kernels
 from cupynet.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,6 @@ class Outcome:
 
 def main() -> None:
     """The command."""
-    choose_blas_kernels()
     config.run(train, check)
 
 
@@ -153,7 +151,7 @@ def _number(value: float | None) -> float | None:
 
 def save(folder: Path, summary: dict[str, Any], trainer: Any) -> None:
     """Write weights.safetensors and summary.json."""
-    from cupynet.training import save_weights, write_json
+    from cupynet.files import save_weights, write_json
 
     save_weights(folder / "weights.safetensors", trainer.model.weights())
     write_json(folder / "summary.json", summary)

@@ -1,7 +1,7 @@
 """Replicas side by side: how workers talk, when they are averaged, how they are started."""
 
 from cupynet.parallel.communicator import Communicator, SerialCommunicator, ThreadCommunicator, ThreadGroup
-from cupynet.parallel.launch import WorkerTeam, blas_threads_per_worker, most_blas_threads
+from cupynet.parallel.launch import WorkerTeam
 from cupynet.parallel.synchronizers import (
     Average,
     Moment,
@@ -23,8 +23,6 @@ __all__ = [
     "ThreadCommunicator",
     "ThreadGroup",
     "WorkerTeam",
-    "blas_threads_per_worker",
     "check_frequency",
     "is_finite",
-    "most_blas_threads",
 ]

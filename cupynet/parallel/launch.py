@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -11,9 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from threadpoolctl import threadpool_info, threadpool_limits
-
-from cupynet.backend import available_cores
+from cupynet.backend.blas import limited, threads_per_worker
 from cupynet.errors import ConfigError, CupynetError, annotate
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, ThreadCommunicator, ThreadGroup
 
@@ -21,26 +18,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # how long the others may take to notice that a worker failed
-
-
-def blas_threads_per_worker(workers: int) -> int:
-    """BLAS threads each replica may use on a CPU so that all of them together use the cores once."""
-    return max(1, available_cores() // workers)
-
-
-def most_blas_threads(backend_name: str) -> int:
-    """BLAS threads that a worker of this backend can use: one with numba, unless the user has set a number.
-
-    Its large operations are kernels of its own; the products that are left gain nothing from a second thread, and on a
-    machine that is busy with other things the threads' waiting for each other costs a multiple of their work.
-    """
-    asked = any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    return 1 if backend_name == "numba" and not asked else available_cores()
-
-
-def blas_threads_now() -> int:
-    """BLAS threads as they are set: by the user's OPENBLAS_NUM_THREADS or the like, else one per core."""
-    return min((info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"), default=1)
 
 
 class WorkerTeam:
@@ -51,7 +28,7 @@ class WorkerTeam:
     Args:
         workers: how many.
         timeout_s: how long a worker waits for the others before it takes them for dead.
-        most_blas_threads: a worker gets no more, see the function of that name.
+        most_blas_threads: a worker gets no more, see `backend.blas.threads_per_worker`.
         limit_blas: give each worker its share of the cores as BLAS threads; the limit is the whole process's until
             `close`.
     """
@@ -67,8 +44,8 @@ class WorkerTeam:
         self._inboxes: list[queue.SimpleQueue[Any]] = []
         self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._broken = False
-        self.blas_threads = min(blas_threads_per_worker(workers), blas_threads_now(), most_blas_threads)
-        self._limits = threadpool_limits(self.blas_threads, user_api="blas") if limit_blas else None
+        self.blas_threads = min(threads_per_worker("numpy", workers), most_blas_threads)
+        self._limits = limited(self.blas_threads) if limit_blas else None
         for rank in range(workers if workers > 1 else 0):
             inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._inboxes.append(inbox)
@@ -89,7 +66,7 @@ class WorkerTeam:
             inbox.put(None)
         self._inboxes = []
         if self._limits is not None:
-            self._limits.restore_original_limits()
+            self._limits.close()
             self._limits = None
 
     def stop(self, signal_number: int) -> None:

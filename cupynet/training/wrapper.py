@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import TypeVar
 
 from cupynet.backend import Backend, create_backend
+from cupynet.backend.blas import threads_per_worker
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer
-from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, check_frequency, most_blas_threads
+from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, check_frequency
 from cupynet.training.callbacks import Callback
 from cupynet.training.metrics import Evaluation
 from cupynet.training.trainer import Trainer
@@ -76,7 +77,7 @@ class ParallelWrapper:
         self._averaging = check_frequency(averaging_frequency)
         self._average_updaters, self._report_score = average_updaters, report_score_after_averaging
         self._devices = list(devices or [model.backend.device])
-        most = most_blas_threads(model.backend.name)
+        most = threads_per_worker(model.backend.name, workers)
         self._team = WorkerTeam(workers, timeout_s, limit_blas=model.backend.name != "cupy", most_blas_threads=most)
         self._prefetch = -(-prefetch_buffer // workers)
         self._trainers: list[Trainer | None] = [None] * workers

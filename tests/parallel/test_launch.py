@@ -10,8 +10,9 @@ import traceback
 import pytest
 from threadpoolctl import threadpool_info
 
+from cupynet.backend.blas import threads_per_worker
 from cupynet.errors import ConfigError
-from cupynet.parallel import WorkerTeam, blas_threads_per_worker, launch
+from cupynet.parallel import WorkerTeam, launch
 
 
 def test_results_come_in_rank_order():
@@ -106,24 +107,13 @@ def test_blas_threads_are_limited_and_restored():
 
     before = threads()
     with WorkerTeam(2) as team:
-        assert team.blas_threads == blas_threads_per_worker(2)
+        assert team.blas_threads == threads_per_worker("numpy", 2)
         assert set(threads()) == {team.blas_threads}
     assert threads() == before
 
 
-def test_shares_of_the_cores(monkeypatch):
-    monkeypatch.setattr(launch, "available_cores", lambda: 8)
-    assert [blas_threads_per_worker(w) for w in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
-
-
-def test_numba_workers_use_one_blas_thread_unless_the_user_sets_a_number(monkeypatch):
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(launch, "available_cores", lambda: 8)
-    assert (launch.most_blas_threads("numba"), launch.most_blas_threads("numpy")) == (1, 8)
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-    assert launch.most_blas_threads("numba") == 8
-    monkeypatch.setattr(launch, "blas_threads_now", lambda: 2)
-    for workers, most, threads in ((1, 8, 2), (4, 8, 2), (8, 8, 1), (1, 1, 1)):
-        with WorkerTeam(workers, most_blas_threads=most) as team:
-            assert team.blas_threads == threads
+@pytest.mark.parametrize(("most", "threads"), [(2**30, 3), (1, 1)])
+def test_a_worker_gets_no_more_blas_threads_than_it_can_use(most, threads, monkeypatch):
+    monkeypatch.setattr(launch, "threads_per_worker", lambda name, workers: 3)
+    with WorkerTeam(2, most_blas_threads=most) as team:
+        assert team.blas_threads == threads
