@@ -26,21 +26,33 @@ def integer(name: str, value: Any, minimum: int | None = None, also: str = "", *
         number = None
     if number is None or (minimum is not None and number < minimum) or (below is not None and number >= below):
         least = "" if minimum is None else f" of at least {minimum}"
-        most = "" if below is None else f"{' and' if least else ''} below {below}"
+        most = "" if below is None else f"{' and' if least else ''} below {'2**64' if below == 1 << 64 else below}"
         raise ConfigError(f"{name}={value!r}: must be an integer{least}{most}{also}")
     return number
 
 
+def seed(name: str, value: Any) -> int:
+    """`value` as a seed: 64 bits, which is what the key of a Philox generator has room for."""
+    return integer(name, value, 0, below=1 << 64)
+
+
 def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
-    unit: str = "", also: str = "",
+    infinite: bool = False, unit: str = "", also: str = "",
 ) -> float:  # fmt: skip
-    """`value` as a float that is above `above` or at least `minimum`, and smaller than `below`; NaN is refused."""
+    """`value` as a float that is above `above` or at least `minimum`, and smaller than `below`.
+
+    NaN is refused, and infinity too where `infinite` does not allow it.
+    """
     try:
         real = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         real = math.nan
-    fits = (above is None or real > above) and (minimum is None or real >= minimum) and real < below
+    fits = (
+        (above is None or real > above)
+        and (minimum is None or real >= minimum)
+        and (real < below or (infinite and real == math.inf))
+    )
     if not fits:
         bounds = (
             [f"above {above:g}"] if above is not None else [f"of at least {minimum:g}"] if minimum is not None else []

@@ -136,7 +136,7 @@ class Experiment:
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
         if placement.devices:
             return
-        log.info("BLAS %s", blas.architecture())
+        log.info("BLAS %s", blas.description())
         held = blas.held_below()
         if held:
             log.warning("%s", held)

@@ -26,27 +26,28 @@ DOOR = (
     "config",
     "exits",
     "parts",
-    "processor",
     "settings",
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
+FILES = ("files",)  # writing and reading them: for the commands, what they share, and training
 
 # What a room may import besides itself, cupynet.errors and cupynet.checks: rooms, or modules of rooms.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "checks": (),
+    "files": (),
     "backend": (),
     "nn": ("backend",),
     "optim": ("backend", "nn.params"),
     "data": ("backend",),
     "parallel": ("backend", "nn.params"),
     "parallel.pipeline": ("backend", "nn"),
-    "training": ("backend", "nn", "optim", "data", "parallel"),
+    "training": ("backend", "nn", "optim", "data", "parallel", *FILES),
     **dict.fromkeys(DOOR, DOOR),
-    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR)),
+    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES)),
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *SHARED, *COMMANDS)),
-    "__init__": LIBRARY,  # resolved lazily: tests/test_init.py
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *COMMANDS)),
+    "__init__": (*LIBRARY, *FILES),  # resolved lazily: tests/test_init.py
 }
 
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
@@ -63,8 +64,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "mnist": ("data/mnist.py",),
     "platformdirs": ("data/",),
     "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
-    "safetensors": ("training/", *(f"{command}.py" for command in COMMANDS)),
-    "threadpoolctl": ("backend/", "parallel/launch.py", "bench.py"),
+    "safetensors": ("files.py",),
+    "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
 }
 OPTIONAL = (
@@ -302,6 +303,8 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
         'class C:\n    async def f():\n        """Go."""\n' + "        x\n" * 40,
         "f: 41 lines",
     ),
+    (import_directions, "files.py", "from cupynet.data import Dataset", "files may not import cupynet.data"),
+    (third_party_homes, "training/checkpoint.py", "import safetensors.numpy", "safetensors belongs into files.py"),
     (names_say_something, "nn/utils.py", "", "utils says nothing"),
     (names_say_something, "nn/conv_stub.py", "", "conv_stub says nothing"),
     (names_say_something, "nn/conv.py", "class LayerManager: ...", "LayerManager says nothing"),

@@ -1,4 +1,6 @@
-"""What this machine is: cores a process may use, BLAS kernels and threads, versions; recorded beside every result."""
+"""What this machine is: cores a process may use, BLAS kernels and threads, versions; recorded beside every result,
+with the commit that made it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,15 @@ import importlib.metadata
 import math
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_info
 
 PACKAGES = ("cupynet", "numpy", "numba", "hydra-core", "safetensors", "cupy-cuda12x", "cupy-cuda13x")
+SOURCES = ("cupynet", "conf")  # what a result follows from, at the top of the source tree
+GIT_TIMEOUT_S = 2.0  # it takes milliseconds, but a network file system may hang
 
 
 def available_cores() -> int:
@@ -60,9 +65,37 @@ def cpu_flags() -> list[str]:
     )
 
 
+def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
+    """The git commit of the source tree that the package runs from, with `-dirty` behind it where tracked files under
+    cupynet/ or conf/ differ from it.
+
+    None where there is none to tell: an installed wheel, no git, a repository that git refuses to read.
+
+    Args:
+        tree: the folder that holds the package and .git.
+    """
+    if not (tree / ".git").exists():  # a wheel may lie inside somebody else's repository
+        return None
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(tree), "status", "--porcelain=v2"]
+    command += ["--branch", "--no-ahead-behind", "--untracked-files=no", "--", *SOURCES]
+    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in a hook, for the repository that it runs for
+    variables = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=variables, timeout=GIT_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.decode(errors="replace").splitlines()
+    oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
+    if not oid.isalnum():  # `(initial)`: nothing has been committed yet
+        return None
+    return f"{oid}-dirty" if any(not line.startswith("#") for line in lines) else oid
+
+
 def environment() -> dict[str, Any]:
-    """A JSON-ready fingerprint of the machine: Python, system, processor and its vector instructions, cores, BLAS
-    libraries with their kernels and threads, versions.
+    """A JSON-ready fingerprint of the machine and the program: commit, Python, system, processor and its vector
+    instructions, cores, BLAS libraries with their kernels and threads, versions.
     """
     versions = {}
     for package in PACKAGES:
@@ -76,6 +109,7 @@ def environment() -> dict[str, Any]:
         if info.get("user_api") == "blas"
     ]
     return {
+        "commit": commit(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_model(),

@@ -7,9 +7,9 @@ A `Source` (MNIST, Synthetic) knows the shape of its images before it loads them
 from __future__ import annotations
 
 from cupynet.data.dataset import Data, Dataset, Source
-from cupynet.data.loader import Batch, Loader
+from cupynet.data.loader import Batch, Loader, as_loader
 from cupynet.data.mnist import MNIST
 from cupynet.data.prefetch import Prefetcher
 from cupynet.data.synthetic import Synthetic
 
-__all__ = ["MNIST", "Batch", "Data", "Dataset", "Loader", "Prefetcher", "Source", "Synthetic"]
+__all__ = ["MNIST", "Batch", "Data", "Dataset", "Loader", "Prefetcher", "Source", "Synthetic", "as_loader"]

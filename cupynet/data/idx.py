@@ -55,7 +55,7 @@ def read_idx(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> byt
         return unpack(path, file, siblings)
     except Damaged as error:
         good = f"{path.parent.name}/{file.name}"
-        way_out = f"delete it to download it again, or set CUPYNET_DATA (or data.folder) to a folder with a good {good}"
+        way_out = f"delete it to download it again, or name a folder with a good {good} in CUPYNET_DATA or folder='...'"
         raise DataError(f"{path}: {error}; {way_out}") from error.__cause__
 
 

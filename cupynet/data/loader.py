@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cupynet import checks
 from cupynet.backend.array import Array
-from cupynet.data.checks import seed_number, whole
-from cupynet.data.dataset import Dataset, philox
+from cupynet.data.dataset import Data, Dataset, Source, label_numbers, philox
 from cupynet.errors import ConfigError
 
 
@@ -32,33 +32,35 @@ class Device(Protocol):
 class Batch:
     """N examples of one epoch, ready on the device.
 
-    `index` counts the epoch's batches over all workers; `samples` (N,) int64, on the host, says which samples of the
-    data set these are, so that a dropout mask or an augmentation can follow from the sample and not from the worker.
+    `index` counts the batches of epoch `epoch` over all workers, both from 0; `samples` says which samples of the data
+    set these are, so that a dropout mask or an augmentation can follow from the sample and not from the worker.
     """
 
     index: int
     images: Array  # (N, H, W, C), of the backend
     labels: Array  # (N,) int64, of the backend
     samples: Array  # (N,) int64, of the host
+    epoch: int = 0
 
     def __len__(self) -> int:
         return len(self.samples)
 
 
 class Loader:
-    """Cuts `dataset` into batches of `batch_size`, the last of which may be short.
+    """Cuts `dataset` into batches of `batch_size`, the last of which may be short; an empty one has no batches.
 
     Every worker may use the same loader at the same time: it holds no position. With `shuffle=False` the order is the
     file's: that of an evaluation.
+
+    Raises:
+        ConfigError: an argument cannot work.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
-        if not isinstance(shuffle, bool):
-            raise ConfigError(f"shuffle must be true or false, got {shuffle!r}")
-        self.dataset = dataset
-        self.batch_size = whole("batch_size", batch_size, 1)
-        self.seed = seed_number(seed)
-        self.shuffle = shuffle
+        self.dataset = checks.instance("dataset", dataset, Dataset, "data.train")
+        self.batch_size = checks.integer("batch_size", batch_size, 1)
+        self.seed = checks.seed("seed", seed)
+        self.shuffle = checks.flag("shuffle", shuffle)
 
     @property
     def batches(self) -> int:
@@ -67,23 +69,62 @@ class Loader:
 
     def order(self, epoch: int) -> Array:
         """The samples of `epoch` in the order they are trained on, (S,) int64."""
-        epoch = whole("epoch", epoch, 0)
+        epoch = checks.integer("epoch", epoch, 0)
         samples = len(self.dataset)
         if not self.shuffle:
             return np.arange(samples, dtype=np.int64)
         return philox(self.seed, epoch).permutation(samples).astype(np.int64, copy=False)
 
-    def epoch(self, epoch: int, backend: Device, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        """The batches of `epoch` that belong to worker `rank` of `size`: those i with i % size == rank, in order."""
-        size = whole("size", size, 1)
-        if whole("rank", rank, 0) >= size:
-            raise ConfigError(f"rank must be below size, the number of workers, got rank {rank} of {size}")
-        return self._batches(self.order(epoch), backend, rank, size)
+    def epoch(self, epoch: int, backend: Device, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        """The batches of `epoch` that belong to worker `rank` of `size`: those i with i % size == rank, in order.
 
-    def _batches(self, order: Array, backend: Device, rank: int, size: int) -> Iterator[Batch]:
+        start: how many rounds to leave out, one batch of each worker in each: an epoch that was broken off goes on in
+            its middle, and the batches before are not even made.
+        """
+        epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
+        start = checks.integer("start", start, 0)
+        if checks.integer("rank", rank, 0) >= size:
+            raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
+        return self._batches(self.order(epoch), backend, epoch, range(start * size + rank, self.batches, size))
+
+    def _batches(self, order: Array, backend: Device, epoch: int, indices: range) -> Iterator[Batch]:
         dataset = self.dataset
-        for index in range(rank, self.batches, size):
+        for index in indices:
             samples = order[index * self.batch_size : (index + 1) * self.batch_size]  # (N,)
             images = backend.load_images(dataset.images, samples)  # (N, H, W, C)
             labels = backend.asarray(dataset.labels[samples], dtype=np.int64)  # (N,)
-            yield Batch(index, images, labels, samples)
+            yield Batch(index, images, labels, samples, epoch)
+
+
+def as_loader(
+    data: Loader | Dataset | tuple[Any, Any],
+    batch_size: int = 128,
+    seed: int = 12345,
+    shuffle: bool = True,
+    *,
+    classes: int | None = None,
+) -> Loader:
+    """The batches of whatever there is to train or evaluate on.
+
+    Args:
+        data: a `Loader`, which is taken as it is, whatever the other arguments say; a `Dataset`; or a pair (images,
+            labels) of arrays as `Dataset` takes them.
+        batch_size, seed, shuffle: see `Loader`.
+        classes: of a pair; the largest label + 1 by default.
+
+    Raises:
+        ConfigError: `data` is none of these, or an argument cannot work.
+    """
+    if isinstance(data, Loader):
+        return data
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        images, labels = data
+        labels = label_numbers("data set 'arrays'", labels)
+        largest = int(labels.max(initial=0))
+        data = Dataset("arrays", images, labels, largest + 1 if classes is None else classes)
+    if not isinstance(data, Dataset):
+        kind = f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
+        part = {Data: "; take a part of it, such as data.train", Source: "; take a part of what it loads"}
+        hint = next((text for known, text in part.items() if isinstance(data, known)), "")
+        raise ConfigError(f"data must be a Loader, a Dataset or a pair (images, labels), got {kind}{hint}")
+    return Loader(data, batch_size, seed, shuffle)

@@ -17,7 +17,7 @@ import numpy as np
 import platformdirs
 
 from cupynet.backend.array import Array
-from cupynet.data.checks import positive
+from cupynet.checks import number
 from cupynet.data.dataset import Data, Dataset, Source
 from cupynet.data.download import Check, Unavailable, fetch
 from cupynet.data.idx import IdxFile, read_idx, unpack
@@ -43,7 +43,7 @@ class MNIST(Source):
 
     If they cannot be downloaded either, `fallback` says what to do: "synthetic" warns and brings `Synthetic` digits,
     None raises DataError. A file that is there but wrong is a DataError in any case, and is left as it is.
-    `timeout_s` bounds the whole download.
+    `timeout_s` bounds the download as a whole, connecting and all four files included, however fast bytes arrive.
     """
 
     image_shape = (28, 28, 1)
@@ -88,13 +88,13 @@ class MNIST(Source):
     ) -> None:
         super().__init__(seed, validation, limit)
         if folder is not None and not isinstance(folder, (str, os.PathLike)):
-            raise ConfigError(f"folder must be a path or null (CUPYNET_DATA, else the user's cache), got {folder!r}")
+            raise ConfigError(f"folder={folder!r}: must be a path, or null for CUPYNET_DATA or else the user's cache")
         if fallback not in ("synthetic", None):
-            raise ConfigError(f"fallback must be 'synthetic' or null (an error instead), got {fallback!r}")
+            raise ConfigError(f"fallback={fallback!r}: must be 'synthetic', or null for an error instead")
         self._check_validation(self.files[0].shape[0], self.name)
         self.folder = folder
         self.fallback = fallback
-        self.timeout_s = positive("timeout_s", timeout_s, "seconds")
+        self.timeout_s = number("timeout_s", timeout_s, above=0, infinite=True, unit="seconds")
 
     def load(self) -> Data:
         """The data. Raises DataError if a file is damaged, or if one is missing and there is no fallback."""
@@ -131,7 +131,7 @@ class MNIST(Source):
             f"put its {len(self.files)} .gz files there, or set CUPYNET_DATA to the folder that holds {self.name}/"
         )
         if self.fallback is None:
-            raise DataError(f"{absent}; {way_out}, or allow data.fallback=synthetic")
+            raise DataError(f"{absent}; {way_out}, or pass fallback='synthetic'")
         logger.warning(
             "%s; USING SYNTHETIC DIGITS INSTEAD, whose results say nothing about %s. To end this, %s.",
             absent,

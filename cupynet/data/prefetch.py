@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
-from cupynet.data.checks import whole
+from cupynet.checks import integer
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Prefetcher(Generic[T]):
     """
 
     def __init__(self, iterable: Iterable[T], capacity: int) -> None:
-        self.capacity = whole("capacity", capacity, 0, " (0: make nothing ahead)")
+        self.capacity = integer("capacity", capacity, 0, "; 0 makes nothing ahead")
         self.waited_s = 0.0  # seconds the consumer has waited for items
         self._items: _Items[T] = SimpleQueue()
         self._room: _Room = SimpleQueue()

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.data.checks import whole
+from cupynet.checks import integer
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Data, Dataset, Source, philox
 from cupynet.data.strokes import Alphabet, alphabet
 
@@ -47,8 +47,8 @@ class Synthetic(Source):
         self, train: int = 10_000, test: int = 2_000, seed: int = 12345, validation: int = 0, limit: int | None = None
     ) -> None:
         super().__init__(seed, validation, limit)
-        self.train = whole("train", train, 1)
-        self.test = whole("test", test, 1)
+        self.train = integer("train", train, 1)
+        self.test = integer("test", test, 1)
         self._check_validation(self.train, self.name)
 
     def load(self) -> Data:

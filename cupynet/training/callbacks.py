@@ -58,7 +58,9 @@ class History(Callback):
         self._file: TextIO | None = None
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        path = self.path or (run and run.history_path)
+        path = self.path
+        if path is None and run is not None:
+            path = run.history_path
         if path is None:
             raise ConfigError("History needs a path where there is no run folder: History('history.jsonl')")
         self.path = path

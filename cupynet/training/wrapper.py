@@ -13,9 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import Backend, blas, create_backend
 from cupynet.backend.array import Array
-from cupynet.backend.blas import limit_blas, threads_per_worker
 from cupynet.checks import instance, integer, number
 from cupynet.data import Dataset, Loader, as_loader
 from cupynet.errors import ConfigError
@@ -109,8 +108,8 @@ class ParallelWrapper:
         self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
         if blas_threads is not None:
             integer("blas_threads", blas_threads, 1)
-        self.blas_threads = 0 if self.placement.devices else blas_threads or threads_per_worker(own.name, workers)
-        self._blas = limit_blas(self.blas_threads) if self.blas_threads else None
+        self.blas_threads = 0 if self.placement.devices else blas_threads or blas.threads_per_worker(own.name, workers)
+        self._blas = blas.limited(self.blas_threads) if self.blas_threads else None
         self._launcher: Launcher = ThreadLauncher(workers, number("timeout_s", timeout_s, above=0, unit="seconds"))
         self._trainers: list[Trainer | None] = [None] * workers
         self._stop: tuple[str, StopReason] | None = None  # asked for before there were trainers to ask
@@ -153,8 +152,8 @@ class ParallelWrapper:
             batch_size: where `train` or `evaluate_on` is no `Loader`.
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
         """
-        loader = as_loader(train, batch_size)
-        held_out = None if evaluate_on is None else as_loader(evaluate_on, batch_size, shuffle=False)
+        loader = self._loader(train, batch_size)
+        held_out = None if evaluate_on is None else self._loader(evaluate_on, batch_size, shuffle=False)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
@@ -169,7 +168,7 @@ class ParallelWrapper:
 
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
         """Evaluate in parallel over the replicas; `data` as for `fit`."""
-        loader = as_loader(data, batch_size, shuffle=False)
+        loader = self._loader(data, batch_size, shuffle=False)
         found = self.on_workers(lambda trainer: trainer.evaluate(loader))
         assert found is not None  # threads: this process is rank 0's
         return found
@@ -190,6 +189,9 @@ class ParallelWrapper:
     def on_workers(self, task: Callable[[Trainer], T]) -> T | None:
         """Run `task(trainer)` on every worker, in its thread, as `fit` and `evaluate` do; rank 0's result."""
         return self._launcher.run(lambda world: task(self._trainer(world)))
+
+    def _loader(self, data: Examples, batch_size: int, *, shuffle: bool = True) -> Loader:
+        return as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features)
 
     @property
     def trainer(self) -> Trainer:

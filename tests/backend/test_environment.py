@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cupynet.backend import available_cores, cpu_model, environment
+from cupynet.backend.environment import commit
 
 
 def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
@@ -55,5 +58,82 @@ def test_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_environment_is_json() -> None:
     record = environment()
     assert json.loads(json.dumps(record)) == record
-    assert {"python", "system", "cpu", "cores", "cpu_flags", "blas", "versions"} == record.keys()
+    assert {"commit", "python", "system", "cpu", "cores", "cpu_flags", "blas", "versions"} == record.keys()
     assert "numpy" in record["versions"] and record["cores"] >= 1
+
+
+def git(tree: Path, *arguments: str) -> str:
+    own = ["-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *own, "-C", tree, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source tree with one commit."""
+    if shutil.which("git") is None:
+        pytest.skip("there is no git")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    made = tmp_path / "tree"
+    for name in ("cupynet/nn/conv.py", "conf/config.yaml", "README.md"):
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text("one\n")
+    git(tmp_path, "init", "-q", str(made))
+    assert commit(made) is None, "nothing has been committed yet"
+    git(made, "add", ".")
+    git(made, "commit", "-q", "-m", "all")
+    return made
+
+
+def test_the_commit_of_a_source_tree(tree: Path) -> None:
+    head = git(tree, "rev-parse", "HEAD")
+    assert len(head) == 40 and commit(tree) == head
+    (tree / "README.md").write_text("two\n")
+    (tree / "cupynet" / "new.py").touch()
+    assert commit(tree) == head, "no result follows from these"
+    for changed in ("cupynet/nn/conv.py", "conf/config.yaml"):
+        (tree / changed).write_text("two\n")
+        assert commit(tree) == f"{head}-dirty"
+        git(tree, "checkout", "-q", changed)
+        assert commit(tree) == head
+    (tree / "cupynet" / "nn" / "conv.py").unlink()
+    assert commit(tree) == f"{head}-dirty"
+    git(tree, "commit", "-q", "-a", "-m", "less")
+    assert commit(tree) == git(tree, "rev-parse", "HEAD") != head
+
+
+def test_the_commit_of_a_worktree(tree: Path, tmp_path: Path) -> None:
+    git(tree, "worktree", "add", "-q", str(tmp_path / "second"))
+    assert commit(tmp_path / "second") == git(tree, "rev-parse", "HEAD")
+
+
+def test_a_hooks_repository_is_not_taken_for_the_own(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = git(tree, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(tree / "nowhere"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tree / "nowhere" / "index"))
+    assert commit(tree) == head
+
+
+def test_a_package_inside_of_somebodys_repository_has_no_commit(tree: Path) -> None:
+    assert commit(tree / "cupynet") is None
+
+
+@pytest.mark.parametrize("git_says", ["exit 128", "echo rubbish", "", None])
+def test_no_commit_whatever_git_says(
+    git_says: str | None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if git_says is not None:
+        (tmp_path / "git").write_text(f"#!/bin/sh\necho 'fatal: dubious ownership' >&2\n{git_says}\n")
+        (tmp_path / "git").chmod(0o755)
+    assert commit(tree) is None
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_git_that_hangs_is_not_waited_for(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*arguments: Any, timeout: float, **options: Any) -> None:
+        raise subprocess.TimeoutExpired("git", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert commit(tree) is None

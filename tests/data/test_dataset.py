@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.data import MNIST, Data, Dataset, Synthetic
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, DataError
 
 
 def numbered(samples: int = 20) -> Dataset:
@@ -23,33 +23,98 @@ def test_take_keeps_images_and_labels_together() -> None:
     assert taken.images[:, 0, 0, 0].tolist() == [13, 2] and taken.labels.tolist() == [3, 2]
 
 
+def pixels(*shape: int) -> Any:
+    return np.zeros(shape, np.uint8)
+
+
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
         (
-            np.zeros((3, 4, 4), np.uint8),
-            np.zeros(3, np.int64),
-            r"images must be .* \(S, H, W, C\) of uint8, got \(3, 4, 4\)",
+            pixels(3, 16),
+            [0] * 3,
+            r"images must be \(S, H, W, C\), or \(S, H, W\) of one channel, got \(3, 16\) of uint8",
         ),
-        (np.zeros((3, 4, 4, 1), np.float32), np.zeros(3, np.int64), r"got \(3, 4, 4, 1\) of float32"),
-        ([1], np.zeros(1, np.int64), "got list"),
+        (pixels(3, 2, 2, 2, 1), [0] * 3, r"images must be \(S, H, W, C\), .*, got \(3, 2, 2, 2, 1\) of uint8"),
         (
-            np.zeros((3, 4, 4, 1), np.uint8),
-            np.zeros(2, np.int64),
-            r"labels must be .* \(3,\) of int64, .* got \(2,\) of int64",
+            *(np.zeros((3, 4, 4, 1), np.float32), [0] * 3),
+            r"images must be uint8, 0 to 255, got \(3, 4, 4, 1\) of float32: multiply by 255 if they lie in 0 to 1, "
+            r"then \.round\(\)\.astype\('uint8'\)",
         ),
-        (np.zeros((3, 4, 4, 1), np.uint8), np.zeros(3, np.uint8), r"got \(3,\) of uint8"),
-        (
-            np.zeros((3, 4, 4, 1), np.uint8),
-            np.array([0, 10, 1]),
-            r"labels must lie in 0 .. 9 for 10 classes, got 0 .. 10",
-        ),
-        (np.zeros((3, 4, 4, 1), np.uint8), np.array([0, -1, 1]), r"got -1 .. 1"),
+        ([[[0.5]]], [0], r"images must be uint8, 0 to 255, got \(1, 1, 1\) of float64: multiply by 255"),
+        (np.zeros((3, 4, 4), bool), [0] * 3, r"images must be uint8, 0 to 255, got \(3, 4, 4\) of bool"),
+        (np.zeros((3, 4, 4), object), [0] * 3, r"images must be uint8, 0 to 255, got \(3, 4, 4\) of object"),
+        ([[[256]]], [0], r"images must be uint8, 0 to 255, got 256 .. 256 in \(1, 1, 1\) of int64"),
+        ([[[-1, 5]]], [0], r"images must be uint8, 0 to 255, got -1 .. 5 in"),
+        ([1], [0], r"images must be \(S, H, W, C\), .*, got \(1,\) of int64"),
+        ([pixels(2, 2), pixels(3, 2)], [0, 1], r"images must be a NumPy array, got list \(.+\)"),
+        (None, [0], "images must be a NumPy array, got NoneType"),
+        ("digits.png", [0], "images must be a NumPy array, got str"),
+        (pixels(3, 4, 4, 1), np.zeros(2, np.int64), r"labels must be \(3,\), one per image, got \(2,\)"),
+        (pixels(3, 4, 4, 1), np.zeros((3, 10), np.int64), r"labels must be \(3,\), one per image, got \(3, 10\)"),
+        (pixels(3, 4, 4, 1), np.zeros(3), r"labels must be integers, one per image, got \(3,\) of float64"),
+        (pixels(3, 4, 4, 1), np.zeros(3, bool), r"labels must be integers, .*, got \(3,\) of bool"),
+        (pixels(3, 4, 4, 1), np.zeros(3, object), r"labels must be integers, .*, got \(3,\) of object"),
+        (pixels(3, 4, 4, 1), ["a", "b", "c"], r"labels must be integers, .*, got \(3,\) of <U1"),
+        (pixels(1, 4, 4, 1), np.array([2**64 - 1], np.uint64), r"labels must be integers, .*, got \(1,\) of uint64"),
+        (pixels(3, 4, 4, 1), 7, "labels must be a NumPy array, got int"),
+        (pixels(3, 4, 4, 1), np.array([0, 10, 1]), r"labels must lie in 0 .. 9 for 10 classes, got 0 .. 10"),
+        (pixels(3, 4, 4, 1), np.array([0, -1, 1], np.int8), r"labels must lie in .*, got -1 .. 1"),
     ],
 )
 def test_a_data_set_that_cannot_be(images: Any, labels: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"^data set 'x': {message}"):
         Dataset("x", images, labels, 10)
+
+
+@pytest.mark.parametrize("classes", [0, -1, 2.0, True, None])
+def test_classes_are_counted(classes: Any) -> None:
+    with pytest.raises(ConfigError, match=f"data set 'x': classes={classes!r}: must be an integer of at least 1"):
+        Dataset("x", pixels(1, 2, 2, 1), [0], classes)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32, np.uint64, np.int64, list])
+def test_labels_of_any_integers(kind: Any) -> None:
+    labels = [3, 0, 9] if kind is list else np.array([3, 0, 9], kind)
+    dataset = Dataset("x", pixels(3, 2, 2, 1), labels, np.int64(10))
+    assert (dataset.labels.dtype, dataset.labels.tolist()) == (np.int64, [3, 0, 9])
+    assert type(dataset.classes) is int
+    assert Dataset("x", pixels(2, 2, 2, 1), np.arange(4)[::2], 10).labels.flags.c_contiguous
+
+
+def test_images_of_one_channel_may_lack_its_axis() -> None:
+    flat = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    for images in (flat, flat.astype(np.int32), flat.tolist(), list(flat)):
+        dataset = Dataset("x", images, [0, 1, 2], 10)
+        assert (dataset.images.shape, dataset.images.dtype) == ((3, 2, 2, 1), np.uint8)
+        np.testing.assert_array_equal(dataset.images[..., 0], flat)
+
+
+def test_bytes_that_lie_in_another_order_are_copied_once() -> None:
+    channels_first = np.random.default_rng(1).integers(0, 256, (6, 3, 4, 5), np.uint8)
+    dataset = Dataset("x", channels_first.transpose(0, 2, 3, 1), np.zeros(6, np.int64), 10)
+    assert dataset.images.flags.c_contiguous
+    np.testing.assert_array_equal(dataset.images, channels_first.transpose(0, 2, 3, 1))
+    whole = pixels(6, 4, 5, 3)
+    assert Dataset("x", whole, [0] * 6, 10).images is whole, "nothing is copied without need"
+    assert np.shares_memory(Dataset("x", whole, [0] * 6, 10).take(slice(1, 3)).images, whole)
+    assert Dataset("x", whole[::2], [0] * 3, 10).images.flags.c_contiguous
+
+
+def test_data_are_held_against_what_their_source_promised() -> None:
+    train, test = numbered(), Dataset("others", pixels(4, 3, 3, 1), [0] * 4, 10)
+    Data("x", train, None, train).check((2, 2, 1), 10)
+    for data in (Data("x", train, None, test), Data("x", test, None, train), Data("x", train, test, train)):
+        with pytest.raises(DataError) as caught:
+            data.check((2, 2, 1), 10)
+        assert str(caught.value) == (
+            "data 'x': its source promised images of 2 x 2 x 1 in 10 classes, but 'others' has images of 3 x 3 x 1 "
+            "in 10 classes"
+        )
+    with pytest.raises(
+        DataError, match="promised images of 2 x 2 x 1 in 9 classes, but 'numbered' has .* in 10 classes"
+    ):
+        Data("x", train, None, train).check((2, 2, 1), 9)
 
 
 def load(**settings: Any) -> Data:
@@ -94,16 +159,19 @@ def test_limit_applies_after_validation() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"limit": 0}, r"limit must be a whole number >= 1 or null \(no limit\), got 0"),
-        ({"limit": 10.0}, r"limit must be .*, got 10.0"),
-        ({"limit": True}, r"limit must be .*, got True"),
-        ({"limit": "5"}, r"limit must be .*, got '5'"),
-        ({"validation": -1}, "validation must be a whole number >= 0, got -1"),
-        ({"validation": None}, "validation must be a whole number >= 0, got None"),
-        ({"validation": False}, "validation must be a whole number >= 0, got False"),
-        ({"validation": 60_000}, "validation must be smaller than the .*, of which it takes its share, got 60000"),
-        ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
-        ({"seed": 2**64}, r"seed must be below 2\*\*64, got 18446744073709551616"),
+        ({"limit": 0}, "limit=0: must be an integer of at least 1, or null for no limit"),
+        ({"limit": 10.0}, "limit=10.0: must be"),
+        ({"limit": True}, "limit=True: must be"),
+        ({"limit": "5"}, "limit='5': must be"),
+        ({"validation": -1}, "validation=-1: must be an integer of at least 0"),
+        ({"validation": None}, "validation=None: must be an integer of at least 0"),
+        ({"validation": False}, "validation=False: must be an integer of at least 0"),
+        (
+            {"validation": 60_000},
+            "validation=60000: must be below the .* training images of '.*', which it is taken from",
+        ),
+        ({"seed": -1}, r"seed=-1: must be an integer of at least 0 and below 2\*\*64"),
+        ({"seed": 2**64}, r"seed=18446744073709551616: must be an integer of at least 0 and below 2\*\*64"),
     ],
 )
 def test_arguments_are_refused_by_name(source: Any, setting: dict[str, Any], message: str) -> None:
@@ -113,7 +181,7 @@ def test_arguments_are_refused_by_name(source: Any, setting: dict[str, Any], mes
 
 @pytest.mark.parametrize("setting", [{"train": 0}, {"train": 1.5}, {"test": 0}, {"test": True}])
 def test_synthetic_sizes(setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))} must be a whole number >= 1"):
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*: must be an integer of at least 1"):
         Synthetic(**setting)
 
 

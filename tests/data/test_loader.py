@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupynet.data import Dataset, Loader
+from cupynet.data import Data, Dataset, Loader, Synthetic, as_loader
 from cupynet.errors import ConfigError
 
 
@@ -50,7 +50,7 @@ def test_all_workers_together_see_every_sample_once(
     seen = [int(sample) for batch in batches for sample in batch.samples]
     assert sorted(seen) == list(range(samples)) and seen == loader.order(epoch).tolist()
     for batch in batches:
-        assert batch.samples.dtype == batch.labels.dtype == np.int64
+        assert batch.epoch == epoch and batch.samples.dtype == batch.labels.dtype == np.int64
         np.testing.assert_array_equal(batch.labels, dataset.labels[batch.samples])
         np.testing.assert_array_equal(batch.images, dataset.images[batch.samples])
 
@@ -94,11 +94,11 @@ def test_images_go_through_the_backend(backend: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be a whole number >= 1, got 0"),
-        ({"batch_size": 12.0}, "batch_size must be a whole number >= 1, got 12.0"),
-        ({"batch_size": True}, "batch_size must be a whole number >= 1, got True"),
-        ({"batch_size": 4, "seed": None}, "seed must be a whole number >= 0, got None"),
-        ({"batch_size": 4, "shuffle": "yes"}, "shuffle must be true or false, got 'yes'"),
+        ({"batch_size": 0}, "batch_size=0: must be an integer of at least 1"),
+        ({"batch_size": 12.0}, "batch_size=12.0: must be an integer of at least 1"),
+        ({"batch_size": True}, "batch_size=True: must be an integer of at least 1"),
+        ({"batch_size": 4, "seed": None}, "seed=None: must be an integer of at least 0"),
+        ({"batch_size": 4, "shuffle": "yes"}, "shuffle='yes': must be true or false"),
     ],
 )
 def test_arguments_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
@@ -109,11 +109,102 @@ def test_arguments_are_refused_by_name(arguments: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("rank", "size", "message"),
     [
-        (2, 2, "rank must be below size, the number of workers, got rank 2 of 2"),
-        (-1, 2, "rank must"),
-        (0, 0, "size must"),
+        (2, 2, "rank=2: must be below size=2, the number of workers"),
+        (-1, 2, "rank=-1: must be an integer of at least 0"),
+        (0, 0, "size=0: must be an integer of at least 1"),
     ],
 )
 def test_a_wrong_rank_is_refused_at_once(backend: Any, rank: int, size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Loader(numbered(3), 1).epoch(0, backend, rank, size)
+
+
+@given(samples=st.integers(0, 60), batch_size=st.integers(1, 20), size=st.integers(1, 5), start=st.integers(0, 70))
+def test_an_epoch_goes_on_in_its_middle(samples: int, batch_size: int, size: int, start: int) -> None:
+    loader = Loader(numbered(samples), batch_size, seed=1)
+    for rank in range(size):
+        whole = [batch.samples.tolist() for batch in loader.epoch(2, Recorder(), rank, size)]
+        rest = list(loader.epoch(2, Recorder(), rank, size, start=start))
+        assert [batch.samples.tolist() for batch in rest] == whole[start:]
+        assert [batch.index for batch in rest] == list(range(start * size + rank, loader.batches, size))
+
+
+def test_what_is_left_out_is_not_made() -> None:
+    made: list[int] = []
+
+    class Counter(Recorder):
+        def load_images(self, images: Any, samples: Any) -> Any:
+            made.append(len(samples))
+            return images[samples]
+
+    assert len(list(Loader(numbered(40), 4).epoch(0, Counter(), rank=1, size=2, start=3))) == len(made) == 2
+
+
+@pytest.mark.parametrize("start", [-1, 1.0, True, None])
+def test_a_wrong_start_is_refused_at_once(backend: Any, start: Any) -> None:
+    with pytest.raises(ConfigError, match=f"start={start!r}: must be an integer of at least 0"):
+        Loader(numbered(3), 1).epoch(0, backend, start=start)
+
+
+def test_numpy_numbers_are_taken(backend: Any) -> None:
+    loader = Loader(numbered(10), np.int64(4), seed=np.uint64(2**64 - 1), shuffle=np.bool_(False))
+    assert (type(loader.batch_size), type(loader.seed), loader.shuffle) == (int, int, False)
+    (batch,) = loader.epoch(np.int64(3), backend, np.int32(1), np.uint8(2), start=np.int16(0))
+    assert (type(batch.epoch), batch.epoch, batch.index) == (int, 3, 1)
+
+
+def test_an_empty_data_set_has_no_batches(backend: Any) -> None:
+    assert Loader(numbered(0), 4).batches == 0 and list(Loader(numbered(0), 4).epoch(0, backend)) == []
+
+
+def test_a_loader_is_taken_as_it_is() -> None:
+    loader = Loader(numbered(10), 4)
+    assert as_loader(loader, batch_size=7, shuffle=False) is loader
+
+
+def test_a_data_set_becomes_a_loader() -> None:
+    dataset = numbered(10)
+    loader = as_loader(dataset)
+    assert loader.dataset is dataset
+    assert (loader.batch_size, loader.seed, loader.shuffle) == (128, 12345, True)
+    loader = as_loader(dataset, 4, 7, False)
+    assert (loader.batch_size, loader.seed, loader.shuffle) == (4, 7, False)
+
+
+def test_arrays_become_a_loader() -> None:
+    images, labels = np.zeros((4, 3, 3), np.uint8), np.array([0, 6, 2, 2], np.uint8)
+    for pair in ((images, labels), (images.tolist(), labels.tolist())):
+        dataset = as_loader(pair).dataset
+        assert (dataset.images.shape, dataset.classes, dataset.labels.tolist()) == ((4, 3, 3, 1), 7, [0, 6, 2, 2])
+    assert as_loader((images, labels), classes=10).dataset.classes == 10
+    with pytest.raises(ConfigError, match="data set 'arrays': labels must lie in 0 .. 5 for 6 classes, got 0 .. 6"):
+        as_loader((images, labels), classes=6)
+    with pytest.raises(ConfigError, match="data set 'arrays': images must be uint8.*multiply by 255"):
+        as_loader((images / 255, labels))
+    with pytest.raises(ConfigError, match="data set 'arrays': labels must be integers"):
+        as_loader((images, labels / 1))
+    with pytest.raises(ConfigError, match="data set 'arrays': labels must lie in 0 .. 6 for 7 classes, got -1 .. 6"):
+        as_loader((images, labels.astype(int) - (labels == 0)))
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (np.zeros((4, 3, 3)), "ndarray"),
+        ((np.zeros((4, 3, 3)),), "tuple"),
+        (None, "NoneType"),
+        (Loader, "the class Loader"),
+        (Data("x", numbered(3), None, numbered(2)), "Data; take a part of it, such as data.train"),
+        (Synthetic(10, 10), "Synthetic; take a part of what it loads"),
+    ],
+)
+def test_other_things_are_no_data(data: Any, found: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"data must be a Loader, a Dataset or a pair \(images, labels\), got {found}"
+    ):
+        as_loader(data)
+
+
+def test_a_loader_needs_a_data_set() -> None:
+    with pytest.raises(ConfigError, match="dataset is a tuple: must be a Dataset, such as data.train"):
+        Loader((np.zeros((4, 3, 3)), np.zeros(4)), 4)  # type: ignore[arg-type]

@@ -1,0 +1,128 @@
+"""BLAS: each worker's share of its threads, and which kernels it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cupynet.backend import blas
+from cupynet.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of eight cores, in whose environment nothing is said about BLAS."""
+    for name in (*blas.THREADS_VARIABLES, blas.CORE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(blas, "available_cores", lambda: 8)
+    libraries(monkeypatch, library(num_threads=8))
+
+
+def library(**info: Any) -> dict[str, Any]:
+    known = {"user_api": "blas", "internal_api": "openblas", "version": "0.3.31.188.0", "architecture": "SkylakeX"}
+    return {**known, "filepath": "/lib/numpy.libs/libscipy_openblas64_.so", "num_threads": 8, **info}
+
+
+def libraries(monkeypatch: pytest.MonkeyPatch, *infos: dict[str, Any]) -> None:
+    monkeypatch.setattr(blas, "threadpool_info", lambda: list(infos))
+
+
+def test_shares_of_the_cores() -> None:
+    assert [blas.threads_per_worker("numpy", workers) for workers in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize("name", blas.THREADS_VARIABLES)
+def test_numba_workers_use_one_thread_by_default(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [blas.threads_per_worker("numba", workers) for workers in (1, 2, 8)] == [1, 1, 1]
+    monkeypatch.setenv(name, "2")
+    libraries(monkeypatch, library(num_threads=2))
+    assert [blas.threads_per_worker("numba", workers) for workers in (1, 4, 8)] == [2, 2, 1]
+
+
+def test_never_more_threads_than_are_set_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, library(num_threads=3), library(num_threads=5), library(user_api="openmp", num_threads=1))
+    assert blas.threads_now() == 3
+    assert [blas.threads_per_worker("numpy", workers) for workers in (1, 2, 4)] == [3, 3, 2]
+    libraries(monkeypatch)
+    assert (blas.threads_now(), blas.threads_per_worker("numpy", 1)) == (1, 1)
+
+
+@pytest.mark.parametrize("workers", [0, True, 1.5, "2"])
+def test_workers_are_counted(workers: Any) -> None:
+    with pytest.raises(ConfigError, match=f"workers={workers!r}: must be an integer of at least 1"):
+        blas.threads_per_worker("numba", workers)
+
+
+def test_a_limit_holds_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    before = blas.threads_now()
+    limit = blas.limited(1)
+    assert blas.threads_now() == 1
+    limit.close()
+    assert blas.threads_now() == before
+    with blas.limited(1):
+        assert blas.threads_now() == 1
+    limit.close()  # harmless a second time
+    assert blas.threads_now() == before
+
+
+def test_the_library_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (blas.description(), blas.architecture()) == ("OpenBLAS 0.3.31, SkylakeX kernels", "SkylakeX")
+    scipys = library(filepath="/lib/scipy.libs/libscipy_openblas.so", architecture="Haswell")
+    libraries(monkeypatch, scipys, library())
+    assert blas.architecture() == "SkylakeX", "that of NumPy is meant"
+    libraries(monkeypatch, {"user_api": "blas", "internal_api": "mkl", "version": "2024.1", "filepath": "/lib/mkl.so"})
+    assert (blas.description(), blas.architecture()) == ("MKL 2024.1", None)
+    libraries(monkeypatch, library(version=None, architecture=None))
+    assert blas.description() == "OpenBLAS"
+    libraries(monkeypatch)
+    assert (blas.description(), blas.architecture(), blas.held_below()) == ("of an unknown kind", None, None)
+
+
+def test_the_real_library_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    import numpy  # noqa: F401 - which loads it
+
+    assert "\n" not in blas.description()
+
+
+AVX2 = ["avx", "avx2", "fma", "sse4_2"]
+AVX512 = [*AVX2, "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "flags", "line"),
+    [
+        (
+            *("Haswell", "Haswell", AVX512),
+            "OPENBLAS_CORETYPE=Haswell holds BLAS to AVX2 kernels, this processor has AVX-512: unset it",
+        ),
+        (
+            "Zen",
+            "Zen",
+            AVX512,
+            "OPENBLAS_CORETYPE=Zen holds BLAS to AVX2 kernels, this processor has AVX-512: unset it",
+        ),
+        (
+            *("nehalem", "Nehalem", AVX2),
+            "OPENBLAS_CORETYPE=nehalem holds BLAS to SSE kernels, this processor has AVX2: unset it",
+        ),
+        ("SkylakeX", "SkylakeX", AVX512, None),
+        ("Haswell", "Haswell", AVX2, None),
+        ("Haswell", "Haswell", AVX512[:-1], None),  # OpenBLAS's AVX-512 kernels need all five
+        ("nonsense", "SkylakeX", AVX512, None),  # OpenBLAS does not know it and chooses by the processor
+        (None, "Haswell", AVX512, None),  # not the environment's doing
+        ("", "Haswell", AVX512, None),
+        ("ARMV8", "armv8", ["asimd"], None),
+        ("Haswell", None, AVX512, None),
+    ],
+)
+def test_an_environment_that_holds_blas_back_is_told(
+    asked: str | None, used: str | None, flags: list[str], line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if asked is not None:
+        monkeypatch.setenv("OPENBLAS_CORETYPE", asked)
+    monkeypatch.setattr(blas, "cpu_flags", lambda: flags)
+    libraries(monkeypatch, library(architecture=used))
+    assert blas.held_below() == line
