@@ -28,10 +28,10 @@ class Callback:
         """Before the first iteration of a `fit`."""
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
-        """After each round: this replica's update, and the average if there was one."""
+        """After each round: this replica's update, the average if there was one, the report if one was due."""
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
-        """Every `report_every` iterations, after `on_iteration_end`."""
+        """Every `report_every` iterations."""
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         """After a complete epoch and its evaluation; not after one that a stop broke off."""

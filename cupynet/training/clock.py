@@ -46,8 +46,8 @@ class Clock:
         if iteration > UNTIMED_ROUNDS:
             self.timed_s, self.timed_images = self.timed_s + seconds, self.timed_images + images
 
-    def finish(self, seconds: float) -> None:
-        """An average after the last round of an epoch: it belongs to the rounds that made it necessary."""
+    def meeting(self, seconds: float) -> None:
+        """Workers have met after a round, to average or to agree: it belongs to the rounds that made it necessary."""
         self.averaging_s, self.rounds_s = self.averaging_s + seconds, self.rounds_s + seconds
         if self.timed_images:
             self.timed_s += seconds

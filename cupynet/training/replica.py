@@ -107,8 +107,10 @@ class Replica:
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs, on a copy that is thrown away; the seconds it took."""
         began = time.perf_counter()
-        scratch = Replica(self.model.replicate(self.backend), copy.deepcopy(self.optimizer))
-        scratch.optimizer.learning_rate.span(0, 1)
+        optimizer = copy.copy(self.optimizer)  # shallow: it makes its own state when it is bound to the copy
+        optimizer.learning_rate = copy.copy(self.optimizer.learning_rate)
+        optimizer.learning_rate.span(0, 1)
+        scratch = Replica(self.model.replicate(self.backend), optimizer)
         samples = np.zeros(batch_size, np.int64)
         images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
         labels = self.backend.asarray(samples)

@@ -227,11 +227,13 @@ class Trainer:
         if average is not None:
             self._since.averaged(average)
         self.groups.world.check()
-        self._tell("on_iteration_end")
         if self.report_every and self.iteration % self.report_every == 0:
             self._tell("on_report", self._report())
+        self._tell("on_iteration_end")  # last: a state taken here is that of a round with all that belongs to it
         if average is not None or self.workers == 1 or self.iteration % AGREE_EVERY == 0:
+            began = time.perf_counter()
             self._agree()
+            self.clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
 
     def _report(self) -> Report:
         rate = self.replica.optimizer.learning_rate(self.iteration - 1)
@@ -249,7 +251,7 @@ class Trainer:
         last = self.epoch == fit.last
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
         self._average("evaluation" if due else "epoch")
-        if due and last and not self.synchronizer.identical:
+        if last and not self.synchronizer.identical:
             self._finish()  # only the end of the fit makes these replicas one
         self.evaluation = None
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
@@ -271,7 +273,7 @@ class Trainer:
         began = time.perf_counter()
         average = self.synchronizer.finish(self.replica, moment)
         if average is not None:
-            self.clock.finish(time.perf_counter() - began)
+            self.clock.meeting(time.perf_counter() - began)
             self._since.averaged(average)
         elif not is_finite(self.replica.params.master):
             raise DivergedError(

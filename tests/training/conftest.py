@@ -126,7 +126,9 @@ def train(
         trainer = Trainer(
             RecordingReplica(small_model(dtype, backend), optimizer()),
             groups=Groups.of(communicator),
-            synchronizer=ParameterAveraging(frequency, **options) if synchronizer is None else synchronizer(),
+            synchronizer=ParameterAveraging(frequency, measure_every=2, **options)
+            if synchronizer is None
+            else synchronizer(),
             callbacks=[recorders[communicator.rank]],
             prefetch_buffer=2,
             report_every=2,

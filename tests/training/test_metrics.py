@@ -215,7 +215,7 @@ def test_merge_loses_no_bit_of_the_losses() -> None:
 
 @pytest.mark.parametrize("arguments", [(0,), (-1,), (2.0,), (True,), (3, 0), (3, 1.5)])
 def test_refused_arguments(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(ConfigError, match="must be an integer from 1, got"):
+    with pytest.raises(ConfigError, match="Evaluation (classes|top_n)=.*: must be an integer of at least 1"):
         Evaluation(*arguments)
 
 
