@@ -109,7 +109,7 @@ def operations(experiment: Any, one_core: float) -> list[Row]:
             rows += found
         loss = timed(lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]), backend)
         optimizer.init(model.params, backend)
-        optimizer.learning_rate.span(2)
+        optimizer.learning_rate.span(0, 2)
         update = timed(lambda: optimizer.step(model.params, 0), backend)
         pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
         images = timed(lambda: backend.load_images(pixels, batch.samples), backend)
@@ -222,7 +222,7 @@ def bare_steps(experiment: Any, workers: int, seconds: float = 2.0) -> float:
 
     def task(communicator: Any) -> float:
         trainer = experiment.trainer(communicator)
-        trainer.optimizer.learning_rate.span(10**6)
+        trainer.optimizer.learning_rate.span(0, 10**6)
         batch = resident_batch(experiment, trainer.model.backend)
         for _ in range(3):
             trainer.step(batch)

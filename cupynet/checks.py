@@ -82,13 +82,18 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     """`value` if it is a `kind`; a class where an object is needed is said to be one. `example`: what to write."""
     if isinstance(value, kind):
         return value
-    own = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-    raise ConfigError(f"{name} is {own}: must be a {kind.__name__}, such as {example}")
+    own = f"the class {value.__name__}" if isinstance(value, type) else _one(type(value).__name__)
+    raise ConfigError(f"{name} is {own}: must be {_one(kind.__name__)}, such as {example}")
 
 
 def is_bool(value: Any) -> bool:
     """Whether `value` is a bool of Python or NumPy."""
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
+
+
+def _one(noun: str) -> str:
+    """The noun with its article."""
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 # wording --------------------------------------------------------------------------------------------------------------

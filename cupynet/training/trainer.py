@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.checks import instance
 from cupynet.data import Batch, Loader, Prefetcher
 from cupynet.errors import DivergedError, annotate
 from cupynet.nn import INFERENCE, Context, Model
@@ -59,7 +60,7 @@ class Trainer:
         prefetch_buffer: int = 8,
         report_every: int = 50,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer = model, instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
         self.communicator = SerialCommunicator() if communicator is None else communicator
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
         self.callbacks = [c for c in callbacks if c.every_rank or self.communicator.rank == 0]
@@ -95,7 +96,7 @@ class Trainer:
         """
         self.epochs = epochs
         self.total_iterations = self.iteration + (epochs - self.epoch) * self.rounds(train)
-        self.optimizer.learning_rate.span(self.total_iterations)
+        self.optimizer.learning_rate.span(self.iteration, self.total_iterations)
         self._tell("on_fit_start")
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # divergence is looked for, not warned of
             self.synchronizer.start(self.replica)
@@ -264,7 +265,7 @@ def warm_up(model: Model, optimizer: Optimizer, batch_size: int) -> float:
     """
     began = time.perf_counter()
     scratch = Trainer(model.replicate(model.backend), optimizer, prefetch_buffer=0, report_every=0)
-    optimizer.learning_rate.span(1)
+    optimizer.learning_rate.span(0, 1)
     samples = np.zeros(batch_size, np.int64)
     images = model.backend.load_images(np.zeros((1, *model.input.shape), np.uint8), samples)
     scratch.step(Batch(0, images, model.backend.asarray(samples), samples))

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.blas import threads_per_worker
+from cupynet.checks import instance
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
@@ -73,7 +74,8 @@ class ParallelWrapper:
                 f"devices={list(devices)}: replica 0 is the model itself, and that is on device {model.backend.device}"
             )
         self.model, self.callbacks, self.report_every = model, callbacks, report_every
-        self._optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
+        optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
+        self._optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
         self._averaging = check_frequency(averaging_frequency)
         self._average_updaters, self._report_score = average_updaters, report_score_after_averaging
         self._devices = list(devices or [model.backend.device])
