@@ -9,54 +9,72 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cupynet.backend import Backend, create_backend
-    from cupynet.data import MNIST, Data, Dataset, Loader, Prefetcher, Synthetic
-    from cupynet.errors import ConfigError, CupynetError, DataError, DivergedError, Interrupted, OutputError
-    from cupynet.nn import (
-        Activation,
-        Context,
-        Conv2D,
-        Dense,
-        Flat,
-        Flatten,
-        Image,
-        Layer,
-        MaxPool2D,
-        Model,
-        Params,
-        Sequential,
-        SoftmaxNLL,
-    )
-    from cupynet.optim import SGD, Constant, Nesterov, OneCycle
-    from cupynet.training import Evaluation, ParallelWrapper, Trainer
+if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes them public
+    from cupynet.backend import Backend as Backend
+    from cupynet.backend import create_backend as create_backend
+    from cupynet.data import MNIST as MNIST
+    from cupynet.data import Batch as Batch
+    from cupynet.data import Data as Data
+    from cupynet.data import Dataset as Dataset
+    from cupynet.data import Loader as Loader
+    from cupynet.data import Prefetcher as Prefetcher
+    from cupynet.data import Source as Source
+    from cupynet.data import Synthetic as Synthetic
+    from cupynet.errors import ConfigError as ConfigError
+    from cupynet.errors import CupynetError as CupynetError
+    from cupynet.errors import DataError as DataError
+    from cupynet.errors import DivergedError as DivergedError
+    from cupynet.errors import Interrupted as Interrupted
+    from cupynet.errors import OutputError as OutputError
+    from cupynet.files import load_weights as load_weights
+    from cupynet.files import save_weights as save_weights
+    from cupynet.nn import Activation as Activation
+    from cupynet.nn import Context as Context
+    from cupynet.nn import Conv2D as Conv2D
+    from cupynet.nn import Dense as Dense
+    from cupynet.nn import Flat as Flat
+    from cupynet.nn import Flatten as Flatten
+    from cupynet.nn import Image as Image
+    from cupynet.nn import Layer as Layer
+    from cupynet.nn import Loss as Loss
+    from cupynet.nn import MaxPool2D as MaxPool2D
+    from cupynet.nn import Model as Model
+    from cupynet.nn import Params as Params
+    from cupynet.nn import Sequential as Sequential
+    from cupynet.nn import SoftmaxNLL as SoftmaxNLL
+    from cupynet.optim import SGD as SGD
+    from cupynet.optim import Constant as Constant
+    from cupynet.optim import Momentum as Momentum
+    from cupynet.optim import Nesterov as Nesterov
+    from cupynet.optim import OneCycle as OneCycle
+    from cupynet.optim import Optimizer as Optimizer
+    from cupynet.optim import Schedule as Schedule
+    from cupynet.parallel import ParameterAveraging as ParameterAveraging
+    from cupynet.parallel import Synchronizer as Synchronizer
+    from cupynet.training import Callback as Callback
+    from cupynet.training import Evaluation as Evaluation
+    from cupynet.training import History as History
+    from cupynet.training import ParallelWrapper as ParallelWrapper
+    from cupynet.training import Trainer as Trainer
 
 __version__ = "0.1.0"
 
 # fmt: off
-__all__ = [
-    "Backend", "create_backend",
-    "Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
-    "Flatten", "SoftmaxNLL", "Model",
-    "SGD", "Nesterov", "Constant", "OneCycle",
-    "Dataset", "Data", "MNIST", "Synthetic", "Loader", "Prefetcher",
-    "ParallelWrapper", "Trainer", "Evaluation",
-    "CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted",
-]
-# fmt: on
-
 _ROOMS = {
     "backend": ("Backend", "create_backend"),
-    "nn": (
-        *("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation"),
-        *("Flatten", "SoftmaxNLL", "Model"),
-    ),
-    "optim": ("SGD", "Nesterov", "Constant", "OneCycle"),
-    "data": ("Dataset", "Data", "MNIST", "Synthetic", "Loader", "Prefetcher"),
-    "training": ("ParallelWrapper", "Trainer", "Evaluation"),
+    "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
+           "Flatten", "Loss", "SoftmaxNLL", "Model"),
+    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle"),
+    "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher"),
+    "parallel": ("Synchronizer", "ParameterAveraging"),
+    "training": ("ParallelWrapper", "Trainer", "Evaluation", "Callback", "History"),
+    "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),
 }
+# fmt: on
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = list(_ROOM_OF)
 
 
 def __getattr__(name: str) -> object:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from cupynet.errors import ConfigError
 
 T = TypeVar("T")
+SHOWN = 80  # characters of a value in a message
 
 
 def integer(name: str, value: Any, minimum: int | None = None, also: str = "", *, below: int | None = None) -> int:
@@ -27,7 +28,7 @@ def integer(name: str, value: Any, minimum: int | None = None, also: str = "", *
     if number is None or (minimum is not None and number < minimum) or (below is not None and number >= below):
         least = "" if minimum is None else f" of at least {minimum}"
         most = "" if below is None else f"{' and' if least else ''} below {'2**64' if below == 1 << 64 else below}"
-        raise ConfigError(f"{name}={value!r}: must be an integer{least}{most}{also}")
+        raise ConfigError(f"{name}={shown(value)}: must be an integer{least}{most}{also}")
     return number
 
 
@@ -59,14 +60,14 @@ def number(
         )
         bounds += [f"below {below:g}"] if below < math.inf else []
         what = f"number of {unit}" if unit else "number"
-        raise ConfigError(f"{name}={value!r}: must be a {what} {' and '.join(bounds)}".rstrip() + also)
+        raise ConfigError(f"{name}={shown(value)}: must be a {what} {' and '.join(bounds)}".rstrip() + also)
     return real
 
 
 def flag(name: str, value: Any) -> bool:
     """`value` as a bool, if it is one."""
     if not is_bool(value):
-        raise ConfigError(f"{name}={value!r}: must be true or false")
+        raise ConfigError(f"{name}={shown(value)}: must be true or false")
     return bool(value)
 
 
@@ -74,7 +75,7 @@ def one_of(name: str, value: Any, names: Iterable[str]) -> str:
     """`value` if it is one of `names`."""
     known = list(names)
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{name}={value}: must be one of {', '.join(known)}{guess(value, known)}")
+        raise ConfigError(f"{name}={shown(value, str)}: must be one of {', '.join(known)}{guess(value, known)}")
     return value
 
 
@@ -82,14 +83,18 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     """`value` if it is a `kind`; a class where an object is needed is said to be one. `example`: what to write."""
     if isinstance(value, kind):
         return value
-    article = "an" if kind.__name__[0] in "AEIOU" else "a"
-    own = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-    raise ConfigError(f"{name} is {own}: must be {article} {kind.__name__}, such as {example}")
+    own = f"the class {value.__name__}" if isinstance(value, type) else _one(type(value).__name__)
+    raise ConfigError(f"{name} is {own}: must be {_one(kind.__name__)}, such as {example}")
 
 
 def is_bool(value: Any) -> bool:
     """Whether `value` is a bool of Python or NumPy."""
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
+
+
+def _one(noun: str) -> str:
+    """The noun with its article."""
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 # wording --------------------------------------------------------------------------------------------------------------
@@ -98,6 +103,15 @@ def is_bool(value: Any) -> bool:
 def one_line(text: object) -> str:
     """The text with every run of white space, line breaks included, made one blank."""
     return " ".join(str(text).split())
+
+
+def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
+    """A value as messages show it: on one line, and shortened where it is longer than that."""
+    try:
+        text = one_line(text_of(value))
+    except ValueError:  # an int of more digits than Python prints
+        return f"<{_one(type(value).__name__)}, too long to print>"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def listed(names: Iterable[str], last: str = "or") -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.checks import number
 from cupynet.nn.params import Params
-from cupynet.optim.schedules import Schedule, check_positive, schedule
+from cupynet.optim.schedules import Schedule, schedule
 
 
 class Optimizer:
@@ -19,20 +19,25 @@ class Optimizer:
     Args:
         learning_rate: a number or a `Schedule`.
         l2: the factor in the penalty l2/2 · |w|² on weights (not on biases), as its gradient l2 · w.
-        max_grad_norm: the length a gradient (of all weights together, without l2) is shortened to where it is longer; a
-            rare gradient that is far too long then does not end training. None leaves it as it is.
+        max_grad_norm: the largest length of a gradient (of all weights together, without l2): a longer one is scaled
+            down to it, so that a rare gradient that is far too long does not end training. None for no limit.
 
     Attributes:
         state: name -> flat (P,) vector; exists after `init`.
+
+    Raises:
+        ConfigError: an argument cannot work.
     """
 
     def __init__(self, learning_rate: float | Schedule, l2: float = 0.0, max_grad_norm: float | None = None) -> None:
         owner = type(self).__name__
         self.learning_rate = schedule(owner, learning_rate)
-        if isinstance(l2, bool) or not isinstance(l2, (int, float)) or not 0 <= l2 < 1:
-            raise ConfigError(f"{owner} l2={l2!r}: must be a number of at least 0 and below 1")
-        self.l2 = float(l2)
-        self.max_grad_norm = None if max_grad_norm is None else check_positive(owner, "max_grad_norm", max_grad_norm)
+        self.l2 = number(f"{owner} l2", l2, minimum=0, below=1)
+        self.max_grad_norm = (
+            None
+            if max_grad_norm is None
+            else number(f"{owner} max_grad_norm", max_grad_norm, above=0, also=", or null")
+        )
         self.state: dict[str, Array] = {}
 
     def init(self, params: Params, backend: Backend) -> None:
@@ -79,11 +84,7 @@ class Momentum(Optimizer):
         max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(learning_rate, l2, max_grad_norm)
-        if isinstance(momentum, bool) or not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
-            raise ConfigError(
-                f"{type(self).__name__} momentum={momentum!r}: must be a number of at least 0 and below 1"
-            )
-        self.momentum = float(momentum)
+        self.momentum = number(f"{type(self).__name__} momentum", momentum, minimum=0, below=1)
 
     def init(self, params: Params, backend: Backend) -> None:
         super().init(params, backend)

@@ -5,28 +5,31 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupynet.errors import ConfigError
+from cupynet.checks import instance, number
 
 
 class Schedule:
     """iteration -> learning rate. An iteration is one update of one replica: with several workers, one round.
 
-    A schedule that needs to know where training ends learns it from `span`, which `Trainer.fit` calls before the first
-    iteration.
+    A schedule that stretches over training learns from `span` which iterations that is.
     """
 
     def __call__(self, iteration: int) -> float:
         raise NotImplementedError
 
-    def span(self, iterations: int) -> None:
-        """Training will take this many iterations in all."""
+    def span(self, start: int, stop: int) -> None:
+        """The fit to stretch over is iterations start <= i < stop.
+
+        Called at the beginning of each fit, before its first iteration, with the counters of the whole training: a
+        second fit is a span of its own, which begins where the first one ended. A fit that is resumed keeps its start.
+        """
 
 
 class Constant(Schedule):
-    """The same learning rate throughout."""
+    """The same learning rate throughout, whatever the span."""
 
     def __init__(self, value: float) -> None:
-        self.value = check_positive("Constant", "value", value)
+        self.value = number("Constant value", value, above=0)
 
     def __call__(self, iteration: int) -> float:
         return self.value
@@ -34,37 +37,48 @@ class Constant(Schedule):
 
 class OneCycle(Schedule):
     """Up along half a cosine to `peak`, then down along another to almost nothing (Smith & Topin 2018,
-    "Super-convergence").
+    "Super-convergence"), once over the span: each further fit is a cycle of its own.
+
+    Before its span the rate is the first one, after it the last.
 
     Args:
         peak: the highest learning rate.
-        warmup: the fraction of training in which it rises.
+        warmup: the fraction of the span in which it rises.
         start_divisor: the first learning rate is peak / start_divisor.
         end_divisor: the last one is peak / end_divisor.
+
+    Attributes:
+        start, stop: the span; None before it is known.
+
+    Raises:
+        ConfigError: an argument cannot work.
     """
 
     def __init__(
         self, peak: float, warmup: float = 0.3, start_divisor: float = 25.0, end_divisor: float = 1000.0
     ) -> None:
-        self.peak = check_positive("OneCycle", "peak", peak)
-        self.start_divisor = check_positive("OneCycle", "start_divisor", start_divisor, minimum=1.0)
-        self.end_divisor = check_positive("OneCycle", "end_divisor", end_divisor, minimum=1.0)
-        if isinstance(warmup, bool) or not isinstance(warmup, (int, float)) or not 0 <= warmup < 1:
-            raise ConfigError(f"OneCycle warmup={warmup!r}: must be a fraction of training, at least 0 and below 1")
-        self.warmup = warmup
-        self.iterations: int | None = None
+        self.peak = number("OneCycle peak", peak, above=0)
+        self.start_divisor = number("OneCycle start_divisor", start_divisor, minimum=1)
+        self.end_divisor = number("OneCycle end_divisor", end_divisor, minimum=1)
+        self.warmup = number(
+            "OneCycle warmup", warmup, minimum=0, below=1, also=", the fraction of training spent rising"
+        )
+        self.start: int | None = None
+        self.stop: int | None = None
 
-    def span(self, iterations: int) -> None:
-        self.iterations = iterations
+    def span(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
 
     def __call__(self, iteration: int) -> float:
-        if self.iterations is None:
-            raise RuntimeError("OneCycle does not know how long training is: call span(iterations) first")
-        last = max(self.iterations - 1, 1)
+        """The rate at `iteration`. RuntimeError before the first `span`."""
+        if self.start is None or self.stop is None:
+            raise RuntimeError("OneCycle does not know how long training is: call span(start, stop) first")
+        last = max(self.stop - self.start - 1, 1)
+        done = min(max(iteration - self.start, 0), last)
         rising = self.warmup * last
-        if iteration < rising:
-            return _cosine(self.peak / self.start_divisor, self.peak, iteration / rising)
-        return _cosine(self.peak, self.peak / self.end_divisor, min((iteration - rising) / (last - rising), 1.0))
+        if done < rising:
+            return _cosine(self.peak / self.start_divisor, self.peak, done / rising)
+        return _cosine(self.peak, self.peak / self.end_divisor, (done - rising) / (last - rising))
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
@@ -74,15 +88,9 @@ def _cosine(start: float, end: float, progress: float) -> float:
 
 def schedule(owner: str, learning_rate: Any) -> Schedule:
     """A number as a constant schedule; a schedule as it is. Else a ConfigError that names `owner`."""
+    name = f"{owner} learning_rate"
+    if isinstance(learning_rate, type):  # the class of a schedule, where one of its objects is needed
+        return instance(name, learning_rate, Schedule, "OneCycle(0.2), or a number")
     if isinstance(learning_rate, Schedule):
         return learning_rate
-    return Constant(check_positive(owner, "learning_rate", learning_rate))
-
-
-def check_positive(owner: str, name: str, value: Any, minimum: float = 0.0) -> float:
-    """`value` if it is a finite number above 0 and at least `minimum`; else a ConfigError that names it."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf or value < minimum:
-        bound = f"of at least {minimum:g}" if minimum else "above 0"
-        raise ConfigError(f"{owner} {name}={value!r}: must be a number {bound}")
-    return float(value)
+    return Constant(number(name, learning_rate, above=0, also=", or a schedule such as OneCycle(0.2)"))

@@ -13,8 +13,10 @@ from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
 from cupynet.nn.init import xavier
 from cupynet.nn.params import Params
-from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer
+from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer, Schedule
+from cupynet.training import ParallelWrapper, Trainer
 from tests.backends import every_backend
+from tests.training.conftest import small_model
 
 MU = 0.9
 
@@ -61,7 +63,7 @@ def test_updates_follow_the_formula(
     backend = create_backend(name, dtype)
     params, rng = weights(backend), np.random.default_rng(0)
     schedule = OneCycle(0.2)
-    schedule.span(4)
+    schedule.span(0, 4)
     optimizer = kind(schedule, l2=l2)
     optimizer.init(params, backend)
     expected = {label: np.array(backend.to_host(p.master), np.float64) for label, p in params.named()}
@@ -176,3 +178,32 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not(name: str, dtype: s
 def test_a_norm_to_clip_at_is_positive(norm: Any) -> None:
     with pytest.raises(ConfigError, match="SGD max_grad_norm=.*: must be a number above 0"):
         SGD(0.1, max_grad_norm=norm)
+
+
+@pytest.mark.parametrize("kind", [OneCycle, Constant, Schedule, SGD, float])
+def test_a_class_is_no_learning_rate(kind: Any) -> None:
+    message = (
+        rf"Nesterov learning_rate is the class {kind.__name__}: must be a Schedule, such as OneCycle\(0.2\), or a "
+    )
+    with pytest.raises(ConfigError, match=f"{message}number"):
+        Nesterov(kind)
+
+
+@pytest.mark.parametrize(("given", "said"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])
+def test_only_an_optimizer_is_one(given: Any, said: str) -> None:
+    message = rf"optimizer is {said}: must be an Optimizer, such as Nesterov\(0.01\)"
+    for make in (Trainer, ParallelWrapper):
+        with pytest.raises(ConfigError, match=message):
+            make(small_model(), optimizer=given)
+
+
+def test_a_text_is_no_learning_rate() -> None:
+    with pytest.raises(ConfigError, match=r"SGD learning_rate='fast': must be a number above 0, or a schedule such as"):
+        SGD("fast")  # type: ignore[arg-type]
+
+
+def test_numpy_numbers_are_taken() -> None:
+    optimizer = Nesterov(np.float32(0.1), np.float64(0.9), l2=np.float32(0.01), max_grad_norm=np.int64(2))
+    assert optimizer.learning_rate(0) == float(np.float32(0.1))
+    for value in (optimizer.learning_rate(0), optimizer.momentum, optimizer.l2, optimizer.max_grad_norm):
+        assert type(value) is float

@@ -6,17 +6,21 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupynet.data import Loader
 from cupynet.errors import ConfigError
-from cupynet.optim import Constant, OneCycle, Schedule
+from cupynet.optim import SGD, Constant, OneCycle, Schedule
+from cupynet.training import Callback, ParallelWrapper
+from tests.training.conftest import small_dataset, small_model
 
 
 def rates(iterations: int, **arguments: Any) -> list[float]:
     schedule = OneCycle(0.5, **arguments)
-    schedule.span(iterations)
+    schedule.span(0, iterations)
     return [schedule(i) for i in range(iterations)]
 
 
@@ -54,7 +58,7 @@ def test_short_cycles() -> None:
 
 def test_after_the_end_the_rate_stays() -> None:
     schedule = OneCycle(0.5)
-    schedule.span(10)
+    schedule.span(0, 10)
     assert schedule(9) == schedule(10) == schedule(1000) == pytest.approx(0.5 / 1000)
 
 
@@ -65,14 +69,46 @@ def test_a_cycle_needs_to_know_its_length() -> None:
 
 def test_a_new_span_is_a_new_cycle() -> None:
     schedule = OneCycle(0.5)
-    schedule.span(10)
-    schedule.span(100)
+    schedule.span(0, 10)
+    schedule.span(0, 100)
     assert schedule(99) == pytest.approx(0.5 / 1000) and schedule(9) > schedule(0)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(first=st.integers(1, 500), second=st.integers(1, 100), warmup=st.floats(0, 0.99))
+def test_a_second_fit_is_a_cycle_of_its_own(first: int, second: int, warmup: float) -> None:
+    schedule = OneCycle(0.5, warmup=warmup)
+    schedule.span(0, first)
+    assert [schedule(i) for i in range(first)] == rates(first, warmup=warmup)
+    schedule.span(first, first + second)
+    assert [schedule(i) for i in range(first, first + second)] == rates(second, warmup=warmup)
+
+
+def test_a_fit_that_is_resumed_keeps_its_start() -> None:
+    resumed = OneCycle(0.5)
+    resumed.span(100, 110)  # what was told before iteration 104 was the last one
+    whole = OneCycle(0.5)
+    whole.span(100, 110)
+    before = [whole(i) for i in range(100, 104)]
+    assert before + [resumed(i) for i in range(104, 110)] == rates(10)
+
+
+def test_before_its_span_the_rate_is_the_first() -> None:
+    schedule = OneCycle(0.5)
+    schedule.span(50, 60)
+    assert schedule(0) == schedule(49) == schedule(50) == pytest.approx(0.5 / 25)
+
+
+def test_a_span_of_nothing_has_a_rate() -> None:
+    schedule = OneCycle(0.5)
+    schedule.span(7, 7)
+    assert schedule(7) == pytest.approx(0.5 / 25)
 
 
 def test_a_constant_is_constant() -> None:
     schedule = Constant(0.1)
-    schedule.span(3)
+    schedule.span(0, 3)
+    schedule.span(3, 9)
     assert [schedule(i) for i in (0, 2, 99)] == [0.1] * 3
     assert isinstance(schedule, Schedule)
 
@@ -94,5 +130,32 @@ def test_arguments_are_checked(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1, 1.5, math.nan, "0.3", None, True])
 def test_a_warmup_is_a_fraction(value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"OneCycle warmup={value!r}: must be a fraction of training"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"OneCycle warmup={value!r}: must be a number of at least 0 and below 1, the fraction of training",
+    ):
         OneCycle(0.1, warmup=value)
+
+
+def test_numpy_numbers_are_taken() -> None:
+    schedule = OneCycle(np.float32(0.5), warmup=np.float64(0.25), start_divisor=np.int64(10), end_divisor=np.int8(100))
+    schedule.span(np.int64(0), np.int64(11))  # type: ignore[arg-type]
+    assert schedule(0) == pytest.approx(0.05)
+    for value in (schedule.peak, schedule.warmup, schedule.start_divisor, Constant(np.float32(0.1)).value):
+        assert type(value) is float
+
+
+def test_every_fit_of_a_wrapper_is_a_cycle() -> None:
+    class Rates(Callback):
+        def __init__(self) -> None:
+            self.rates: list[float] = []
+
+        def on_report(self, trainer: Any, report: Any) -> None:
+            self.rates.append(report.learning_rate)
+
+    loader, seen = Loader(small_dataset(20), 4), Rates()
+    optimizer = SGD(OneCycle(0.5))
+    with ParallelWrapper(small_model(), 1, optimizer=optimizer, callbacks=[seen], report_every=1) as wrapper:
+        wrapper.fit(loader, 1)
+        wrapper.fit(loader, 2)
+    assert seen.rates == rates(5) + rates(10)

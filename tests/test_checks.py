@@ -1,0 +1,233 @@
+"""Checks of arguments: what is taken, as what it comes back, and the words in which the rest is refused."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet import checks
+from cupynet.errors import ConfigError
+
+HUGE = 10**400  # which no float holds
+
+
+class Index:
+    def __index__(self) -> int:
+        return 7
+
+
+def refusal(check: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# integers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *((3, 3), (-3, -3), (0, 0), (HUGE, HUGE), (Index(), 7), (np.array(5), 5)),
+        *((kind(3), 3) for kind in (np.int8, np.uint8, np.int32, np.int64, np.uint64)),
+    ],
+)
+def test_integers_are_taken(value: Any, expected: int) -> None:
+    taken = checks.integer("n", value)
+    assert (type(taken), taken) == (int, expected)
+
+
+NO_INTEGERS = [1.0, np.float64(1), "1", b"1", None, math.nan, True, False, np.bool_(True), [1], np.array([1, 2]), int]
+
+
+@pytest.mark.parametrize("value", NO_INTEGERS)
+def test_other_things_are_no_integers(value: Any) -> None:
+    assert refusal(checks.integer, "n", value) == f"n={value!r}: must be an integer"
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "message"),
+    [
+        (0, {"minimum": 1}, "n=0: must be an integer of at least 1"),
+        (np.int64(-1), {"minimum": 0}, f"n={np.int64(-1)!r}: must be an integer of at least 0"),
+        (-HUGE, {"minimum": 0}, f"n=-1{'0' * 78}...: must be an integer of at least 0"),
+        (8, {"below": 8}, "n=8: must be an integer below 8"),
+        (8, {"minimum": 1, "below": 8}, "n=8: must be an integer of at least 1 and below 8"),
+        ("8", {"minimum": 1, "below": 8}, "n='8': must be an integer of at least 1 and below 8"),
+        (0, {"minimum": 1, "also": ", or null"}, "n=0: must be an integer of at least 1, or null"),
+    ],
+)
+def test_integers_have_bounds(value: Any, bounds: dict[str, Any], message: str) -> None:
+    assert refusal(checks.integer, "n", value, **bounds) == message
+
+
+def test_the_bounds_of_integers_are_exact() -> None:
+    assert checks.integer("n", 1, 1, below=2) == 1
+    assert checks.integer("n", 7, below=8) == 7
+
+
+def test_a_seed_has_64_bits() -> None:
+    for value in (0, 2**64 - 1, np.uint64(2**64 - 1)):
+        assert checks.seed("seed", value) == int(value) and type(checks.seed("seed", value)) is int
+    for value in (-1, 2**64, HUGE, 1.0, None, True, "1"):
+        expected = f"data seed={checks.shown(value)}: must be an integer of at least 0 and below 2**64"
+        assert refusal(checks.seed, "data seed", value) == expected
+
+
+# numbers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        3,
+        -2.5,
+        1e300,
+        Fraction(1, 4),
+        Decimal("0.5"),
+        *(kind(3) for kind in (np.float16, np.float32, np.int64, np.uint8)),
+    ],
+)
+def test_numbers_are_taken(value: Any) -> None:
+    taken = checks.number("x", value)
+    assert (type(taken), taken) == (float, float(value))
+
+
+NO_NUMBERS = [
+    math.nan,
+    np.float32("nan"),
+    math.inf,
+    HUGE,
+    -HUGE,
+    "1",
+    b"1",
+    None,
+    True,
+    np.bool_(False),
+    1j,
+    [1.0],
+    float,
+]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_other_things_are_no_numbers(value: Any) -> None:
+    assert refusal(checks.number, "x", value, minimum=0) == f"x={checks.shown(value)}: must be a number of at least 0"
+    assert refusal(checks.number, "x", value) == f"x={checks.shown(value)}: must be a number"
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "message"),
+    [
+        (0, {"above": 0}, "x=0: must be a number above 0"),
+        (0, {"above": 0, "unit": "seconds"}, "x=0: must be a number of seconds above 0"),
+        (0.5, {"minimum": 1}, "x=0.5: must be a number of at least 1"),
+        (1, {"minimum": 0, "below": 1}, "x=1: must be a number of at least 0 and below 1"),
+        (1, {"below": 1}, "x=1: must be a number below 1"),
+        (-1, {"above": 0, "below": 0.5, "also": ", or null"}, "x=-1: must be a number above 0 and below 0.5, or null"),
+        ("a", {"also": ", or null"}, "x='a': must be a number, or null"),
+        (-math.inf, {"infinite": True, "above": 0}, "x=-inf: must be a number above 0"),
+        (math.nan, {"infinite": True, "above": 0}, "x=nan: must be a number above 0"),
+    ],
+)
+def test_numbers_have_bounds(value: Any, bounds: dict[str, Any], message: str) -> None:
+    assert refusal(checks.number, "x", value, **bounds) == message
+
+
+def test_the_bounds_of_numbers_are_exact() -> None:
+    assert checks.number("x", 1, minimum=1, below=2) == 1
+    assert checks.number("x", math.nextafter(0, 1), above=0) > 0
+    assert checks.number("x", math.nextafter(1, 0), minimum=0, below=1) < 1
+
+
+def test_infinity_is_taken_where_it_is_allowed() -> None:
+    assert checks.number("x", math.inf, above=0, infinite=True) == math.inf
+    assert checks.number("x", np.float32("inf"), above=0, infinite=True) == math.inf
+
+
+# flags, names, objects ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [True, False, np.bool_(True), np.bool_(False)])
+def test_flags_are_taken(value: Any) -> None:
+    assert checks.flag("f", value) is bool(value)
+
+
+@pytest.mark.parametrize("value", [0, 1, np.int8(1), "true", "", None, 1.0, [], np.array([True])])
+def test_other_things_are_no_flags(value: Any) -> None:
+    assert refusal(checks.flag, "f", value) == f"f={value!r}: must be true or false"
+
+
+def test_one_of_some_names() -> None:
+    names = ("half", "float", "double")
+    assert checks.one_of("dtype", "half", names) == "half"
+    assert checks.one_of("dtype", "half", iter(names)) == "half"
+    assert refusal(checks.one_of, "dtype", "int", names) == "dtype=int: must be one of half, float, double"
+    expected = "dtype=Flaot: must be one of half, float, double; did you mean 'float'?"
+    assert refusal(checks.one_of, "dtype", "Flaot", names) == expected
+    for value in (None, True, 3, math.nan, ["half"], np.float32):
+        assert refusal(checks.one_of, "dtype", value, names).startswith(
+            f"dtype={value}: must be one of half, float, double"
+        )
+
+
+def test_an_object_of_a_class() -> None:
+    assert checks.instance("n", True, int, "1") is True
+    assert refusal(checks.instance, "rate", "x", float, "0.1") == "rate is a str: must be a float, such as 0.1"
+    assert refusal(checks.instance, "rate", 3, float, "0.1") == "rate is an int: must be a float, such as 0.1"
+    assert refusal(checks.instance, "n", None, int, "1") == "n is a NoneType: must be an int, such as 1"
+    expected = "opt is the class Decimal: must be a Decimal, such as Decimal(1)"
+    assert refusal(checks.instance, "opt", Decimal, Decimal, "Decimal(1)") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, True), (np.bool_(0), True), (1, False), (np.int8(1), False), ("true", False), (None, False), (bool, False)],
+)
+def test_what_a_bool_is(value: Any, expected: bool) -> None:
+    assert checks.is_bool(value) is expected
+
+
+# wording --------------------------------------------------------------------------------------------------------------
+
+
+def test_one_line() -> None:
+    assert checks.one_line("a\n  b\tc \r\n") == "a b c"
+    assert checks.one_line(ValueError("two\nlines")) == "two lines"
+
+
+def test_values_in_messages() -> None:
+    assert checks.shown("a") == "'a'" and checks.shown("a", str) == "a"
+    assert checks.shown(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
+    assert checks.shown("x" * 200) == f"'{'x' * 79}..."
+    message = refusal(checks.integer, "n", 10**5000, below=8)
+    assert message.endswith(": must be an integer below 8") and len(message) < 150
+    assert refusal(checks.one_of, "dtype", "x" * 9999, ["half"]) == f"dtype={'x' * 80}...: must be one of half"
+
+
+def test_lists_in_words() -> None:
+    assert checks.listed(["half"]) == "half"
+    assert checks.listed(["half", "float"]) == "half or float"
+    assert checks.listed(iter("abc"), "and") == "a, b and c"
+
+
+def test_what_was_meant() -> None:
+    assert checks.guess("adm", ["adam", "sgd"]) == "; did you mean 'adam'?"
+    assert checks.guess("ADAM", ["adam", "sgd"]) == "; did you mean 'adam'?"
+    assert checks.guess(3, ["adam", "sgd"]) == checks.guess("lbfgs", ["adam", "rmsprop"]) == ""
+    assert checks.nearest("filers", ["kernel", "filters"]) == "; did you mean 'filters'?"
+    assert checks.nearest("KERNEL", ["kernel", "filters"]) == "; did you mean 'kernel'?"
+    assert checks.nearest("x", ["kernel", "filters"]) == "; the names are filters and kernel"
+    assert checks.nearest("x", ["kernel"]) == checks.nearest("x", map(str, range(25))) == ""
+
+
+def test_values_as_they_are_written_on_the_command_line() -> None:
+    value = {"a": [1, None, True], "b": {"c": "x"}, "d": (0.5,)}
+    assert checks.written(value) == "{a:[1,null,true],b:{c:x},d:[0.5]}"
