@@ -107,7 +107,7 @@ class When:
 
     def __post_init__(self) -> None:
         if self.frequency not in ("epoch", "end"):
-            whole = integer("averaging_frequency", self.frequency, 1, ", or epoch, or end")
+            whole = integer("averaging_frequency", self.frequency, 1, ", epoch or end")
             object.__setattr__(self, "frequency", whole)
 
     def after(self, iteration: int) -> bool:

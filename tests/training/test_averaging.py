@@ -225,7 +225,7 @@ def test_schedules_count_rounds_and_know_the_end():
 
 @pytest.mark.parametrize("frequency", [0, -1, 1.5, True, "never", None])
 def test_bad_frequencies_are_refused(frequency):
-    with pytest.raises(ConfigError, match="averaging_frequency=.*: must be an integer of at least 1, or epoch, or end"):
+    with pytest.raises(ConfigError, match="averaging_frequency=.*: must be an integer of at least 1, epoch or end"):
         ParameterAveraging(frequency)
 
 

@@ -83,7 +83,7 @@ def test_stop_ends_a_fit_from_a_callback():
     ("arguments", "message"),
     [
         ({"workers": 0}, "workers=0: must be an integer of at least 1"),
-        ({"averaging_frequency": 0}, "averaging_frequency=0: must be an integer of at least 1, or epoch, or end"),
+        ({"averaging_frequency": 0}, "averaging_frequency=0: must be an integer of at least 1, epoch or end"),
         ({"prefetch_buffer": -1}, "prefetch_buffer=-1: must be an integer of at least 0"),
         ({"devices": [0, 1]}, "devices=\\[0, 1\\]: backend numpy runs on the CPU and has none"),
         ({"report_every": -1}, "report_every=-1: must be an integer of at least 0"),
