@@ -16,12 +16,15 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cupynet import config
 from cupynet.errors import ConfigError
 from cupynet.processor import choose_blas_kernels
-from cupynet.settings import BenchSettings, Settings
+from cupynet.settings import BenchSettings
+
+if TYPE_CHECKING:
+    from cupynet.experiment import Experiment
 
 Row: TypeAlias = dict[str, Any]
 LARGE = 2048  # rows and columns of the product that sets the ceiling
@@ -30,26 +33,24 @@ LARGE = 2048  # rows and columns of the product that sets the ceiling
 def main() -> None:
     """The command."""
     choose_blas_kernels()
-    config.run(bench, check, "bench", BenchSettings)
+    config.run(bench, prepare, "bench", BenchSettings)
 
 
-def check(settings: Settings) -> None:
-    """Refuse what cannot work, before anything is measured; ConfigError."""
+def prepare(settings: BenchSettings) -> tuple[BenchSettings, Experiment]:
+    """What is measured; ConfigError for what cannot work, before anything is."""
     from cupynet.experiment import Experiment
 
-    Experiment(settings)
-    if getattr(settings, "peers", None) == "torch" and find_spec("torch") is None:
+    if settings.peers == "torch" and find_spec("torch") is None:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
+    return settings, Experiment(settings)
 
 
-def bench(settings: Settings, folder: Path) -> None:
+def bench(prepared: tuple[BenchSettings, Experiment], folder: Path) -> None:
     """All measurements, as a table and as bench.json in `folder`."""
     from cupynet.backend import environment
-    from cupynet.experiment import Experiment
     from cupynet.training import write_json
 
-    assert isinstance(settings, BenchSettings)
-    experiment = Experiment(settings)
+    settings, experiment = prepared
     experiment.announce()
     result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
     result["environment"] = environment()

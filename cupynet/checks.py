@@ -2,7 +2,8 @@
 
 A message names the value, what it must be and, where there is one, the other way out:
 `Conv2D filters=0: must be an integer of at least 1`. NumPy's scalars are taken like Python's; a bool is no number.
-Below the checks stands what messages are made of.
+A refusal carries its reason alone too, for whoever writes the value in another way: the command line says
+`filters=zero` where Python says `filters='zero'`. Below the checks stands what messages are made of.
 """
 
 from __future__ import annotations
@@ -17,17 +18,41 @@ from cupynet.errors import ConfigError
 
 T = TypeVar("T")
 
+DTYPES = ("half", "float", "double")  # the names of the precisions, and of the backends: here because settings are read
+BACKENDS = ("numpy", "numba", "cupy")  # without NumPy, which every file of cupynet.backend imports
 
-def integer(name: str, value: Any, minimum: int | None = None, also: str = "", *, below: int | None = None) -> int:
-    """`value` as an int of at least `minimum`, and smaller than `below`; `also` ends the message (", or null")."""
+
+class Refusal(ConfigError):
+    """What a check raises: its text is `name=value: reason`, and `reason` stands alone too."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def refusal(name: str, value: str, reason: str) -> Refusal:
+    """The error about a value, written as it is to be shown."""
+    return Refusal(f"{name}={value}: {reason}", reason)
+
+
+def integer(
+    name: str, value: Any, minimum: int | None = None, also: str = "", *,
+    below: int | None = None, most: int | None = None, why: str = "",
+) -> int:  # fmt: skip
+    """`value` as an int of at least `minimum`, smaller than `below` and at most `most`, of which `why` says the reason.
+
+    `also` ends the message (", or null").
+    """
     try:
         number = None if is_bool(value) else operator.index(value)
     except TypeError:
         number = None
     if number is None or (minimum is not None and number < minimum) or (below is not None and number >= below):
         least = "" if minimum is None else f" of at least {minimum}"
-        most = "" if below is None else f"{' and' if least else ''} below {below}"
-        raise ConfigError(f"{name}={value!r}: must be an integer{least}{most}{also}")
+        bound = "" if below is None else f"{' and' if least else ''} below {power(below)}"
+        raise refusal(name, repr(value), f"must be an integer{least}{bound}{also}")
+    if most is not None and number > most:
+        raise refusal(name, repr(value), f"must be at most {most}{also}{why and f': {why}'}")
     return number
 
 
@@ -47,22 +72,23 @@ def number(
         )
         bounds += [f"below {below:g}"] if below < math.inf else []
         what = f"number of {unit}" if unit else "number"
-        raise ConfigError(f"{name}={value!r}: must be a {what} {' and '.join(bounds)}".rstrip() + also)
+        raise refusal(name, repr(value), f"must be a {what} {' and '.join(bounds)}".rstrip() + also)
     return real
 
 
 def flag(name: str, value: Any) -> bool:
     """`value` as a bool, if it is one."""
     if not is_bool(value):
-        raise ConfigError(f"{name}={value!r}: must be true or false")
+        raise refusal(name, repr(value), "must be true or false")
     return bool(value)
 
 
-def one_of(name: str, value: Any, names: Iterable[str]) -> str:
-    """`value` if it is one of `names`."""
+def one_of(name: str, value: Any, names: Iterable[str], also: str = "") -> str:
+    """`value` if it is one of `names`; `also` stands behind them (", or null")."""
     known = list(names)
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{name}={value}: must be one of {', '.join(known)}{guess(value, known)}")
+        reason = f"must be one of {', '.join(known)}" if len(known) > 1 else f"must be {known[0]}"
+        raise refusal(name, value, f"{reason}{also}{guess(value, known) if len(known) > 1 else ''}")
     return value
 
 
@@ -77,6 +103,11 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
 def is_bool(value: Any) -> bool:
     """Whether `value` is a bool of Python or NumPy."""
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
+
+
+def power(bound: int) -> str:
+    """A bound as one writes it: 2**64 for the power of two that it is, 100 for 100."""
+    return f"2**{bound.bit_length() - 1}" if bound >= 1 << 32 and bound & (bound - 1) == 0 else str(bound)
 
 
 # wording --------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import Communicator, ParameterAveraging, WorkerTeam, most_blas_threads
-from cupynet.parts import build as build_part
+from cupynet.parts import build_as
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, EpochRecord, Trainer
 
@@ -36,9 +36,9 @@ class Experiment:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        priority = settings.backend["priority"]
+        priority = settings.backend.priority
         self.backend_name, self.backend_reason = select_backend(
-            settings.backend["name"], gpu_priority=priority["gpu"], cpu_priority=priority["cpu"]
+            settings.backend.name, gpu_priority=priority.gpu, cpu_priority=priority.cpu
         )
         self.devices = self._devices()
         self.workers = settings.workers or len(self.devices) or min(available_cores(), MOST_CPU_WORKERS)
@@ -59,10 +59,7 @@ class Experiment:
 
     def _part(self, name: str, kind: type) -> Any:
         """The part that the group `name` stands for, which must be a `kind`."""
-        part = build_part(getattr(self.settings, name), name, self.settings.trusted_modules)
-        if not isinstance(part, kind):
-            raise ConfigError(f"{name}: must be a {kind.__name__}, got {type(part).__name__}: give it a _target_")
-        return part
+        return build_as(kind, getattr(self.settings, name), name, self.settings.trusted_modules)
 
     def _check_network(self) -> None:
         """Infer the network's shapes without allocating anything."""
@@ -88,7 +85,7 @@ class Experiment:
 
     def team(self) -> WorkerTeam:
         """The workers, each with its share of the cores."""
-        most, timeout_s = most_blas_threads(self.backend_name), self.settings.parallel["timeout_s"]
+        most, timeout_s = most_blas_threads(self.backend_name), self.settings.parallel.timeout_s
         return WorkerTeam(self.workers, timeout_s, limit_blas=not self.devices, most_blas_threads=most)
 
     # what a worker makes --------------------------------------------------------------------------------------------
@@ -113,9 +110,9 @@ class Experiment:
         parallel = self.settings.parallel
         averaging = ParameterAveraging(
             communicator,
-            parallel["averaging_frequency"],
-            average_updaters=parallel["average_updaters"],
-            report_score=parallel["report_score_after_averaging"],
+            parallel.averaging_frequency,
+            average_updaters=parallel.average_updaters,
+            report_score=parallel.report_score_after_averaging,
         )
         return Trainer(
             self.model(self.backend(communicator.rank)),
@@ -123,8 +120,8 @@ class Experiment:
             communicator=communicator,
             synchronizer=averaging,
             callbacks=callbacks,
-            prefetch_buffer=-(-parallel["prefetch_buffer"] // self.workers),
-            report_every=self.settings.callbacks["history"]["every_iterations"],
+            prefetch_buffer=-(-parallel.prefetch_buffer // self.workers),
+            report_every=self.settings.report_every_iterations,
         )
 
     # data -----------------------------------------------------------------------------------------------------------
@@ -157,7 +154,7 @@ class Experiment:
 
     def limit_memory(self) -> None:
         """Cap the memory pools of the GPUs in use; nothing to do on a CPU."""
-        limit = self.settings.memory["device_pool_limit"]
+        limit = self.settings.memory.device_pool_limit
         if self.devices and limit is not None:
             from cupynet.backend import cuda
 
@@ -167,7 +164,8 @@ class Experiment:
         """Free what the pools of the GPUs in use keep beyond the memory group's bounds."""
         from cupynet.backend import cuda
 
-        trim, pinned = (self.settings.memory[key] for key in ("device_pool_trim_above", "pinned_pool_trim_above"))
+        memory = self.settings.memory
+        trim, pinned = memory.device_pool_trim_above, memory.pinned_pool_trim_above
         cuda.trim_pools(self.devices, None if trim is None else int(size(trim)), pinned)
 
 

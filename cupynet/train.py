@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupynet import config
 from cupynet.errors import Interrupted
 from cupynet.processor import choose_blas_kernels
 from cupynet.settings import Settings
+
+if TYPE_CHECKING:
+    from cupynet.experiment import Experiment
 
 log = logging.getLogger(__name__)
 
@@ -38,32 +41,32 @@ class Outcome:
 def main() -> None:
     """The command."""
     choose_blas_kernels()
-    config.run(train, check)
+    config.run(train, prepare, "config", Settings)
 
 
-def check(settings: Settings) -> None:
-    """Refuse what cannot work, before anything is written; ConfigError."""
+def prepare(settings: Settings) -> Experiment:
+    """The objects of the run; ConfigError for what cannot work, before anything is written."""
     from cupynet.experiment import Experiment
 
-    Experiment(settings)
+    return Experiment(settings)
 
 
-def train(settings: Settings, folder: Path) -> float | None:
+def train(experiment: Experiment, folder: Path) -> float | None:
     """One run into `folder`: summary, history and weights.
 
     Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test.
     """
-    from cupynet.experiment import Experiment
     from cupynet.training import History
     from cupynet.training.console import progress, result_table
 
     began = time.perf_counter()
     (folder / "summary.json").unlink(missing_ok=True)  # of a run before into the same folder
-    experiment = Experiment(settings)
+    settings = experiment.settings
     experiment.announce()
     with _signals(_stop_at_once):
         data = experiment.source.load()
-    callbacks = [History(folder / "history.jsonl"), progress(settings.callbacks["progress"]), *experiment.callbacks()]
+    style = progress((settings.callbacks.get("progress") or {"style": "none"})["style"])
+    callbacks = [History(folder / "history.jsonl"), style, *experiment.callbacks()]
     with (
         experiment.team() as team,
         _signals(partial(_stop_at_average, team)),
@@ -127,7 +130,7 @@ def summarise(experiment: Any, data: Any, outcome: Outcome, wall_s: float) -> di
         "epochs": trainer.epoch,
         "iterations": trainer.iteration,
         "batch_size": settings.batch_size,
-        "averaging_frequency": settings.parallel["averaging_frequency"],
+        "averaging_frequency": settings.parallel.averaging_frequency,
         "parameters": trainer.model.params.count,
         "stopped_by": signal.Signals(trainer.stopped_by).name if trainer.stopped_by else None,
         "images": clock.images,
