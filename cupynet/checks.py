@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from cupynet.errors import ConfigError
 
 T = TypeVar("T")
+SHOWN = 80  # characters of a value in a message
 
-DTYPES = ("half", "float", "double")  # the names of the precisions, and of the backends: here because settings are read
-BACKENDS = ("numpy", "numba", "cupy")  # without NumPy, which every file of cupynet.backend imports
+# Names are listed here because settings are read without NumPy, which every file of cupynet.backend imports.
+DTYPES = ("half", "float", "double")
+DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are taken too
+BACKENDS = ("numpy", "numba", "cupy")
 
 
 class Refusal(ConfigError):
@@ -49,55 +52,71 @@ def integer(
         number = None
     if number is None or (minimum is not None and number < minimum) or (below is not None and number >= below):
         least = "" if minimum is None else f" of at least {minimum}"
-        bound = "" if below is None else f"{' and' if least else ''} below {power(below)}"
-        raise refusal(name, repr(value), f"must be an integer{least}{bound}{also}")
+        bound = "" if below is None else f"{' and' if least else ''} below {'2**64' if below == 1 << 64 else below}"
+        raise refusal(name, shown(value), f"must be an integer{least}{bound}{also}")
     if most is not None and number > most:
-        raise refusal(name, repr(value), f"must be at most {most}{also}{why and f': {why}'}")
+        raise refusal(name, shown(value), f"must be at most {most}{also}{why and f': {why}'}")
     return number
+
+
+def seed(name: str, value: Any) -> int:
+    """`value` as a seed: 64 bits, which is what the key of a Philox generator has room for."""
+    return integer(name, value, 0, below=1 << 64)
 
 
 def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
-    unit: str = "", also: str = "",
+    infinite: bool = False, unit: str = "", also: str = "",
 ) -> float:  # fmt: skip
-    """`value` as a float that is above `above` or at least `minimum`, and smaller than `below`; NaN is refused."""
+    """`value` as a float that is above `above` or at least `minimum`, and smaller than `below`.
+
+    NaN is refused, and infinity too where `infinite` does not allow it.
+    """
     try:
         real = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         real = math.nan
-    fits = (above is None or real > above) and (minimum is None or real >= minimum) and real < below
+    fits = (
+        (above is None or real > above)
+        and (minimum is None or real >= minimum)
+        and (real < below or (infinite and real == math.inf))
+    )
     if not fits:
         bounds = (
             [f"above {above:g}"] if above is not None else [f"of at least {minimum:g}"] if minimum is not None else []
         )
         bounds += [f"below {below:g}"] if below < math.inf else []
         what = f"number of {unit}" if unit else "number"
-        raise refusal(name, repr(value), f"must be a {what} {' and '.join(bounds)}".rstrip() + also)
+        raise refusal(name, shown(value), f"must be a {what} {' and '.join(bounds)}".rstrip() + also)
     return real
 
 
 def flag(name: str, value: Any) -> bool:
     """`value` as a bool, if it is one."""
     if not is_bool(value):
-        raise refusal(name, repr(value), "must be true or false")
+        raise refusal(name, shown(value), "must be true or false")
     return bool(value)
 
 
-def one_of(name: str, value: Any, names: Iterable[str], also: str = "") -> str:
-    """`value` if it is one of `names`; `also` stands behind them (", or null")."""
+def one_of(name: str, value: Any, names: Iterable[str]) -> str:
+    """`value` if it is one of `names`."""
     known = list(names)
     if not isinstance(value, str) or value not in known:
-        reason = f"must be one of {', '.join(known)}" if len(known) > 1 else f"must be {known[0]}"
-        raise refusal(name, value, f"{reason}{also}{guess(value, known) if len(known) > 1 else ''}")
+        raise refusal(name, shown(value, str), f"must be one of {', '.join(known)}{guess(value, known)}")
     return value
+
+
+def dtype(name: str, value: Any) -> str:
+    """`value` as the name of a precision, one of `DTYPES`; NumPy's names for them are taken too."""
+    return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
 def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     """`value` if it is a `kind`; a class where an object is needed is said to be one. `example`: what to write."""
     if isinstance(value, kind):
         return value
-    own = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-    raise ConfigError(f"{name} is {own}: must be a {kind.__name__}, such as {example}")
+    own = f"the class {value.__name__}" if isinstance(value, type) else _one(type(value).__name__)
+    raise ConfigError(f"{name} is {own}: must be {_one(kind.__name__)}, such as {example}")
 
 
 def is_bool(value: Any) -> bool:
@@ -105,9 +124,9 @@ def is_bool(value: Any) -> bool:
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
 
 
-def power(bound: int) -> str:
-    """A bound as one writes it: 2**64 for the power of two that it is, 100 for 100."""
-    return f"2**{bound.bit_length() - 1}" if bound >= 1 << 32 and bound & (bound - 1) == 0 else str(bound)
+def _one(noun: str) -> str:
+    """The noun with its article."""
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 # wording --------------------------------------------------------------------------------------------------------------
@@ -116,6 +135,15 @@ def power(bound: int) -> str:
 def one_line(text: object) -> str:
     """The text with every run of white space, line breaks included, made one blank."""
     return " ".join(str(text).split())
+
+
+def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
+    """A value as messages show it: on one line, and shortened where it is longer than that."""
+    try:
+        text = one_line(text_of(value))
+    except ValueError:  # an int of more digits than Python prints
+        return f"<{_one(type(value).__name__)}, too long to print>"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def listed(names: Iterable[str], last: str = "or") -> str:

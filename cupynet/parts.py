@@ -13,7 +13,7 @@ from inspect import Parameter
 from types import ModuleType
 from typing import Any, TypeVar
 
-from cupynet.checks import listed, nearest, one_line, written
+from cupynet.checks import listed, nearest, one_line, shown, written
 from cupynet.errors import ConfigError
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
     part = build(node, key, trusted_modules)
     if not isinstance(part, kind):
         # a value is shown as it was written; what was built from a _target_ is named by its class
-        place = key if isinstance(node, Mapping) else f"{key}={one_line(written(node))}"
+        place = key if isinstance(node, Mapping) else f"{key}={shown(node, written)}"
         raise ConfigError(f"{place}: must be a {kind.__name__}, got {type(part).__name__}: give it a _target_")
     return part
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cupynet import checks
-from cupynet.checks import guess, nearest, one_line, refusal, written
+from cupynet.checks import guess, nearest, refusal, shown, written
 from cupynet.errors import ConfigError
 
 Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value as it is kept, or a ConfigError
@@ -58,16 +58,18 @@ def integer(minimum: int | None, *, null: str = "", also: str = "", **bounds: An
     return lambda key, value: None if null and value is None else checks.integer(key, value, minimum, tail, **bounds)
 
 
-def one_of(*names: str, null: str = "", same: Mapping[str, str] | None = None) -> Rule:
-    """One of the names; or null, which means `null`. same: other names of theirs -> ours, which a refusal tells."""
+def one_of(*names: str) -> Rule:
+    """One of the names."""
+    return lambda key, value: checks.one_of(key, value, names)
+
+
+def only(name: str, *, null: str) -> Rule:
+    """The name, or null, which means `null`."""
 
     def rule(key: str, value: Any) -> str | None:
-        if null and value is None:
-            return None
-        own = (same or {}).get(str(value))
-        if own is not None:
-            raise refusal(key, str(value), f"must be one of {', '.join(names)}; {value} is '{own}' here")
-        return checks.one_of(key, value, names, f", or null for {null}" if null else "")
+        if value not in (None, name):
+            raise refusal(key, written(value), f"must be {name}, or null for {null}")
+        return None if value is None else name
 
     return rule
 
@@ -148,10 +150,6 @@ def size(value: object, share: bool = False) -> int | float:
 
 # the settings ---------------------------------------------------------------------------------------------------------
 
-_DTYPE_NAMES = {
-    "float16": "half", "fp16": "half", "float32": "float", "fp32": "float", "float64": "double", "fp64": "double"
-}  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrioritySettings(Group):
@@ -197,8 +195,8 @@ class Settings(Group):
     workers: int | None = setting(
         None, integer(1, null="one per device", most=MOST_WORKERS, why="every worker is a thread with its own replica")
     )
-    dtype: str = setting("float", one_of(*checks.DTYPES, same=_DTYPE_NAMES))
-    seed: int = setting(123, integer(0, below=1 << 64))
+    dtype: str = setting("float", checks.dtype)
+    seed: int = setting(123, checks.seed)
     epochs: int = setting(10, integer(1))
     batch_size: int = setting(128, integer(1))
     devices: list[int] | None = setting(None, devices)
@@ -219,7 +217,7 @@ class Settings(Group):
 class BenchSettings(Settings):
     """The settings of `cupynet.bench`: those of the run it measures, and what conf/bench.yaml adds."""
 
-    peers: str | None = setting(None, one_of("torch", null="none"))
+    peers: str | None = setting(None, only("torch", null="none"))
     repeats: int = setting(5, integer(1))
     images: int = setting(60000, integer(1))
 
@@ -237,12 +235,12 @@ def read(kind: type[G], given: Any, above: str = "") -> G:
     known = {each.name: each for each in fields(kind)}
     if not isinstance(given, Mapping):
         what = f"must be a group of settings: {', '.join(known)}"
-        raise refusal(above, one_line(written(given)), what)
+        raise refusal(above, shown(given, written), what)
     for name, value in given.items():
         if name not in known:
             key = _below(above, name)
             hint = nearest(key, (_below(above, other) for other in known))
-            raise ConfigError(f"{key}={one_line(written(value))}: there is no setting '{key}'{hint}")
+            raise ConfigError(f"{key}={shown(value, written)}: there is no setting '{key}'{hint}")
     values = {}
     for name, each in known.items():
         key = _below(above, name)
@@ -250,7 +248,7 @@ def read(kind: type[G], given: Any, above: str = "") -> G:
             try:
                 values[name] = each.metadata["rule"](key, given[name])
             except checks.Refusal as wrong:
-                raise ConfigError(f"{key}={one_line(written(given[name]))}: {wrong.reason}") from None
+                raise ConfigError(f"{key}={shown(given[name], written)}: {wrong.reason}") from None
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ConfigError(f"{key}: is missing")
     return kind(**values)

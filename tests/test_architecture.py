@@ -365,14 +365,10 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     if source.path.removesuffix(".py") in (*DOOR, *SHARED):
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = [
-        node.body[0].value
-        for node in ast.walk(source.tree)
-        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
-    ]
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+    tree = source.tree
+    alone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]  # docstrings: used for nothing
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in alone:
             for found in re.findall(rf"(?<![\w.])(?:{known})(?!\w)", node.value):
                 yield f"line {node.lineno}: {found} is a key of the configuration, known only to the door"
 

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from cupynet import config
 from cupynet.checks import listed
 from cupynet.errors import ConfigError, DataError, DivergedError, Interrupted, annotate
-from cupynet.parts import build
+from cupynet.parts import build, build_as
 from cupynet.settings import BackendSettings, PrioritySettings, Settings
 
 REPOSITORY = Path(config.__file__).parents[1]
@@ -700,6 +700,72 @@ def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.Mon
         build({"_target_": "trap.Layer"}, "model")
     with pytest.raises(ConfigError, match="poor needs 'no_such_package_anywhere', which is not installed"):
         build({"_target_": "poor.Layer"}, "model", ["poor"])
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        ("mse", "loss=mse: must be a Conv, got str: give it a _target_"),
+        (None, "loss=null: must be a Conv, got NoneType: give it a _target_"),
+        ({"filters": 2}, "loss: must be a Conv, got dict: give it a _target_"),
+        ({"_target_": f"{HERE}.Anything"}, "loss: must be a Conv, got Anything: give it a _target_"),
+    ],
+)
+def test_a_part_of_the_wrong_kind(node: Any, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_as(Conv, node, "loss", [HERE])
+    assert str(caught.value) == line
+    assert type(build_as(Conv, {"_target_": f"{HERE}.Conv", "filters": 2}, "loss", [HERE])) is Conv
+
+
+# --- types
+
+COMMAND = """
+from pathlib import Path
+from cupynet import config
+from cupynet.settings import BenchSettings
+
+class Job:
+    def __init__(self, settings: BenchSettings) -> None:
+        self.peers = settings.peers
+
+def task(job: Job, folder: Path) -> None:
+    print(job.peers, folder)
+
+config.run(task, Job, "bench", BenchSettings)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong", "error"),
+    [
+        ("", "", ""),
+        ("settings.peers", "settings.paers", '"BenchSettings" has no attribute "paers"'),
+        ("settings.peers", "settings.parallel.timeout", '"ParallelSettings" has no attribute "timeout"'),
+        ("job.peers", "job.paers", '"Job" has no attribute "paers"'),
+        ("job: Job", "job: str", 'Cannot infer value of type parameter "T"'),
+        (", BenchSettings)", ", Settings)", "incompatible type"),
+    ],
+)
+def test_a_misspelt_attribute_of_a_command_is_found(right: str, wrong: str, error: str, tmp_path: Path) -> None:
+    text = COMMAND.replace(right, wrong) if right else COMMAND
+    (tmp_path / "command.py").write_text(text.replace("import BenchSettings", "import BenchSettings, Settings"))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--config-file",
+            REPOSITORY / "pyproject.toml",
+            tmp_path / "command.py",
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert (error in done.stdout) and (done.returncode == (1 if error else 0)), done.stdout + done.stderr
 
 
 # --- a finished run
