@@ -154,7 +154,7 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 def guess(value: object, names: Iterable[str]) -> str:
     """The end of a message about a value that is none of `names`: the one it is most like, if any is near."""
-    match = get_close_matches(str(value).lower(), list(names), n=1)
+    match = get_close_matches(shown(value, str).lower(), list(names), n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 

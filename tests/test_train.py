@@ -134,7 +134,7 @@ def test_evaluate_refuses_what_is_no_run_and_damaged_weights(finished, tmp_path)
 BAD = {
     "workrs=4": "did you mean 'workers'?",
     "workers=0": "at least 1",
-    "workers=four": "whole number",
+    "workers=four": "an integer of at least 1",
     "dtype=float16x": "half, float or double",
     "parallel.averaging_frequency=0": "at least 1",
     "batch_size=-1": "at least 1",
