@@ -59,7 +59,7 @@ def prepare(settings: BenchSettings) -> Bench:
 
 def bench(asked: Bench, folder: Path) -> None:
     """All measurements, as a table and as bench.json in `folder`."""
-    from cupynet.backend import commit, environment
+    from cupynet.backend.environment import commit, environment
     from cupynet.files import write_json
 
     experiment, settings = asked.experiment, asked.settings

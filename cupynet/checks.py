@@ -2,7 +2,8 @@
 
 A message names the value, what it must be and, where there is one, the other way out:
 `Conv2D filters=0: must be an integer of at least 1`. NumPy's scalars are taken like Python's; a bool is no number.
-Below the checks stands what messages are made of.
+A refusal carries its reason alone too, for whoever writes the value in another way: the command line says
+`filters=zero` where Python says `filters='zero'`. Below the checks stands what messages are made of.
 """
 
 from __future__ import annotations
@@ -18,17 +19,43 @@ from cupynet.errors import ConfigError
 T = TypeVar("T")
 SHOWN = 80  # characters of a value in a message
 
+# Names are listed here because settings are read without NumPy, which every file of cupynet.backend imports.
+DTYPES = ("half", "float", "double")
+DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are taken too
+BACKENDS = ("numpy", "numba", "cupy")
 
-def integer(name: str, value: Any, minimum: int | None = None, also: str = "", *, below: int | None = None) -> int:
-    """`value` as an int of at least `minimum`, and smaller than `below`; `also` ends the message (", or null")."""
+
+class Refusal(ConfigError):
+    """What a check raises: its text is `name=value: reason`, and `reason` stands alone too."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def refusal(name: str, value: str, reason: str) -> Refusal:
+    """The error about a value, written as it is to be shown."""
+    return Refusal(f"{name}={value}: {reason}", reason)
+
+
+def integer(
+    name: str, value: Any, minimum: int | None = None, also: str = "", *,
+    below: int | None = None, most: int | None = None, why: str = "",
+) -> int:  # fmt: skip
+    """`value` as an int of at least `minimum`, smaller than `below` and at most `most`, of which `why` says the reason.
+
+    `also` ends the message (", or null").
+    """
     try:
         number = None if is_bool(value) else operator.index(value)
     except TypeError:
         number = None
     if number is None or (minimum is not None and number < minimum) or (below is not None and number >= below):
         least = "" if minimum is None else f" of at least {minimum}"
-        most = "" if below is None else f"{' and' if least else ''} below {'2**64' if below == 1 << 64 else below}"
-        raise ConfigError(f"{name}={shown(value)}: must be an integer{least}{most}{also}")
+        bound = "" if below is None else f"{' and' if least else ''} below {'2**64' if below == 1 << 64 else below}"
+        raise refusal(name, shown(value), f"must be an integer{least}{bound}{also}")
+    if most is not None and number > most:
+        raise refusal(name, shown(value), f"must be at most {most}{also}{why and f': {why}'}")
     return number
 
 
@@ -60,14 +87,14 @@ def number(
         )
         bounds += [f"below {below:g}"] if below < math.inf else []
         what = f"number of {unit}" if unit else "number"
-        raise ConfigError(f"{name}={shown(value)}: must be a {what} {' and '.join(bounds)}".rstrip() + also)
+        raise refusal(name, shown(value), f"must be a {what} {' and '.join(bounds)}".rstrip() + also)
     return real
 
 
 def flag(name: str, value: Any) -> bool:
     """`value` as a bool, if it is one."""
     if not is_bool(value):
-        raise ConfigError(f"{name}={shown(value)}: must be true or false")
+        raise refusal(name, shown(value), "must be true or false")
     return bool(value)
 
 
@@ -75,8 +102,13 @@ def one_of(name: str, value: Any, names: Iterable[str]) -> str:
     """`value` if it is one of `names`."""
     known = list(names)
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{name}={shown(value, str)}: must be one of {', '.join(known)}{guess(value, known)}")
+        raise refusal(name, shown(value, str), f"must be one of {', '.join(known)}{guess(value, known)}")
     return value
+
+
+def dtype(name: str, value: Any) -> str:
+    """`value` as the name of a precision, one of `DTYPES`; NumPy's names for them are taken too."""
+    return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
 def instance(name: str, value: Any, kind: type[T], example: str) -> T:
@@ -122,7 +154,7 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 def guess(value: object, names: Iterable[str]) -> str:
     """The end of a message about a value that is none of `names`: the one it is most like, if any is near."""
-    match = get_close_matches(str(value).lower(), list(names), n=1)
+    match = get_close_matches(shown(value, str).lower(), list(names), n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 

@@ -10,8 +10,8 @@ import os
 import sys
 import traceback
 
+from cupynet.checks import one_line
 from cupynet.errors import CupynetError, OutputError
-from cupynet.settings import one_line
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it

@@ -11,10 +11,22 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from inspect import Parameter
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+from cupynet.checks import listed, nearest, one_line, shown, written
 from cupynet.errors import ConfigError
-from cupynet.settings import listed, nearest, one_line
+
+T = TypeVar("T")
+
+
+def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:
+    """What `build` makes of a node, which must be a `kind`; else a ConfigError that says what to write."""
+    part = build(node, key, trusted_modules)
+    if not isinstance(part, kind):
+        # a value is shown as it was written; what was built from a _target_ is named by its class
+        place = key if isinstance(node, Mapping) else f"{key}={shown(node, written)}"
+        raise ConfigError(f"{place}: must be a {kind.__name__}, got {type(part).__name__}: give it a _target_")
+    return part
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:

@@ -1,73 +1,130 @@
-"""The settings of a run: their names, their types, and what each of them may be.
+"""The settings of a run: a line for each, with its type, its default and the rule that says what it may be.
 
 `Settings` is what a command works with: plain Python values, whatever they were read from. It is also the schema that
-the configuration is composed against (config.py). What a part may be given (a layer, an optimizer, a source of data) is
-told by its constructor (parts.py); every other setting has a line in `RULES`, and one without a line does not exist.
+the configuration is composed against (config.py). A group is a dataclass of its own. A part is open here: what a layer,
+an optimizer or a source of data may be given is told by its constructor (parts.py).
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
+from typing import Any, TypeVar
 
+from cupynet import checks
+from cupynet.checks import guess, nearest, refusal, shown, written
 from cupynet.errors import ConfigError
 
-Rule = Callable[[Any], "str | None"]  # what is wrong with a value, or None
+Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value as it is kept, or a ConfigError
+
+MOST_WORKERS = 10_000
+MOST_PREFETCHED = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """One run. conf/config.yaml says what each setting means; a group is a mapping, made by one of its files there."""
-
-    workers: int | None = None
-    dtype: str = "float"
-    seed: int = 123
-    epochs: int = 10
-    batch_size: int = 128
-    devices: list[int] | None = None
-    evaluate_every_epochs: int = 1
-    trusted_modules: list[str] = field(default_factory=list)
-    backend: dict[str, Any]
-    memory: dict[str, Any]
-    data: dict[str, Any]
-    model: dict[str, Any]
-    loss: dict[str, Any]
-    optimizer: dict[str, Any]
-    parallel: dict[str, Any]
-    callbacks: dict[str, Any]
+class Group:
+    """Settings that belong together: its fields are made by `setting`, `group` and `part`."""
 
 
-def one_line(text: object) -> str:
-    """The text with every run of white space, line breaks included, made one blank."""
-    return " ".join(str(text).split())
+G = TypeVar("G", bound=Group)
 
 
-def listed(names: Iterable[str], last: str = "or") -> str:
-    """`half, float or double`."""
-    *others, end = names
-    return f"{', '.join(others)} {last} {end}" if others else end
+def setting(default: Any, rule: Rule) -> Any:
+    """A setting with its default value and its rule."""
+    if isinstance(default, list):
+        return field(default_factory=partial(list, default), metadata={"rule": rule})
+    return field(default=default, metadata={"rule": rule})
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known one it is most like, or all of them when none is near."""
-    names = sorted(known)
-    match = get_close_matches(name, names, n=1) or get_close_matches(name.lower(), names, n=1)
-    if match:
-        return f"; did you mean '{match[0]}'?"
-    return f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else ""
+def group(kind: type[Group]) -> Any:
+    """Settings that belong together, made by a file of the configuration; without a default, as that file has it."""
+    return field(metadata={"rule": lambda key, value: read(kind, value, key), "group": kind})
 
 
-def written(value: object) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(written(item) for item in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{written(item)}' for key, item in value.items())}}}"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def part() -> Any:
+    """What is built from a `_target_`: anything here, its constructor has the say."""
+    return field(metadata={"rule": lambda key, value: value})
+
+
+# rules ----------------------------------------------------------------------------------------------------------------
+
+
+def integer(minimum: int | None, *, null: str = "", also: str = "", **bounds: Any) -> Rule:
+    """An integer of at least `minimum`; or null, which means `null`. `bounds` are those of `checks.integer`."""
+    tail = (f", or null for {null}" if null else "") + also
+    return lambda key, value: None if null and value is None else checks.integer(key, value, minimum, tail, **bounds)
+
+
+def one_of(*names: str) -> Rule:
+    """One of the names."""
+    return lambda key, value: checks.one_of(key, value, names)
+
+
+def only(name: str, *, null: str) -> Rule:
+    """The name, or null, which means `null`."""
+
+    def rule(key: str, value: Any) -> str | None:
+        if value not in (None, name):
+            raise refusal(key, written(value), f"must be {name}, or null for {null}")
+        return None if value is None else name
+
+    return rule
+
+
+def seconds(key: str, value: Any) -> float:
+    """How long to wait; no thread can wait longer than TIMEOUT_MAX."""
+    return checks.number(key, value, above=0, below=threading.TIMEOUT_MAX, unit="seconds")
+
+
+def memory(*, share: bool) -> Rule:
+    """An amount of memory as `size` reads it, or null for no bound."""
+
+    def rule(key: str, value: Any) -> Any:
+        try:
+            return value if value is None else (size(value, share), value)[1]
+        except ValueError:
+            form = f"bytes, an amount such as 2GiB{', a share of the device such as 80%' * share}, or null"
+            raise refusal(key, written(value), f"must be {form}") from None
+
+    return rule
+
+
+def frequency(key: str, value: Any) -> int | str:
+    """Iterations between averages, or one of two moments."""
+    moments = ("epoch", "end")
+    if isinstance(value, str) and value in moments:
+        return value
+    return checks.integer(key, value, 1, f", epoch or end{guess(value, moments)}")
+
+
+def devices(key: str, value: Any) -> list[int] | None:
+    """Different numbers of devices, or null."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or any(type(number) is not int or number < 0 for number in value):
+        raise refusal(key, written(value), "must be a list of device numbers such as [0,2], or null for all")
+    if len(set(value)) < len(value):
+        raise refusal(key, written(value), "names a device twice")
+    return value
+
+
+def modules(key: str, value: Any) -> list[str]:
+    """Dotted names of Python modules."""
+    if not isinstance(value, list) or not all(
+        isinstance(name, str) and all(part.isidentifier() for part in name.split(".")) for name in value
+    ):
+        raise refusal(key, written(value), "must be a list of Python modules such as [mynet,mynet.layers]")
+    return value
+
+
+def mapping(key: str, value: Any) -> dict[str, Any]:
+    """Parts by name; null where one was taken out."""
+    if not isinstance(value, Mapping):
+        raise refusal(key, written(value), "must be parts by name, each with a _target_, or null")
+    return dict(value)
 
 
 def size(value: object, share: bool = False) -> int | float:
@@ -83,163 +140,139 @@ def size(value: object, share: bool = False) -> int | float:
         if not share or not 0 < number <= 100:
             raise ValueError(f"{value} is not a share of the device's memory")
         return number / 100
+    if "." in match[1] and unit in ("", "b"):
+        raise ValueError(f"{value} is not a whole number of bytes")
     amount = int(number * (1024 if "i" in unit else 1000) ** "bkmgt".index(unit[:1] or "b"))
     if amount < 1:
         raise ValueError(f"{value} is no memory at all")
     return amount
 
 
-def _whole(minimum: int | None, null: str = "", other: str = "") -> Rule:
-    """A whole number from `minimum` on; or null, which means `null`."""
-    least = "" if minimum is None else f"at least {minimum}"
-    tail = (f", or null for {null}" if null else "") + other
-
-    def rule(value: Any) -> str | None:
-        if null and value is None:
-            return None
-        if type(value) is not int:
-            return f"must be a whole number{f', {least}' if least else ''}{tail}"
-        return f"must be {least}{tail}" if minimum is not None and value < minimum else None
-
-    return rule
+# the settings ---------------------------------------------------------------------------------------------------------
 
 
-def _one_of(*names: str) -> Rule:
-    def rule(value: Any) -> str | None:
-        return None if value in names else f"must be {listed(names)}{_guess(value, names)}"
+@dataclass(frozen=True, kw_only=True)
+class PrioritySettings(Group):
+    """Of the kinds of backend that work here `auto` takes the one with the higher number."""
 
-    return rule
-
-
-def _guess(value: Any, names: Iterable[str]) -> str:
-    match = get_close_matches(str(value).lower(), list(names), n=1)
-    return f"; did you mean '{match[0]}'?" if match else ""
+    gpu: int = setting(100, integer(None, also="; by default it is BACKEND_PRIORITY_GPU of the environment"))
+    cpu: int = setting(0, integer(None, also="; by default it is BACKEND_PRIORITY_CPU of the environment"))
 
 
-def _dtype(value: Any) -> str | None:
-    names = ("half", "float", "double")
-    same = {"float16": "half", "fp16": "half", "float32": "float", "fp32": "float", "float64": "double"}.get(str(value))
-    return f"must be {listed(names)}; {value} is '{same}' here" if same else _one_of(*names)(value)
+@dataclass(frozen=True, kw_only=True)
+class BackendSettings(Group):
+    """What computes."""
+
+    name: str = setting("auto", one_of("auto", *checks.BACKENDS))
+    priority: PrioritySettings = group(PrioritySettings)
 
 
-def _switch(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "must be true or false"
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings(Group):
+    """Bounds of CuPy's memory pools."""
+
+    device_pool_limit: int | str | None = setting(None, memory(share=True))
+    device_pool_trim_above: int | str | None = setting(None, memory(share=False))
+    pinned_pool_trim_above: int | None = setting(None, integer(0, null="never"))
 
 
-def _seconds(value: Any) -> str | None:
-    number = type(value) in (int, float)
-    # no thread can wait longer than TIMEOUT_MAX; infinity and nan fail the comparison too
-    return None if number and 0 < value <= threading.TIMEOUT_MAX else "must be a number of seconds above 0"
+@dataclass(frozen=True, kw_only=True)
+class ParallelSettings(Group):
+    """How the replicas are kept together. What averages is a part, and refers to the settings beside it."""
+
+    averaging_frequency: int | str = setting(3, frequency)
+    prefetch_buffer: int = setting(24, integer(0, most=MOST_PREFETCHED, why="every batch prepared ahead takes memory"))
+    report_score_after_averaging: bool = setting(True, checks.flag)
+    average_updaters: bool = setting(True, checks.flag)
+    timeout_s: float = setting(300.0, seconds)
+    synchronizer: Any = part()
 
 
-def _memory(share: bool) -> Rule:
-    def rule(value: Any) -> str | None:
-        try:
-            return None if value is None else (size(value, share), None)[1]
-        except ValueError:
-            return f"must be bytes, an amount such as 2GiB{', a share of the device such as 80%' * share}, or null"
+@dataclass(frozen=True, kw_only=True)
+class Settings(Group):
+    """One run. conf/config.yaml says what each setting means; a group is made by one of its files there."""
 
-    return rule
-
-
-def _frequency(value: Any) -> str | None:
-    if value in ("epoch", "end") or (type(value) is int and value >= 1):
-        return None
-    return f"must be a whole number of iterations, at least 1, or epoch, or end{_guess(value, ('epoch', 'end'))}"
-
-
-def _devices(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value or any(type(number) is not int or number < 0 for number in value):
-        return "must be a list of device numbers such as [0,2], or null for all"
-    return None if len(set(value)) == len(value) else "names a device twice"
-
-
-def _modules(value: Any) -> str | None:
-    named = isinstance(value, list) and all(
-        isinstance(name, str) and all(part.isidentifier() for part in name.split(".")) for name in value
+    workers: int | None = setting(
+        None, integer(1, null="one per device", most=MOST_WORKERS, why="every worker is a thread with its own replica")
     )
-    return None if named else "must be a list of Python modules such as [mynet,mynet.layers]"
-
-
-RULES: dict[str, Rule] = {
-    "workers": _whole(1, null="one per device"),
-    "dtype": _dtype,
-    "seed": _whole(0),
-    "epochs": _whole(1),
-    "batch_size": _whole(1),
-    "devices": _devices,
-    "evaluate_every_epochs": _whole(1),
-    "trusted_modules": _modules,
-    "backend.name": _one_of("auto", "numpy", "numba", "cupy"),
-    "backend.priority.gpu": _whole(None, other="; by default it is BACKEND_PRIORITY_GPU of the environment"),
-    "backend.priority.cpu": _whole(None, other="; by default it is BACKEND_PRIORITY_CPU of the environment"),
-    "memory.device_pool_limit": _memory(share=True),
-    "memory.device_pool_trim_above": _memory(share=False),
-    "memory.pinned_pool_trim_above": _whole(0, null="never"),
-    "parallel.averaging_frequency": _frequency,
-    "parallel.prefetch_buffer": _whole(0),
-    "parallel.report_score_after_averaging": _switch,
-    "parallel.average_updaters": _switch,
-    "parallel.timeout_s": _seconds,
-    "callbacks.history.every_iterations": _whole(1),
-    "callbacks.progress": _one_of("auto", "bar", "lines", "none"),
-}
+    dtype: str = setting("float", checks.dtype)
+    seed: int = setting(123, checks.seed)
+    epochs: int = setting(10, integer(1))
+    batch_size: int = setting(128, integer(1))
+    devices: list[int] | None = setting(None, devices)
+    evaluate_every_epochs: int = setting(1, integer(1))
+    report_every_iterations: int = setting(50, integer(1))
+    trusted_modules: list[str] = setting([], modules)
+    backend: BackendSettings = group(BackendSettings)
+    memory: MemorySettings = group(MemorySettings)
+    data: Any = part()
+    model: Any = part()
+    loss: Any = part()
+    optimizer: Any = part()
+    parallel: ParallelSettings = group(ParallelSettings)
+    callbacks: dict[str, Any] = field(metadata={"rule": mapping})
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings(Settings):
     """The settings of `cupynet.bench`: those of the run it measures, and what conf/bench.yaml adds."""
 
-    peers: str | None = None
-    repeats: int = 5
-    images: int = 60000
+    peers: str | None = setting(None, only("torch", null="none"))
+    repeats: int = setting(5, integer(1))
+    images: int = setting(60000, integer(1))
 
 
-BENCH_RULES: dict[str, Rule] = {
-    "peers": lambda value: None if value in (None, "torch") else "must be torch, or null for none",
-    "repeats": _whole(1),
-    "images": _whole(1),
-}
+# reading --------------------------------------------------------------------------------------------------------------
 
 
-def rules(schema: type[Settings]) -> dict[str, Rule]:
-    """The rules of a command's settings."""
-    return {**RULES, **BENCH_RULES} if issubclass(schema, BenchSettings) else RULES
+def read(kind: type[G], given: Any, above: str = "") -> G:
+    """`given`, a mapping of plain values, as settings; groups are mappings inside it.
 
+    above: the dotted key of the mapping, "" for a whole run; every message begins with the key of the setting.
 
-def validate(settings: Settings) -> None:
-    """Hold every setting that is not a part's against its rule; ConfigError names the first that breaks one."""
-    known = rules(type(settings))
-    ruled_groups = {key.partition(".")[0] for key in known if "." in key}
-    found: dict[str, Any] = {}
-    for each in fields(settings):
-        value = getattr(settings, each.name)
-        if each.name in ruled_groups:
-            found.update(_leaves(value, each.name))
-        elif each.name in known:
-            found[each.name] = value
-    for key, value in found.items():
-        if key not in known:
-            raise ConfigError(f"{key}={written(value)}: there is no setting '{key}'{nearest(key, _siblings(key))}")
-        wrong = known[key](value)
-        if wrong:
-            raise ConfigError(f"{key}={one_line(written(value))}: {wrong}")
-    for key in known:
-        if key not in found:
+    Raises ConfigError: an unknown or missing setting, or a value that breaks its rule.
+    """
+    known = {each.name: each for each in fields(kind)}
+    if not isinstance(given, Mapping):
+        what = f"must be a group of settings: {', '.join(known)}"
+        raise refusal(above, shown(given, written), what)
+    for name, value in given.items():
+        if name not in known:
+            key = _below(above, name)
+            hint = nearest(key, (_below(above, other) for other in known))
+            raise ConfigError(f"{key}={shown(value, written)}: there is no setting '{key}'{hint}")
+    values = {}
+    for name, each in known.items():
+        key = _below(above, name)
+        if name in given:
+            try:
+                values[name] = each.metadata["rule"](key, given[name])
+            except checks.Refusal as wrong:
+                raise ConfigError(f"{key}={shown(given[name], written)}: {wrong.reason}") from None
+        elif each.default is MISSING and each.default_factory is MISSING:
             raise ConfigError(f"{key}: is missing")
+    return kind(**values)
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything in a mapping that is not itself a mapping above a ruled key."""
-    if isinstance(value, Mapping) and any(known.startswith(f"{key}.") for known in RULES):
-        for name, item in value.items():
-            yield from _leaves(item, f"{key}.{name}")
-    else:
-        yield key, value
+def rules(kind: type[Group], above: str = "") -> Iterator[tuple[str, Rule]]:
+    """(dotted key, rule) of every setting, in order: of a group, and then of what is in it."""
+    for each in fields(kind):
+        key = _below(above, each.name)
+        yield key, each.metadata["rule"]
+        if "group" in each.metadata:
+            yield from rules(each.metadata["group"], key)
 
 
-def _siblings(key: str) -> list[str]:
-    group = key.partition(".")[0]
-    return [known for known in RULES if known.startswith(f"{group}.")]
+def refused(kind: type[Group], key: str, value: Any) -> str:
+    """What the rule of the setting `key` has against a value; "" if nothing, or if there is no such setting."""
+    rule = dict(rules(kind)).get(key)
+    try:
+        if rule is not None:
+            rule(key, value)
+    except checks.Refusal as wrong:
+        return wrong.reason
+    return ""
+
+
+def _below(above: str, name: Any) -> str:
+    return f"{above}.{name}" if above else str(name)

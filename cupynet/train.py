@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """The command."""
-    config.run(train, prepare)
+    config.run(train, prepare, "config", Settings)
 
 
 def prepare(settings: Settings) -> Experiment:
@@ -101,7 +101,7 @@ def summarise(
     wall_s: float,
 ) -> Summary:
     """What the run came to. test, validation: None where they were not evaluated."""
-    from cupynet.backend import commit, environment
+    from cupynet.backend.environment import commit, environment
     from cupynet.runs import Summary
 
     settings, trainer = experiment.settings, wrapper.trainer

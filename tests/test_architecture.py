@@ -12,10 +12,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from cupynet.settings import BenchSettings, rules
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
@@ -25,6 +29,7 @@ SHARED = ("experiment",)  # what the commands share: settings turned into the ob
 DOOR = (
     "config",
     "exits",
+    "explain",
     "parts",
     "settings",
 )  # from a command line to plain values and exit codes: for commands only
@@ -59,8 +64,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ml_dtypes": ("backend/",),
     "numba": ("backend/kernels/",),
     "llvmlite": ("backend/kernels/",),
-    "hydra": ("config.py",),
-    "omegaconf": ("config.py",),
+    "hydra": ("config.py", "explain.py"),
+    "omegaconf": ("config.py", "explain.py"),
     "mnist": ("data/mnist.py",),
     "platformdirs": ("data/",),
     "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
@@ -341,6 +346,72 @@ def test_a_kept_rule_is_quiet(rule: Rule, path: str, text: str) -> None:
 
 def test_every_rule_was_seen_to_fail() -> None:
     assert {rule for rule, *_ in BROKEN} == set(RULES)
+
+
+# Files whose messages still name settings; each goes when it speaks in its constructor's words ("lower learning_rate").
+SPEAK_OF_SETTINGS_YET = {
+    "data/idx.py",
+    "data/mnist.py",
+    "parallel/communicator.py",
+    "parallel/synchronizers.py",
+    "training/console.py",
+    "training/trainer.py",
+}
+
+
+def keys_of_the_configuration(source: Source) -> Iterator[str]:
+    """Nothing but the door knows a dotted key of the configuration: a library is used without one.
+
+    The keys of the groups that are dataclasses stand in settings.py; what is in a part is found in the files of conf/.
+    Docstrings may show code, in which `data.train` is an attribute.
+    """
+    if source.path.removesuffix(".py") in (*DOOR, *SHARED):
+        return
+    known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
+    tree = source.tree
+    alone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]  # docstrings: used for nothing
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in alone:
+            for found in re.findall(rf"(?<![\w.])(?:{known})(?!\w)", node.value):
+                yield f"line {node.lineno}: {found} is a key of the configuration, known only to the door"
+
+
+@cache
+def configuration_keys() -> set[str]:
+    """Every key with a dot, from `parallel.timeout_s` to `model.layers.conv2.kernel`."""
+    keys = {key for key, _ in rules(BenchSettings)}
+    for group in (each.name for each in fields(BenchSettings)):
+        for path in (ROOT / "conf" / group).glob("*.yaml"):
+            above: list[str] = []
+            for line in path.read_text("utf-8").splitlines():
+                if named := re.match(r"( *)(\w+):", line):
+                    above[len(named[1]) // 2 :] = [named[2]]
+                    keys.add(".".join((group, *above)))
+    return {key for key in keys if "." in key}
+
+
+def test_only_the_door_knows_the_keys_of_the_configuration() -> None:
+    assert {"parallel.timeout_s", "optimizer.learning_rate", "optimizer.learning_rate.peak"} < configuration_keys()
+    assert {"data.fallback", "callbacks.progress.style", "backend.priority.gpu"} < configuration_keys()
+    found = {source.path: list(keys_of_the_configuration(source)) for source in SOURCES}
+    loud = {path: keys for path, keys in found.items() if keys}
+    assert set(loud) == SPEAK_OF_SETTINGS_YET, loud
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("nn/conv.py", "raise E('lower optimizer.learning_rate')", ["line 1: optimizer.learning_rate is a key"]),
+        ("train.py", "x = f'{a}: or data.fallback={b}'", ["line 1: data.fallback is a key"]),
+        ("train.py", "x = 'cupynet.data.seed'; y = 'data.seedling'; z = 'lower learning_rate'", []),
+        ("parts.py", "x = 'parallel.timeout_s'", []),
+        ("nn/conv.py", "def f():\n    'Takes data.train.'", []),
+    ],
+)
+def test_a_key_of_the_configuration_is_seen(path: str, text: str, expected: list[str]) -> None:
+    found = list(keys_of_the_configuration(Source(path, text)))
+    assert len(found) == len(expected)
+    assert all(each.startswith(start) for each, start in zip(found, expected, strict=True))
 
 
 def strangers(tracked: list[str]) -> list[str]:

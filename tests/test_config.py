@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from cupynet import config
+from cupynet.checks import listed
 from cupynet.errors import ConfigError, DataError, DivergedError, Interrupted, annotate
-from cupynet.parts import build
-from cupynet.settings import RULES, Settings, listed, size, validate
+from cupynet.parts import build, build_as
+from cupynet.settings import BackendSettings, PrioritySettings, Settings
 
 REPOSITORY = Path(config.__file__).parents[1]
 
@@ -84,9 +86,14 @@ def command(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
             ran.append(settings)
             return None if task is None else task(settings, folder)
 
+        def prepare(settings: Settings) -> Settings:
+            if check is not None:
+                check(settings)
+            return settings
+
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         try:
-            config.run(job, check or (lambda settings: None))
+            config.run(job, prepare, "config", Settings)
         except SystemExit as left:
             assert isinstance(left.code, int)
             return left.code, ran
@@ -102,20 +109,20 @@ REFUSED = {
     "workrs=4": ": there is no setting 'workrs'; did you mean 'workers'?",
     "++workrs=4": "workrs=4: there is no setting 'workrs'; did you mean 'workers'?",
     "optimzer=sgd": ": there is no setting 'optimzer'; did you mean 'optimizer'?",
-    "workers=0": ": must be at least 1, or null for one per device",
-    "workers=four": ": must be a whole number, at least 1, or null for one per device",
-    "batch_size=-1": ": must be at least 1",
-    "epochs=0": ": must be at least 1",
-    "seed=x": ": must be a whole number, at least 0",
-    "dtype=float16x": ": must be half, float or double; did you mean 'float'?",
+    "workers=0": ": must be an integer of at least 1, or null for one per device",
+    "workers=four": ": must be an integer of at least 1, or null for one per device",
+    "batch_size=-1": ": must be an integer of at least 1",
+    "epochs=0": ": must be an integer of at least 1",
+    "seed=x": ": must be an integer of at least 0 and below 2**64",
+    "dtype=float16x": ": must be one of half, float, double; did you mean 'float'?",
     "devices=[0,0]": ": names a device twice",
-    "parallel.averaging_frequency=0": ": must be a whole number of iterations, at least 1, or epoch, or end",
+    "parallel.averaging_frequency=0": ": must be an integer of at least 1, epoch or end",
     "parallel.averaging_freqency=3": ": there is no setting 'parallel.averaging_freqency'"
     "; did you mean 'parallel.averaging_frequency'?",
     "+parallel.averaging_freqency=3": "parallel.averaging_freqency=3: "
     "there is no setting 'parallel.averaging_freqency'"
     "; did you mean 'parallel.averaging_frequency'?",
-    "~parallel.timeout_s": "parallel.timeout_s: is missing",
+    "~parallel.timeout_s": ": every run has this setting: parallel.timeout_s=... changes it, nothing takes it out",
     "model.layers.conv2.kernal=5": ": there is no setting 'model.layers.conv2.kernal'"
     "; did you mean 'model.layers.conv2.kernel'?",
     "model.layer.conv2.kernel=5": ": there is no setting 'model.layer'; did you mean 'model.layers'?",
@@ -124,6 +131,21 @@ REFUSED = {
     "optimizer=5": ": must be the name of a file in conf/optimizer",
     "~optimizer": "optimizer: is missing; choose it with optimizer=... (--help lists them)",
     "experiment=dl4j_gpu_guid": ": there is no 'dl4j_gpu_guid' in conf/experiment; did you mean 'dl4j_gpu_guide'?",
+    "workers=99999999999999999999": ": must be at most 10000, or null for one per device"
+    ": every worker is a thread with its own replica",
+    "parallel.prefetch_buffer=1000000000": ": must be at most 100000: every batch prepared ahead takes memory",
+    "seed=18446744073709551616": ": must be an integer of at least 0 and below 2**64",
+    "averaging_frequency=3": ": there is no setting 'averaging_frequency'"
+    "; did you mean 'parallel.averaging_frequency'?",
+    "backend.priority=3": ": must be a group of settings: gpu, cpu",
+    "backend=null": ": must be the name of a file in conf/backend",
+    "callbacks=loud": ": there is no 'loud' in conf/callbacks",
+    "parallel={a:1}": "parallel.a: there is no setting 'parallel.a'; did you mean 'parallel.timeout_s'?",
+    "parallel.synchronizer.frequency=${parallel.every}": ": refers to a setting that is not there"
+    ": write a value, or the name of a setting",
+    "~parallel.synchronizer": ": every run has this setting"
+    ": parallel.synchronizer=... changes it, nothing takes it out",
+    "~parallel.nothing": ": there is no setting 'parallel.nothing' to take out",
     "+foo=1": f"foo=1: there is no setting 'foo'; the names are {NAMES}",
     "+epochs=3": ": there is a setting 'epochs' already; write it without the +",
     "workers=1,2": ": several values need -m, to try each; for a list write workers=[1,2], for a text quotes",
@@ -133,36 +155,37 @@ REFUSED = {
     "workers": ": is not written as key=value, or has special characters without quotes",
     "--workers=4": ": settings are written without dashes: workers=4",
     "--parallel.timeout_s=4": ": settings are written without dashes: parallel.timeout_s=4",
-    "data.folder=${nothing}": ": Interpolation key 'nothing' not found",
+    "data.folder=${nothing}": ": refers to a setting that is not there: write a value, or the name of a setting",
 }
 
 # further values that break a rule, whichever way they come in
 WRONG = {
-    "workers=4.0": ": must be a whole number, at least 1, or null for one per device",
-    "workers='1,2'": ": must be a whole number, at least 1, or null for one per device",
-    "batch_size=true": ": must be a whole number, at least 1",
-    "epochs=": ": must be a whole number, at least 1",
-    "evaluate_every_epochs=0": ": must be at least 1",
-    "seed=null": ": must be a whole number, at least 0",
-    "dtype=bfloat16": ": must be half, float or double; did you mean 'float'?",
-    "dtype=null": ": must be half, float or double",
+    "workers=4.0": ": must be an integer of at least 1, or null for one per device",
+    "workers='1,2'": ": must be an integer of at least 1, or null for one per device",
+    "batch_size=true": ": must be an integer of at least 1",
+    "epochs=": ": must be an integer of at least 1",
+    "evaluate_every_epochs=0": ": must be an integer of at least 1",
+    "seed=null": ": must be an integer of at least 0 and below 2**64",
+    "dtype=bfloat16": ": must be one of half, float, double; did you mean 'float'?",
+    "dtype=null": ": must be one of half, float, double",
     "devices=[a]": ": must be a list of device numbers such as [0,2], or null for all",
     "devices=[-1]": ": must be a list of device numbers such as [0,2], or null for all",
     "devices=[]": ": must be a list of device numbers such as [0,2], or null for all",
     "devices=3": ": must be a list of device numbers such as [0,2], or null for all",
     "trusted_modules=[os,1x]": ": must be a list of Python modules such as [mynet,mynet.layers]",
-    "parallel.averaging_frequency=epoc": ": must be a whole number of iterations, at least 1, or epoch, or end"
-    "; did you mean 'epoch'?",
-    "parallel.timeout_s=inf": ": must be a number of seconds above 0",
-    "parallel.prefetch_buffer=-1": ": must be at least 0",
-    "parallel.prefetch_buffer=true": ": must be a whole number, at least 0",
+    "parallel.averaging_frequency=epoc": ": must be an integer of at least 1, epoch or end; did you mean 'epoch'?",
+    "parallel.timeout_s=inf": ": must be a number of seconds above 0 and below 9.22337e+09",
+    "parallel.prefetch_buffer=-1": ": must be an integer of at least 0",
+    "parallel.prefetch_buffer=true": ": must be an integer of at least 0",
     "parallel.average_updaters=yess": ": must be true or false",
-    "callbacks.history.every_iterations=0": ": must be at least 1",
-    "callbacks.progress=bars": ": must be auto, bar, lines or none; did you mean 'bar'?",
+    "parallel.average_updaters=2": ": must be true or false",
+    "report_every_iterations=0": ": must be an integer of at least 1",
+    "memory.device_pool_limit=2.5": ": must be bytes, an amount such as 2GiB"
+    ", a share of the device such as 80%, or null",
     "memory.device_pool_limit=120%": ": must be bytes, an amount such as 2GiB"
     ", a share of the device such as 80%, or null",
     "memory.device_pool_trim_above=80%": ": must be bytes, an amount such as 2GiB, or null",
-    "memory.pinned_pool_trim_above=1GiB": ": must be a whole number, at least 0, or null for never",
+    "memory.pinned_pool_trim_above=1GiB": ": must be an integer of at least 0, or null for never",
 }
 
 
@@ -182,23 +205,38 @@ def test_refused_in_one_line_before_a_folder_exists(
     assert list(in_folder.iterdir()) == []
 
 
-def test_every_rule_names_its_key_and_value() -> None:
-    good: Any = {"data": {}, "model": {}, "loss": {}, "optimizer": {}}
-    for key, rule in RULES.items():
-        assert rule(object()) is not None, key
-        tree: dict[str, Any] = {}
-        for known in RULES:
-            *above, last = known.split(".")
-            node = tree
-            for name in above:
-                node = node.setdefault(name, {})
-            node[last] = "surely wrong" if known == key else _right(known)
-        with pytest.raises(ConfigError, match=rf"^{key}=surely wrong: must be "):
-            validate(Settings(**good, **tree))
+@pytest.mark.parametrize("gone", ["~callbacks.progress", "callbacks.progress=null"])
+def test_a_reference_to_what_was_taken_out(
+    gone: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(gone, "+callbacks.mine.style=${callbacks.progress.style}") == (2, [])
+    assert capsys.readouterr().err == (
+        "cupynet: callbacks.mine.style=${callbacks.progress.style}: refers to a setting that is not there"
+        ": write a value, or the name of a setting\n"
+    )
+    (in_folder / "mine" / "callbacks").mkdir(parents=True)
+    (in_folder / "mine" / "callbacks" / "own.yaml").write_text("own:\n  style: ${callbacks.progress.style}\n")
+    assert command("-cd", "mine", "callbacks=own") == (2, [])
+    assert capsys.readouterr().err.startswith("cupynet: callbacks.own.style=${callbacks.progress.style}: refers to a")
+    assert [path.name for path in in_folder.iterdir()] == ["mine"]
 
 
-def _right(key: str) -> Any:
-    return next(value for value in (1, True, "float", "auto", ["a"], [1]) if RULES[key](value) is None)
+def test_the_wrong_one_of_two_is_named(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, wrong in ((["epochs=1", "epochs=0.5"], 1), (["backend=numpy", "parallel=3"], 1)):
+        assert command(*arguments) == (2, [])
+        assert capsys.readouterr().err.startswith(f"cupynet: {arguments[wrong]}: must be ")
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Every value that is no dataclass, dict or list; these themselves are nothing else."""
+    if is_dataclass(value):
+        for each in fields(value):
+            yield from leaves(getattr(value, each.name))
+    elif type(value) in (dict, list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from leaves(item)
+    else:
+        yield value
 
 
 def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
@@ -207,10 +245,9 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
     code, (settings,) = command(*arguments, task=lambda settings, folder: folders.append((folder, Path.cwd())))
     assert code == 0
     assert (settings.workers, settings.devices, settings.data["limit"]) == (2, [0, 2], 7)
-    assert settings.backend == {"name": "auto", "priority": {"gpu": 100, "cpu": 0}}
-    for each in fields(Settings):
-        assert type(getattr(settings, each.name)) in (int, str, list, dict, type(None)), each.name
-    assert type(settings.model["layers"]["conv1"]) is dict
+    assert settings.backend == BackendSettings(name="auto", priority=PrioritySettings(gpu=100, cpu=0))
+    for value in leaves(settings):
+        assert type(value) in (int, float, bool, str, type(None)), value
     ((folder, working_folder),) = folders
     assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs"
     assert sorted(path.name for path in folder.iterdir()) == [".hydra", "train.log"]
@@ -227,7 +264,10 @@ def test_good_values(command: Command) -> None:
     for arguments, key, value in (
         (["parallel.averaging_frequency=end"], "parallel", "end"),
         (["memory.device_pool_limit=80%", "memory.device_pool_trim_above=512MiB"], "memory", "80%"),
-        (["callbacks.progress=none"], "callbacks", "none"),
+        (["callbacks.progress.style=none"], "callbacks", "none"),
+        (["callbacks.progress=null"], "callbacks", "'progress': None"),
+        (["+callbacks.mine._target_=mymodule.Mine"], "callbacks", "{'_target_': 'mymodule.Mine'}"),
+        (["loss=mse"], "loss", "mse"),
         (["optimizer.learning_rate=0.01"], "optimizer", 0.01),
         (["+model.layers.dense2={_target_:cupynet.nn.Dense,units:3}"], "model", "dense2"),
         (["data.folder=${hydra:runtime.cwd}/x"], "data", f"{Path.cwd()}/x"),
@@ -241,7 +281,7 @@ def test_priorities_of_the_environment(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_folder: Path
 ) -> None:
     monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
-    assert command("backend=numpy")[1][0].backend == {"name": "numpy", "priority": {"gpu": 100, "cpu": 200}}
+    assert command("backend=numpy")[1][0].backend.priority == PrioritySettings(gpu=100, cpu=200)
     started = len(list(in_folder.glob("outputs/*/*")))
     for value in ("high", "1.5", "", "[1"):
         monkeypatch.setenv("BACKEND_PRIORITY_GPU", value)
@@ -275,12 +315,25 @@ def test_a_bug_in_check_is_shown(command: Command, in_folder: Path, capsys: pyte
     assert list(in_folder.iterdir()) == []
 
 
-def test_check_runs_once_for_a_run_and_once_for_each_job_of_a_sweep(command: Command) -> None:
-    seen: list[Settings] = []
-    command(check=seen.append)
-    assert len(seen) == 1
-    command("-m", "workers=1,2", check=seen.append)
-    assert [settings.workers for settings in seen] == [None, 1, 2]
+def test_a_job_is_prepared_once_and_gets_what_was_prepared(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Any] = []
+    done: list[Any] = []
+
+    def prepare(settings: Settings) -> list[Any]:
+        assert not (in_folder / "outputs").exists() or "-m" in sys.argv
+        prepared.append([settings.workers])
+        return prepared[-1]
+
+    def task(job: list[Any], folder: Path) -> None:
+        assert folder.is_dir()
+        done.append(job)
+
+    for arguments, workers in ((["workers=3"], [3]), (["-m", "workers=1,2"], [1, 2])):
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        config.run(task, prepare, "config", Settings)
+        assert [job[0] for job in prepared] == workers
+        assert all(one is other for one, other in zip(done, prepared, strict=True))
+        prepared.clear(), done.clear()
 
 
 def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
@@ -351,7 +404,7 @@ def test_one_bad_job_does_not_stop_a_sweep(
     err = capsys.readouterr().err
     told = [line for line in err.splitlines() if line.startswith("cupynet: ")]
     assert told == [
-        "cupynet: job 1: epochs=0: must be at least 1",
+        "cupynet: job 1: epochs=0: must be an integer of at least 1",
         "cupynet: job 2: damaged",
         "cupynet: job 3: this is a bug: ZeroDivisionError: oops",
         "cupynet: job 5: nan",
@@ -361,7 +414,10 @@ def test_one_bad_job_does_not_stop_a_sweep(
     assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "3", "4", "5", "multirun.yaml"]
     logs = {job: (sweep / job / "train.log").read_text() for job in "012345"}
     assert logs["0"] == logs["4"] == ""
-    assert logs["1"].endswith("ERROR cupynet: job 1: epochs=0: must be at least 1\n") and logs["1"].count("\n") == 1
+    assert (
+        logs["1"].endswith("ERROR cupynet: job 1: epochs=0: must be an integer of at least 1\n")
+        and logs["1"].count("\n") == 1
+    )
     assert logs["2"].endswith("ERROR cupynet: job 2: damaged\n") and logs["2"].count("\n") == 1
     assert "ZeroDivisionError" in logs["3"] and "damaged" not in logs["3"]
 
@@ -376,12 +432,12 @@ def test_exit_code_of_a_sweep_is_that_of_the_first_failed_job(command: Command) 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["workers=1,four"], "workers=four: must be a whole number, at least 1, or null for one per device"),
+        (["workers=1,four"], "workers=four: must be an integer of at least 1, or null for one per device"),
         (["workrs=1,2"], "workrs=1: there is no setting 'workrs'; did you mean 'workers'?"),
         (["optimizer=sgd,nesterof"], "optimizer=nesterof: there is no 'nesterof' in conf/optimizer; did you mean"),
         (["optimizer=sgd,nesterov", "optimizer.momentum=0.5"], "optimizer.momentum=0.5: there is no setting"),
         (["workers=1,2", "sede=3"], "sede=3: there is no setting 'sede'; did you mean 'seed'?"),
-        (["-cd", "mine", "experiment=grid"], "epochs=x: must be a whole number, at least 1"),
+        (["-cd", "mine", "experiment=grid"], "epochs=x: must be an integer of at least 1"),
     ],
 )
 def test_a_sweep_that_is_wrong_on_the_command_line_never_starts(
@@ -490,7 +546,7 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
         "wrong": "experiment/wrong: workrs: there is no setting 'workrs'; did you mean 'workers'?",
         "headless": "experiment/headless: experiment: there is no setting 'experiment'; "
         "does the file begin with '# @package _global_'?",
-        "typed": "experiment/typed: workers: must be a whole number, at least 1, or null for one per device",
+        "typed": "experiment/typed: workers: must be an integer of at least 1, or null for one per device",
         "group": "data=nothing: there is no 'nothing' in conf/data; the names are mnist and synthetic",
     }.items():
         assert command("-cd", "mine", f"experiment={name}")[0] == 2
@@ -515,6 +571,7 @@ def test_conf_is_found_inside_a_wheel_and_beside_the_package(tmp_path: Path, mon
 SCRIPT = """
 import sys
 from cupynet.config import run
+from cupynet.settings import Settings
 
 def task(settings, folder):
     for _ in range(20000):
@@ -522,7 +579,7 @@ def task(settings, folder):
 
 if __name__ == "__main__":
     try:
-        run(task, lambda settings: None)
+        run(task, lambda settings: settings, "config", Settings)
     finally:
         assert "numpy" not in sys.modules and "numba" not in sys.modules
 """
@@ -645,6 +702,72 @@ def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.Mon
         build({"_target_": "poor.Layer"}, "model", ["poor"])
 
 
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        ("mse", "loss=mse: must be a Conv, got str: give it a _target_"),
+        (None, "loss=null: must be a Conv, got NoneType: give it a _target_"),
+        ({"filters": 2}, "loss: must be a Conv, got dict: give it a _target_"),
+        ({"_target_": f"{HERE}.Anything"}, "loss: must be a Conv, got Anything: give it a _target_"),
+    ],
+)
+def test_a_part_of_the_wrong_kind(node: Any, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_as(Conv, node, "loss", [HERE])
+    assert str(caught.value) == line
+    assert type(build_as(Conv, {"_target_": f"{HERE}.Conv", "filters": 2}, "loss", [HERE])) is Conv
+
+
+# --- types
+
+COMMAND = """
+from pathlib import Path
+from cupynet import config
+from cupynet.settings import BenchSettings
+
+class Job:
+    def __init__(self, settings: BenchSettings) -> None:
+        self.peers = settings.peers
+
+def task(job: Job, folder: Path) -> None:
+    print(job.peers, folder)
+
+config.run(task, Job, "bench", BenchSettings)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong", "error"),
+    [
+        ("", "", ""),
+        ("settings.peers", "settings.paers", '"BenchSettings" has no attribute "paers"'),
+        ("settings.peers", "settings.parallel.timeout", '"ParallelSettings" has no attribute "timeout"'),
+        ("job.peers", "job.paers", '"Job" has no attribute "paers"'),
+        ("job: Job", "job: str", 'Cannot infer value of type parameter "T"'),
+        (", BenchSettings)", ", Settings)", "incompatible type"),
+    ],
+)
+def test_a_misspelt_attribute_of_a_command_is_found(right: str, wrong: str, error: str, tmp_path: Path) -> None:
+    text = COMMAND.replace(right, wrong) if right else COMMAND
+    (tmp_path / "command.py").write_text(text.replace("import BenchSettings", "import BenchSettings, Settings"))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--config-file",
+            REPOSITORY / "pyproject.toml",
+            tmp_path / "command.py",
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert (error in done.stdout) and (done.returncode == (1 if error else 0)), done.stdout + done.stderr
+
+
 # --- a finished run
 
 
@@ -658,6 +781,9 @@ def run_folder(command: Command, in_folder: Path) -> Path:
 def test_load(run_folder: Path) -> None:
     settings = config.load(run_folder, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"], ["mine"])
     assert (settings.workers, settings.batch_size, settings.data["limit"]) == (2, 512, 10)
+    assert settings.parallel.synchronizer["frequency"] == settings.parallel.averaging_frequency == 3
+    other = config.load(run_folder, ["parallel.averaging_frequency=7", "parallel=default", "backend=numpy"])
+    assert (other.parallel.synchronizer["frequency"], other.backend.name) == (7, "numpy")
     assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
     assert settings.trusted_modules == ["mine"]
     assert config.load(str(run_folder)).trusted_modules == []
@@ -696,23 +822,19 @@ def test_load_of_what_is_no_run(run_folder: Path, tmp_path: Path) -> None:
         stored.write_text(damage)
         with pytest.raises(error):
             config.load(run_folder)
+    for old, new, line in (
+        ("report_every_iterations: 50\n", "report_evry: 50\n", "there is no setting 'report_evry'; did you mean"),
+        ("  timeout_s: 300.0\n", "  timeout: 300.0\n", "there is no setting 'parallel.timeout'; did you mean"),
+        ("workers: 2\n", "workers: two\n", "must be an integer"),
+    ):
+        assert old in text
+        stored.write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=line) as caught:
+            config.load(run_folder)
+        assert str(caught.value).startswith(f"{stored}: ") and "\n" not in str(caught.value)
+    stored.write_text(re.sub(r"  synchronizer:\n(    .*\n)+", "", text))
+    with pytest.raises(ConfigError, match="^parallel.synchronizer: is missing$"):
+        config.load(run_folder)
     stored.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot be read"):
         config.load(run_folder)
-
-
-# --- amounts of memory
-
-
-def test_size() -> None:
-    assert size(4096) == size("4096") == size("4KiB") == size("4 kib") == size("4096B") == 4096
-    assert size("2GiB") == 2 << 30 and size("1.5GB") == 1_500_000_000 and size("1TiB") == 1 << 40
-    assert size("80%", share=True) == 0.8 and size("100%", share=True) == 1.0
-    assert type(size("2GiB", share=True)) is int
-    wrong: object
-    for wrong in (0, -1, True, 1.0e30, "", "GiB", "80%", "2 gibs", "-2GiB", "nan", None, []):
-        with pytest.raises(ValueError):
-            size(wrong)
-    for wrong in ("0%", "101%"):
-        with pytest.raises(ValueError):
-            size(wrong, share=True)

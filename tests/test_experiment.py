@@ -11,6 +11,7 @@ from cupynet.backend import cuda
 from cupynet.data import Loader
 from cupynet.experiment import Experiment
 from cupynet.optim import SGD
+from cupynet.settings import MemorySettings
 from cupynet.training import Trainer
 from tests.training.conftest import small_dataset, small_model
 
@@ -18,8 +19,7 @@ from tests.training.conftest import small_dataset, small_model
 def experiment(devices: list[int], **memory: Any) -> Experiment:
     """One of which only its devices and its memory group are known."""
     bare = object.__new__(Experiment)
-    given = {"device_pool_limit": None, "device_pool_trim_above": None, "pinned_pool_trim_above": None, **memory}
-    bare.settings, bare.devices = SimpleNamespace(memory=given), devices  # type: ignore[assignment]
+    bare.settings, bare.devices = SimpleNamespace(memory=MemorySettings(**memory)), devices  # type: ignore[assignment]
     return bare
 
 

@@ -15,7 +15,14 @@ import pytest
 from safetensors.numpy import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
-QUICK = ["data=synthetic", "data.train=600", "data.test=200", "epochs=1", "batch_size=32", "callbacks.progress=lines"]
+QUICK = [
+    "data=synthetic",
+    "data.train=600",
+    "data.test=200",
+    "epochs=1",
+    "batch_size=32",
+    "callbacks.progress.style=lines",
+]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -48,7 +55,7 @@ def run_folder(folder: Path) -> Path:
 def finished(tmp_path_factory):
     """A run with two workers, and what it printed."""
     folder = tmp_path_factory.mktemp("finished")
-    stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "callbacks.history.every_iterations=5")
+    stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "report_every_iterations=5")
     return run_folder(folder), stdout, stderr
 
 
@@ -127,7 +134,7 @@ def test_evaluate_refuses_what_is_no_run_and_damaged_weights(finished, tmp_path)
 BAD = {
     "workrs=4": "did you mean 'workers'?",
     "workers=0": "at least 1",
-    "workers=four": "whole number",
+    "workers=four": "an integer of at least 1",
     "dtype=float16x": "half, float or double",
     "parallel.averaging_frequency=0": "at least 1",
     "batch_size=-1": "at least 1",
@@ -227,7 +234,7 @@ def test_a_failing_worker_ends_the_process_with_its_own_traceback(step, worker, 
 def test_a_signal_ends_a_run_with_its_results_saved(number, code, tmp_path):
     arguments = [*QUICK, "data.train=3000", "epochs=10000", "workers=2", "evaluate_every_epochs=10000"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "cupynet.train", *arguments, "callbacks.history.every_iterations=1"],
+        [sys.executable, "-m", "cupynet.train", *arguments, "report_every_iterations=1"],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,

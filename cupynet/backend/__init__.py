@@ -2,9 +2,10 @@
 
 from cupynet.backend.base import Backend, Pad, out_size
 from cupynet.backend.environment import available_cores, cpu_model, environment
-from cupynet.backend.policy import DTYPES, DtypePolicy
-from cupynet.backend.select import BACKENDS, create_backend, device_count, select_backend
+from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.select import create_backend, device_count, select_backend
 from cupynet.backend.workspace import Workspace
+from cupynet.checks import BACKENDS, DTYPES
 
 __all__ = [
     "BACKENDS",

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cupynet.checks import DTYPES
 from cupynet.errors import ConfigError
-
-DTYPES = ("half", "float", "double")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import importlib
 import importlib.util
 
 from cupynet.backend.base import Backend
+from cupynet.checks import BACKENDS
 from cupynet.errors import ConfigError
-
-BACKENDS = ("numpy", "numba", "cupy")
 
 
 def select_backend(name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0) -> tuple[str, str | None]:

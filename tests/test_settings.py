@@ -1,0 +1,154 @@
+"""The settings: every one keeps its rule, and a mapping becomes settings or is refused by the name of what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from typing import Any, get_type_hints
+
+import pytest
+
+from cupynet import checks
+from cupynet.backend import BACKENDS, DTYPES
+from cupynet.errors import ConfigError
+from cupynet.settings import (
+    MOST_PREFETCHED,
+    MOST_WORKERS,
+    BenchSettings,
+    ParallelSettings,
+    Settings,
+    read,
+    refused,
+    rules,
+    size,
+)
+
+GROUPS = ("backend", "backend.priority", "memory", "parallel")
+PARTS = ("data", "model", "loss", "optimizer", "parallel.synchronizer")
+LEAST: dict[str, Any] = {
+    **{"backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}, "callbacks": {}},
+    **{"data": {}, "model": {}, "loss": {}, "optimizer": {}},
+}
+
+
+def given(key: str, value: Any) -> dict[str, Any]:
+    """The least that can be read, and `value` at the dotted key."""
+    *above, last = key.split(".")
+    tree: dict[str, Any] = {**LEAST, "backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}}
+    node = tree
+    for name in above:
+        node = node[name]
+    node[last] = value
+    return tree
+
+
+def test_defaults() -> None:
+    settings = read(BenchSettings, LEAST)
+    assert (settings.workers, settings.dtype, settings.repeats, settings.peers) == (None, "float", 5, None)
+    assert (settings.parallel.averaging_frequency, settings.parallel.timeout_s) == (3, 300.0)
+    assert (settings.backend.name, settings.backend.priority.gpu) == ("auto", 100)
+    assert settings.trusted_modules == [] and settings.trusted_modules is not read(Settings, LEAST).trusted_modules
+    with pytest.raises(FrozenInstanceError):
+        settings.epochs = 3  # type: ignore[misc]
+
+
+def test_every_rule_names_its_key_and_value() -> None:
+    seen = []
+    for key, _ in rules(BenchSettings):
+        if key in PARTS:
+            continue
+        seen.append(key)
+        for value, shown in (("surely wrong", "surely wrong"), (object, str(object)), ({"a": [None, True]}, None)):
+            if key in (*GROUPS, "callbacks") and isinstance(value, dict):
+                continue
+            shown = checks.written(value) if shown is None else shown
+            with pytest.raises(ConfigError) as caught:
+                read(BenchSettings, given(key, value))
+            assert str(caught.value).startswith(f"{key}={shown}: must be "), key
+            assert refused(BenchSettings, key, value)
+    assert len(seen) == len(set(seen)) > 25
+
+
+def test_every_setting_has_a_rule_and_a_type() -> None:
+    def walk(kind: Any) -> None:
+        hints = get_type_hints(kind)
+        for each in fields(kind):
+            assert callable(each.metadata["rule"]), each.name
+            assert ("group" in each.metadata) == is_dataclass(hints[each.name])
+            if "group" in each.metadata:
+                assert each.metadata["group"] is hints[each.name]
+                walk(hints[each.name])
+
+    walk(BenchSettings)
+
+
+def test_unknown_and_missing_names() -> None:
+    for key, line in {
+        "workrs": "workrs=1: there is no setting 'workrs'; did you mean 'workers'?",
+        "parallel.timout_s": "parallel.timout_s=1: there is no setting 'parallel.timout_s'"
+        "; did you mean 'parallel.timeout_s'?",
+        "backend.priority.gup": "backend.priority.gup=1: there is no setting 'backend.priority.gup'"
+        "; did you mean 'backend.priority.gpu'?",
+        "peers": "peers=1: there is no setting 'peers'",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            read(Settings, given(key, 1))
+        assert str(caught.value).startswith(line)
+    for key in ("parallel", "callbacks", "data"):
+        with pytest.raises(ConfigError, match=f"^{key}: is missing$"):
+            read(Settings, {name: value for name, value in LEAST.items() if name != key})
+    with pytest.raises(ConfigError, match="^parallel.synchronizer: is missing$"):
+        read(Settings, {**LEAST, "parallel": {}})
+
+
+@pytest.mark.parametrize(("key", "most"), [("workers", MOST_WORKERS), ("parallel.prefetch_buffer", MOST_PREFETCHED)])
+def test_what_would_never_end_is_refused(key: str, most: int) -> None:
+    read(Settings, given(key, most))
+    for value in (most + 1, 99999999999999999999):
+        with pytest.raises(ConfigError, match=f"^{key}={value}: must be at most {most}.*: every "):
+            read(Settings, given(key, value))
+
+
+def test_seeds_have_64_bits() -> None:
+    assert read(Settings, given("seed", 2**64 - 1)).seed == 2**64 - 1
+    for value in (2**64, -1):
+        with pytest.raises(ConfigError, match=rf"^seed={value}: must be an integer of at least 0 and below 2\*\*64$"):
+            read(Settings, given("seed", value))
+
+
+def test_python_and_the_command_line_say_the_same() -> None:
+    with pytest.raises(ConfigError, match="^workers='two': (.*)$") as python:
+        checks.integer("workers", "two", 1, ", or null for one per device")
+    assert refused(Settings, "workers", "two") == str(python.value).partition(": ")[2]
+
+
+def test_names_of_dtypes_and_backends() -> None:
+    for dtype in DTYPES:
+        assert read(Settings, given("dtype", dtype)).dtype == dtype
+    assert read(Settings, given("dtype", "float32")).dtype == "float"  # as in Python
+    for backend in ("auto", *BACKENDS):
+        assert read(Settings, given("backend.name", backend)).backend.name == backend
+
+
+def test_a_group_can_be_made_in_python() -> None:
+    assert ParallelSettings(synchronizer=None).prefetch_buffer == 24
+
+
+def test_settings_are_light() -> None:
+    code = "import cupynet.settings, sys; assert not {'numpy', 'numba', 'hydra', 'omegaconf'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_size() -> None:
+    assert size(4096) == size("4096") == size("4KiB") == size("4 kib") == size("4096B") == 4096
+    assert size("2GiB") == 2 << 30 and size("1.5GB") == 1_500_000_000 and size("1TiB") == 1 << 40
+    assert size("80%", share=True) == 0.8 and size("100%", share=True) == 1.0
+    assert type(size("2GiB", share=True)) is int
+    wrong: object
+    for wrong in (0, -1, True, 1.0e30, 2.5, "", "GiB", "80%", "2 gibs", "-2GiB", "nan", None, []):
+        with pytest.raises(ValueError):
+            size(wrong)
+    for wrong in ("0%", "101%"):
+        with pytest.raises(ValueError):
+            size(wrong, share=True)
