@@ -92,17 +92,17 @@ def is_bool(value: Any) -> bool:
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
 
 
-def _one(noun: str) -> str:
-    """The noun with its article."""
-    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
 # wording --------------------------------------------------------------------------------------------------------------
 
 
 def one_line(text: object) -> str:
     """The text with every run of white space, line breaks included, made one blank."""
     return " ".join(str(text).split())
+
+
+def _one(noun: str) -> str:
+    """The noun with its article."""
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
@@ -122,7 +122,7 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 def guess(value: object, names: Iterable[str]) -> str:
     """The end of a message about a value that is none of `names`: the one it is most like, if any is near."""
-    match = get_close_matches(str(value).lower(), list(names), n=1)
+    match = get_close_matches(shown(value, str).lower(), list(names), n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
