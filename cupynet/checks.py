@@ -124,17 +124,17 @@ def is_bool(value: Any) -> bool:
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
 
 
-def _one(noun: str) -> str:
-    """The noun with its article."""
-    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
 # wording --------------------------------------------------------------------------------------------------------------
 
 
 def one_line(text: object) -> str:
     """The text with every run of white space, line breaks included, made one blank."""
     return " ".join(str(text).split())
+
+
+def _one(noun: str) -> str:
+    """The noun with its article."""
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:

@@ -209,6 +209,7 @@ def test_values_in_messages() -> None:
     assert checks.shown("x" * 200) == f"'{'x' * 79}..."
     message = refusal(checks.integer, "n", 10**5000, below=8)
     assert message.endswith(": must be an integer below 8") and len(message) < 150
+    assert refusal(checks.one_of, "dtype", 10**5000, ["half"]).endswith(": must be one of half")
     assert refusal(checks.one_of, "dtype", "x" * 9999, ["half"]) == f"dtype={'x' * 80}...: must be one of half"
 
 

@@ -1,4 +1,4 @@
-"""What a data set is, and what promises to bring one.
+"""What a data set is, and what promises to load one.
 
 Images are (S, H, W, C) bytes as they came from their file, S samples; a backend scales them when it makes a batch.
 """
@@ -15,15 +15,15 @@ from cupynet import checks
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError, DataError
 
-# Second words of the Philox keys of this room, beside the seed. A Loader's second word is its epoch, which stays far
-# below these: no two uses of one seed ever share random numbers.
+# The second words of this room's Philox keys; the first is the seed. A Loader's second word is its epoch, which stays
+# far below these: no two uses of one seed ever share random numbers.
 SPLIT_STREAM = (1 << 63) + 1
 TRAIN_STREAM = (1 << 63) + 2
 TEST_STREAM = (1 << 63) + 3
 
 
 def philox(seed: int, stream: int, block: int = 0) -> np.random.Generator:
-    """Random numbers of the stream `(seed, stream)`; `block` starts 2**192 draws further on for each step."""
+    """Random numbers of the stream `(seed, stream)`; each `block` starts 2**192 draws after the one before."""
     key = np.array([seed, stream], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, block], dtype=np.uint64)))
 
@@ -117,7 +117,7 @@ def _described(array: Array) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What a source brings: three data sets. `fallback` says that these are not the data that were asked for."""
+    """What a source loads: three data sets. `fallback` says that these are not the data that were asked for."""
 
     name: str
     train: Dataset
@@ -137,9 +137,9 @@ class Data:
             found = dataset.images.shape[1:]
             if found != tuple(image_shape) or dataset.classes != classes:
                 promised = f"images of {_by(image_shape)} in {classes} classes"
-                brought = f"images of {_by(found)} in {dataset.classes} classes"
+                loaded = f"images of {_by(found)} in {dataset.classes} classes"
                 raise DataError(
-                    f"data {self.name!r}: its source promised {promised}, but {dataset.name!r} has {brought}"
+                    f"data {self.name!r}: its source promised {promised}, but {dataset.name!r} has {loaded}"
                 )
 
 
@@ -150,8 +150,8 @@ def _by(axes: tuple[int, ...]) -> str:
 class Source(ABC):
     """Promises a `Data`. A model is built from `image_shape` (H, W, C) and `classes` without anything being loaded.
 
-    `validation` images are taken out of training by a permutation that follows from `seed`; `limit` then keeps the
-    first that many training and test images, a quick look at a large set.
+    `validation` images are taken out of training by a permutation that follows from `seed`. Then `limit` keeps only so
+    many training and so many test images, the first ones: a quick look at a large set.
     """
 
     image_shape: tuple[int, int, int]
@@ -173,7 +173,7 @@ class Source(ABC):
             raise ConfigError(f"validation={self.validation}: must be below {what}, which it is taken from")
 
     def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:
-        """`Data` with the validation images taken out of `train` and the limit applied; files keep their order."""
+        """`Data` with the validation images taken out of `train` and the limit applied; samples keep their order."""
         self._check_validation(len(train), name)
         validation = None
         if self.validation:

@@ -1,9 +1,9 @@
-"""Fetching files from mirrors, so that what lies at the final name is whole and right, or not there.
+"""Fetching files from mirrors, so that a file under its final name is complete and correct, or is not there.
 
-A file is streamed to `.<name>.<pid>.part` beside its place, checked, synced and renamed; a lock lets one process at a
-time do so. Everything together ends within a time limit, whatever the network does: a name lookup or a connection
-attempt (one time-out per address!) cannot be interrupted, so connecting and reading run in a thread that may be left
-behind, while all writing is done by the caller.
+A file is streamed to `.<name>.<pid>.part` beside its place, checked, synced and renamed; a lock lets only one process
+at a time do so. All of it together ends within a time limit, whatever the network does: a name lookup or a connection
+attempt (one time-out per address!) cannot be interrupted, so connecting and reading run in a thread that may be
+abandoned, while all writing is done by the caller.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 try:
     import fcntl
-except ImportError:  # Windows: no lock; the rename alone keeps two processes safe, they only load twice
+except ImportError:  # Windows: no lock; the rename alone keeps two processes safe, they only download twice
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
@@ -43,11 +43,11 @@ Check: TypeAlias = Callable[[Path], object]  # raises if the file is not what it
 
 
 class Unavailable(Exception):
-    """The files cannot be had here and now; says why."""
+    """The files cannot be obtained here and now; the text says why."""
 
 
 class _Useless(Exception):
-    """A mirror has not got the file: asking it again will not help."""
+    """A mirror does not have the file: asking it again will not help."""
 
 
 def open_url(url: str, timeout_s: float) -> Any:
@@ -59,9 +59,10 @@ def open_url(url: str, timeout_s: float) -> Any:
 def fetch(
     checks: dict[str, Check], folder: Path, mirrors: Sequence[str], timeout_s: float, opener: Opener = open_url
 ) -> None:
-    """Brings the files named by `checks` into `folder` from the first of `mirrors` (URLs ending in /) that has them.
+    """Fetches the files named by `checks` into `folder` from the first of `mirrors` (URLs ending in /) that has them.
 
-    A file that another process brought meanwhile is left as it is. Raises Unavailable; what was complete then stays.
+    A file that another process has fetched meanwhile is left as it is. Raises Unavailable after `timeout_s` seconds at
+    the latest, for all files together; those that are complete by then stay.
     """
     deadline = time.monotonic() + timeout_s
     usable = _resolvable(list(mirrors), min(NAME_TIMEOUT_S, timeout_s))
@@ -69,7 +70,7 @@ def fetch(
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder, deadline) as alone:
             for part in [part for name in checks for part in folder.glob(f".{name}.*.part") if alone]:
-                part.unlink(missing_ok=True)  # whoever wrote it is gone, or would hold the lock
+                part.unlink(missing_ok=True)  # its writer is gone: it would hold the lock
             for name, check in checks.items():
                 if not os.path.lexists(folder / name):
                     _fetch_one(name, check, folder, usable, deadline, opener)
@@ -78,7 +79,7 @@ def fetch(
 
 
 def _fetch_one(name: str, check: Check, folder: Path, mirrors: list[str], deadline: float, opener: Opener) -> None:
-    """Tries each mirror in turn, up to TRIES times; one that proves useless is taken out of `mirrors` for good."""
+    """Tries each mirror in turn, up to TRIES times; one that proves useless is removed from `mirrors` for good."""
     reason = "no mirror was tried"
     for attempt in range(TRIES):
         if attempt and mirrors:
@@ -148,7 +149,7 @@ def _chunks(url: str, deadline: float, opener: Opener) -> Iterator[bytes]:
 
 
 def _read(url: str, opener: Opener, pieces: queue.SimpleQueue[bytes | Exception], left: threading.Event) -> None:
-    """The thread of `_chunks`: never writes anything; ends at its next chunk or time-out once it was left behind."""
+    """The thread of `_chunks`: writes no file; once abandoned, it ends at its next chunk or time-out."""
     try:
         with opener(url, 2 * READ_TIMEOUT_S) as response:  # the reader of `pieces` gives up first, in its own words
             pieces.put(b"")
@@ -179,8 +180,8 @@ def _sorted_out(error: Exception) -> Exception:
 def _resolvable(mirrors: list[str], timeout_s: float) -> list[str]:
     """The mirrors whose names resolve, if any does within `timeout_s`; those not known yet by then are kept.
 
-    A machine without a network is told apart in no time, and one whose packets vanish within `timeout_s`. Behind a
-    proxy names are the proxy's business. Raises Unavailable.
+    A machine without a network is recognised at once, one whose packets vanish within `timeout_s`. Behind a proxy,
+    names are the proxy's business. Raises Unavailable.
     """
     answers: queue.SimpleQueue[tuple[str, OSError | None]] = queue.SimpleQueue()
 
@@ -219,7 +220,7 @@ def _resolvable(mirrors: list[str], timeout_s: float) -> list[str]:
 def _locked(folder: Path, deadline: float) -> Iterator[bool]:
     """Holds `folder`'s lock, which the system takes back when a process dies, so that it is never stale.
 
-    Waits for it until `deadline`. Gives False where there are no locks (Windows, some network file systems).
+    Waits for it until `deadline`. Yields False where there are no locks (Windows, some network file systems).
     """
     with (folder / ".lock").open("a") as file:
         held = False

@@ -1,8 +1,8 @@
-"""Reading a gzipped IDX file (http://yann.lecun.com/exdb/mnist/) that may be anything.
+"""Reading a gzipped IDX file (http://yann.lecun.com/exdb/mnist/) that may turn out to be anything.
 
 What a file has to be is known beforehand (`IdxFile`), so it is checked from the outside in: gzip, magic, dimensions,
-length, SHA-256. The digest is that of the *unpacked* bytes: a file that was packed again is as good as the official.
-Nothing is allocated for what a header claims, and no more is unpacked than the file should hold and one byte.
+length, SHA-256. The digest is that of the *unpacked* bytes: a file that was packed again is as good as the official
+one. Nothing is allocated for what a header claims, and at most one byte more is unpacked than the file should hold.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class IdxFile:
 
 
 class Damaged(Exception):
-    """A file is not what it has to be: says what was expected and what was found, and leaves the way out to others."""
+    """A file is not what it has to be: says what was expected and found, and leaves the way out to the caller."""
 
 
 def read_idx(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes:
@@ -131,5 +131,5 @@ def _shape(axes: tuple[int, ...]) -> str:
 
 
 def _named(found: object, names: dict[object, str]) -> str:
-    """Names the file of the same set that looks like this one: two that were swapped are told at once."""
+    """Names the file of the same set that looks like this one, so that two swapped files are recognised at once."""
     return f", as {names[found]} has" if found in names else ""

@@ -49,8 +49,8 @@ class Batch:
 class Loader:
     """Cuts `dataset` into batches of `batch_size`, the last of which may be short; an empty one has no batches.
 
-    Every worker may use the same loader at the same time: it holds no position. With `shuffle=False` the order is the
-    file's: that of an evaluation.
+    All workers may use the same loader at the same time: it holds no position. With `shuffle=False` the samples come in
+    the data set's own order, as evaluation wants them.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -78,8 +78,8 @@ class Loader:
     def epoch(self, epoch: int, backend: Device, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` that belong to worker `rank` of `size`: those i with i % size == rank, in order.
 
-        start: how many rounds to leave out, one batch of each worker in each: an epoch that was broken off goes on in
-            its middle, and the batches before are not even made.
+        start: rounds to skip, each of one batch per worker. An epoch that was broken off continues in its middle, and
+            the batches before that are not even made.
         """
         epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
         start = checks.integer("start", start, 0)

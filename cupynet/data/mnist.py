@@ -1,7 +1,7 @@
 """MNIST (LeCun, Cortes, Burges): 60,000 + 10,000 handwritten digits of 28 x 28 bytes, from its four IDX files.
 
 The `mnist` package parses what was verified here; its downloader is not used (no time-out, no check, no atomic write,
-and an address that refuses everybody since 2024).
+and an address that has refused everybody since 2024).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def offline() -> bool:
 class MNIST(Source):
     """The four files in `<folder>/mnist`, downloaded if they are not there (see `data_folder`, `offline`).
 
-    If they cannot be downloaded either, `fallback` says what to do: "synthetic" warns and brings `Synthetic` digits,
-    None raises DataError. A file that is there but wrong is a DataError in any case, and is left as it is.
+    If they cannot be downloaded either, `fallback` says what to do: "synthetic" warns and loads `Synthetic` digits
+    instead, None raises DataError. A file that is there but wrong is a DataError in any case, and is left as it is.
     `timeout_s` bounds the download as a whole, connecting and all four files included, however fast bytes arrive.
     """
 

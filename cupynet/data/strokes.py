@@ -2,7 +2,7 @@
 
 A glyph is one way to write a digit: a few strokes, each a Catmull-Rom curve through its control points. A curve is
 linear in its control points, so a glyph is sampled by one matrix: dots (M, 2) = weights (M, K) @ controls (K, 2). The
-dots lie at equal distances along the strokes, so that every glyph has the same number M of them.
+M dots lie at equal distances along its strokes; M is the same for every glyph.
 
 Coordinates: x to the right, y down, the box of a digit is 0 .. 1 in both and `ASPECT` times as wide as high.
 """
@@ -112,11 +112,11 @@ GLYPHS: dict[int, list[list[Stroke]]] = {
 
 @dataclass(frozen=True)
 class Alphabet:
-    """All G glyphs, in the order of their digits, as arrays: K control points at most, M dots each."""
+    """All G glyphs, in the order of their digits, as arrays: at most K control points and exactly M dots each."""
 
     controls: Array  # (G, K, 2) float32, from the middle of the box, in units of its height; unused ones are zero
     weights: Array  # (G, M, K) float32
-    ink: Array  # (G,) float32: the distance of two dots, in units of the height
+    ink: Array  # (G,) float32: the distance between neighbouring dots, in units of the height
     first: Array  # (10,) the first glyph of each digit
     count: Array  # (10,) how many it has
 
@@ -154,8 +154,8 @@ def _sampled(points: Array, lengths: Sequence[int], dots: int) -> tuple[Array, f
 
 
 def _catmull_rom(length: int) -> Array:
-    """Weights ((length - 1) * _FINE + 1, length) of points on the curve; its ends are continued in a straight line."""
-    padded = np.zeros((length + 2, length))  # phantom points before the first and behind the last
+    """Weights ((length - 1) * _FINE + 1, length) of points on the curve; beyond its ends it goes straight on."""
+    padded = np.zeros((length + 2, length))  # phantom points before the first and after the last
     padded[1:-1] = np.eye(length)
     padded[0, :2], padded[-1, -2:] = (2, -1), (-1, 2)
     t = np.arange(_FINE)[:, np.newaxis] / _FINE

@@ -37,7 +37,7 @@ NOISE = 0.06  # standard deviation of a pixel
 
 
 class Synthetic(Source):
-    """`train` + `test` digits of 28 x 28 bytes, as many of each class (+- 1), the same for the same seed."""
+    """`train` + `test` digits of 28 x 28 bytes, equally many of each class (+- 1), the same for the same seed."""
 
     image_shape = (SIDE, SIDE, 1)
     classes = 10

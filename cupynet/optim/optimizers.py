@@ -1,7 +1,7 @@
 """Updates of the flat weight vector from the flat gradient vector.
 
-An optimizer sees `Params`, never layers: its state is flat vectors like the weights, so it is averaged and saved as
-they are.
+An optimizer sees `Params`, never layers: its state is flat vectors like the weights, and is averaged and saved like
+them.
 """
 
 from __future__ import annotations
