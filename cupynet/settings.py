@@ -120,10 +120,14 @@ def modules(key: str, value: Any) -> list[str]:
     return value
 
 
-def mapping(key: str, value: Any) -> dict[str, Any]:
+def parts(key: str, value: Any) -> dict[str, Any]:
     """Parts by name; null where one was taken out."""
     if not isinstance(value, Mapping):
         raise refusal(key, written(value), "must be parts by name, each with a _target_, or null")
+    for name, item in value.items():
+        if item is not None and not isinstance(item, Mapping):
+            wrong = f"{_below(key, name)}={shown(item, written)}"
+            raise ConfigError(f"{wrong}: must be a part with a _target_, or null for none")
     return dict(value)
 
 
@@ -210,7 +214,7 @@ class Settings(Group):
     loss: Any = part()
     optimizer: Any = part()
     parallel: ParallelSettings = group(ParallelSettings)
-    callbacks: dict[str, Any] = field(metadata={"rule": mapping})
+    callbacks: dict[str, Any] = field(metadata={"rule": parts})
 
 
 @dataclass(frozen=True, kw_only=True)

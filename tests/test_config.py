@@ -179,6 +179,7 @@ WRONG = {
     "parallel.prefetch_buffer=true": ": must be an integer of at least 0",
     "parallel.average_updaters=yess": ": must be true or false",
     "parallel.average_updaters=2": ": must be true or false",
+    "callbacks.progress=bars": ": must be a part with a _target_, or null for none",
     "report_every_iterations=0": ": must be an integer of at least 1",
     "memory.device_pool_limit=2.5": ": must be bytes, an amount such as 2GiB"
     ", a share of the device such as 80%, or null",
@@ -532,6 +533,8 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
     """--config-dir: a model of one's own, and what is wrong in one's own files is told with the file."""
     for name, text in {
         "model/mine.yaml": f"_target_: {HERE}.Stack\nlayers: {{}}\n",
+        "parallel/mine.yaml": f"averaging_frequency: 7\nsynchronizer:\n  _target_: {HERE}.Anything\n"
+        "  every: ${parallel.averaging_frequency}\n",
         "experiment/wrong.yaml": "# @package _global_\nworkrs: 4\n",
         "experiment/headless.yaml": "workers: 4\n",
         "experiment/typed.yaml": "# @package _global_\nworkers: four\n",
@@ -541,6 +544,8 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert command("-cd", "mine", "model=mine")[1][0].model == {"_target_": f"{HERE}.Stack", "layers": {}}
+    parallel = command("-cd", "mine", "parallel=mine")[1][0].parallel
+    assert parallel.synchronizer == {"_target_": f"{HERE}.Anything", "every": 7} and parallel.prefetch_buffer == 24
     capsys.readouterr()
     for name, line in {
         "wrong": "experiment/wrong: workrs: there is no setting 'workrs'; did you mean 'workers'?",
