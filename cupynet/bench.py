@@ -138,16 +138,11 @@ def resident_batch(experiment: Any, backend: Any) -> Any:
 
 def network_steps(model: Any) -> list[tuple[str, Any, float]]:
     """The steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
-    steps, named = [], list(model.network)
-    for layer in model.network.steps:
-        members = layer.members()
-        names = [name for name, each in named if each in members]
-        flop = 0.0
-        for name in names:
-            output = model.network.types[name][1]
-            pixels = output.features // output.shape[-1]
-            flop += sum(2 * p.size * pixels for full, p in model.params.named() if full == f"{name}.weight")
-        steps.append((" + ".join(names), layer, flop))
+    steps = []
+    for step in model.network.steps:
+        inside = [id(layer) for layer in step.walk()]
+        names = [name for name, layer in model.network if id(layer) in inside]
+        steps.append((" + ".join(names), step, sum(2.0 * layer.multiply_adds() for layer in step.walk())))
     return steps
 
 
@@ -168,13 +163,13 @@ def layer_rows(backend: Any, name: str, layer: Any, x: Any, flop: float) -> tupl
 
     forward = timed(lambda: backend.give_back(layer.forward(x, INFERENCE)[0]), backend)
     backward = max(timed(both, backend) - forward, 1e-9)
-    backward_flop = flop * (2 if layer.members()[0].needs_dx else 1)
     rows: list[Row] = [
         {"operation": f"{name} forward", "ms": 1e3 * forward},
         {"operation": f"{name} backward", "ms": 1e3 * backward},
     ]
-    if flop:
-        rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, backward_flop / 1e6
+    if flop:  # backwards as much for the weights, and for the input where its derivative is needed
+        both_ways = sum(2.0 * each.multiply_adds() * (1 + each.needs_dx) for each in layer.walk())
+        rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, both_ways * len(x) / 1e6
     return rows, y
 
 

@@ -31,6 +31,19 @@ def integer(name: str, value: Any, minimum: int | None = None, also: str = "", *
     return number
 
 
+def pair(name: str, value: Any, minimum: int | None = None, also: str = "") -> tuple[int, int]:
+    """`value` as ints (height, width), each of at least `minimum`: a number for both, or a list or tuple of two."""
+    both = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    try:
+        height, width = (integer(name, each, minimum) for each in both)
+    except ValueError as error:
+        least = "" if minimum is None else f" of at least {minimum}"
+        raise ConfigError(
+            f"{name}={value!r}: must be an integer{least}, or a pair of them (height, width){also}"
+        ) from error
+    return height, width
+
+
 def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
     unit: str = "", also: str = "",
