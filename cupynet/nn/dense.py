@@ -14,7 +14,7 @@ from cupynet.nn.types import Flat, InputType
 
 
 class Dense(Layer):
-    """activation(x W + b): (N, F) -> (N, O). An Image is flattened by itself, in H, W, C order.
+    """activation(x W + b): (N, F) -> (N, O). An Image is flattened first, in H, W, C order.
 
     Args:
         units: O, outputs.
@@ -62,7 +62,7 @@ class Dense(Layer):
 
 
 class Flatten(Layer):
-    """(N, H, W, C) -> (N, H·W·C); nothing moves in memory. Dense does this by itself."""
+    """(N, H, W, C) -> (N, H·W·C); nothing moves in memory. Dense needs none before it."""
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         return Flat(input.features)

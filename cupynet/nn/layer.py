@@ -68,7 +68,7 @@ class Layer:
 
     A layer that holds other layers builds them with `params.scope(name)`, under the names of its attributes.
 
-    Attributes: what `build` was given and what it returned, noted by itself before and after.
+    Attributes: what `build` was given and returned, set on the layer whenever `build` is called.
         backend: where the layer computes.
         path: the layer's name with those it lies in, `block.conv1`; empty for a network that is one layer.
         needs_dx: see `Scope`; where it is false, `backward` may return None.
@@ -163,7 +163,9 @@ class Sequential(Layer):
 
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:
-            raise ConfigError(f"Sequential layers={layers!r}: must map names to layers, at least one layer")
+            raise ConfigError(
+                f"Sequential layers={layers!r}: must map names to layers, or list layers: at least one layer"
+            )
         named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         names: dict[int, str] = {}
         for name, layer in named.items():

@@ -137,7 +137,7 @@ def test_micro_batches_in_flight_add_up_in_any_order(name: str, kind: str, order
     assert backend.workspace.on_loan == 0
 
 
-# the derivative by the images is not computed ------------------------------------------------------------------------
+# the derivative with respect to the images is not computed ------------------------------------------------------------
 
 
 class Spy(Activation):
