@@ -3,6 +3,7 @@
 Each operation against the ceiling that a large product sets on this machine; the training step on resident data; the
 whole loop as `cupynet.train` runs it; with `peers=torch` PyTorch on the tutorials' LeNet, in turn with the loop.
 Nothing is asserted: figures are for reading, and where others use the machine too only ratios of one run mean anything.
+Long, over 300 lines: one measurement after the other.
 """
 
 from __future__ import annotations
@@ -154,16 +155,14 @@ def resident_batch(experiment: Experiment, backend: Backend) -> Batch:
 
 def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
     """The steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
-    steps, named = [], list(model.network)
-    for layer in model.network.steps:
-        members = layer.members()
-        names = [name for name, each in named if each in members]
-        flop = 0.0
-        for name in names:
-            output = model.network.types[name][1]
-            pixels = output.features // output.shape[-1]
-            flop += sum(2 * p.size * pixels for full, p in model.params.named() if full == f"{name}.weight")
-        steps.append((" + ".join(names), layer, flop))
+    from cupynet.nn import Sequential
+
+    steps, network = [], model.network
+    named = dict(network) if isinstance(network, Sequential) else {"network": network}
+    for step in network.steps if isinstance(network, Sequential) else [network]:
+        inside = [id(layer) for layer in step.walk()]
+        names = [name for name, layer in named.items() if id(layer) in inside]
+        steps.append((" + ".join(names), step, sum(2.0 * layer.multiply_adds() for layer in step.walk())))
     return steps
 
 
@@ -184,13 +183,13 @@ def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -
 
     forward = timed(lambda: backend.give_back(layer.forward(x, INFERENCE)[0]), backend)
     backward = max(timed(both, backend) - forward, 1e-9)
-    backward_flop = flop * (2 if layer.members()[0].needs_dx else 1)
     rows: list[Row] = [
         {"operation": f"{name} forward", "ms": 1e3 * forward},
         {"operation": f"{name} backward", "ms": 1e3 * backward},
     ]
-    if flop:
-        rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, backward_flop / 1e6
+    if flop:  # backwards as much for the weights, and for the input where its derivative is needed
+        both_ways = sum(2.0 * each.multiply_adds() * (1 + each.needs_dx) for each in layer.walk())
+        rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, both_ways * len(x) / 1e6
     return rows, y
 
 

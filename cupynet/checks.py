@@ -64,6 +64,18 @@ def seed(name: str, value: Any) -> int:
     return integer(name, value, 0, below=1 << 64)
 
 
+def pair(name: str, value: Any, minimum: int | None = None, also: str = "") -> tuple[int, int]:
+    """`value` as ints (height, width), each of at least `minimum`: a number for both, or a list or tuple of two."""
+    both = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    try:
+        height, width = (integer(name, each, minimum) for each in both)
+    except ValueError as error:
+        least = "" if minimum is None else f" of at least {minimum}"
+        reason = f"must be an integer{least}, or a pair of them (height, width){also}"
+        raise refusal(name, shown(value), reason) from error
+    return height, width
+
+
 def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
     infinite: bool = False, unit: str = "", also: str = "",

@@ -41,7 +41,7 @@ def prepare(settings: Settings) -> Experiment:
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:
-    """One run into `folder`: summary, history and weights.
+    """One run into `folder`: summary, history and weights. (Over 40 lines: a run is read in one piece.)
 
     Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test.
     """
@@ -100,7 +100,7 @@ def summarise(
     compile_s: float,
     wall_s: float,
 ) -> Summary:
-    """What the run came to. test, validation: None where they were not evaluated."""
+    """What the run came to. test, validation: None where they were not evaluated. (As many lines as it has figures.)"""
     from cupynet.backend.environment import commit, environment
     from cupynet.runs import Summary
 

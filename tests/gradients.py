@@ -1,4 +1,5 @@
-"""Gradients against central differences: of any layer, network or loss, by its input and by every weight.
+"""Gradients against central differences: of any layer, network or loss, with respect to its input and
+every weight.
 
 In double precision and with a step of 1e-5 a right derivative is reproduced to about 1e-9 of the largest; a wrong one
 is not. A function with kinks (ReLU, the maximum of a window) has no derivative there: a point so close to one that a
@@ -34,7 +35,8 @@ def directions(size: int, rng: np.random.Generator) -> list[Array]:
 
 
 def check_derivative(function: Callable[[], float], backend: Backend, point: Array, gradient: Array, what: str) -> None:
-    """Assert that `gradient` is the derivative of `function()` by the array `point`, which is moved in place.
+    """Assert that `gradient` is the derivative of `function()` with respect to the array `point`, which is moved in
+    place.
 
     Raises:
         OnAKink: choose another point.
@@ -57,8 +59,8 @@ def check_derivative(function: Callable[[], float], backend: Backend, point: Arr
 
 
 def check_layer(layer: Layer, input: InputType, backend: Backend, x: Array | None = None, batch: int = 2) -> None:
-    """Assert that the gradients of `layer` by its input and by each of its weights are right, and that it returns what
-    it borrowed.
+    """Assert that the gradients of `layer` with respect to its input and each of its weights are right, and that it
+    gives back what it borrowed.
 
     Args:
         layer: a description that has not been built; any network is a layer.

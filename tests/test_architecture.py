@@ -34,7 +34,7 @@ DOOR = (
     "settings",
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
-FILES = ("files",)  # writing and reading them: for the commands, what they share, and training
+FILES = ("files", "runs")  # writing and reading them: for the commands, what they share, and training
 
 # What a room may import besides itself, cupynet.errors and cupynet.checks: rooms, or modules of rooms.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {

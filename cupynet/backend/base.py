@@ -13,22 +13,20 @@ weights are *added*, in `policy.accumulate`.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
+
+from cupynet.backend import checks
 from cupynet.backend.array import Array
+from cupynet.backend.pairs import Operation, Pair
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.workspace import Workspace
-
-Pad: TypeAlias = tuple[int, int, int, int]  # rows of zeros above, below; columns of zeros left, right
-
-
-def out_size(size: int, kernel: int, stride: int, before: int, after: int) -> int:
-    """Windows of `kernel` that fit into `size` padded by `before` and `after`, every `stride` (truncating)."""
-    return (size + before + after - kernel) // stride + 1
+from cupynet.backend.window import Window
+from cupynet.backend.workspace import Loans, Workspace
 
 
 class Backend:
-    """An array module, a dtype policy and about a dozen operations.
+    """An array module, a dtype policy and about a dozen hot operations.
 
     Attributes:
         name: `numpy`, `numba` or `cupy`.
@@ -71,16 +69,21 @@ class Backend:
         """Make this backend's device the current one of the calling thread; once, at the start of a worker."""
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
-        """An array with arbitrary content from the workspace, in the storage precision unless told."""
+        """An array with arbitrary content from the workspace, by default in the storage precision."""
         return self.workspace.borrow(shape, self.policy.storage if dtype is None else dtype)
 
     def give_back(self, *arrays: Array | None) -> None:
         """Return borrowed arrays to the workspace."""
         self.workspace.give_back(*arrays)
 
+    def loans(self) -> Loans:
+        """A context that gives back what was borrowed in it if an exception ends it, see `Loans`."""
+        return Loans(self.workspace)
+
     def load_images(self, images: Any, samples: Any) -> Array:
-        """The images of a batch, scaled to 0..1: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C). Not borrowed: a
-        prefetcher's thread calls this.
+        """The images of a batch, scaled to 0..1: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C).
+
+        Not borrowed: a prefetcher's thread calls this. IndexError: there is no such image.
         """
         batch = self.asarray(images[samples])
         return (batch * self.policy.accumulate.type(1 / 255)).astype(self.policy.storage)
@@ -145,74 +148,67 @@ class Backend:
 
     # convolution ----------------------------------------------------------------------------------------------------
 
-    def im2col(self, x: Array, kernel: int, stride: int, pad: Pad) -> Array:
-        """The windows of x as rows: (N, H, W, C) -> (N·H'·W', K·K·C) in the compute precision (Chellapilla et al.
+    def im2col(self, x: Array, window: Window) -> Array:
+        """The windows of x as rows: (N, H, W, C) -> (N·H'·W', K_h·K_w·C) in the compute precision (Chellapilla et al.
         2006).
         """
+        checks.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
-        top, bottom, left, right = pad
-        rows, cols = out_size(height, kernel, stride, top, bottom), out_size(width, kernel, stride, left, right)
-        padded = x
-        if any(pad):
-            padded = self.borrow((n, height + top + bottom, width + left + right, channels))
+        output, padded = window.output(height, width), x
+        if window.pads:
+            padded = self.borrow((n, *window.padded(height, width), channels))
             padded[...] = 0
-            padded[:, top : top + height, left : left + width] = x
-        columns = self.borrow((n * rows * cols, kernel * kernel * channels), self.policy.compute)
-        windows = columns.reshape(n, rows, cols, kernel, kernel, channels)
-        for ky in range(kernel):
-            for kx in range(kernel):
-                windows[:, :, :, ky, kx] = padded[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride]
+            padded[window.inside(height, width)] = x
+        columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
+        windows = columns.reshape(n, *output, *window.kernel, channels)
+        for ky, kx in np.ndindex(*window.kernel):
+            windows[:, :, :, ky, kx] = padded[window.seen(ky, kx, output)]
         if padded is not x:
             self.give_back(padded)
         return columns
 
-    def col2im(self, columns: Array, shape: tuple[int, ...], kernel: int, stride: int, pad: Pad) -> Array:
-        """The transpose of im2col, windows added back to their places: (N·H'·W', K·K·C) -> (N, H, W, C)."""
+    def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
+        """The transpose of im2col, windows added back to their places: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
+        checks.windows("col2im", shape, window)
         n, height, width, channels = shape
-        top, bottom, left, right = pad
-        rows, cols = out_size(height, kernel, stride, top, bottom), out_size(width, kernel, stride, left, right)
-        padded = self.borrow((n, height + top + bottom, width + left + right, channels), self.policy.accumulate)
+        output = window.output(height, width)
+        checks.shape_of("col2im", "columns", columns, (n * output[0] * output[1], window.places * channels))
+        padded = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
         padded[...] = 0
-        windows = columns.reshape(n, rows, cols, kernel, kernel, channels)
-        for ky in range(kernel):
-            for kx in range(kernel):
-                padded[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride] += windows[
-                    :, :, :, ky, kx
-                ]
-        if not any(pad) and padded.dtype == self.policy.storage:
+        windows = columns.reshape(n, *output, *window.kernel, channels)
+        for ky, kx in np.ndindex(*window.kernel):
+            padded[window.seen(ky, kx, output)] += windows[:, :, :, ky, kx]
+        if not window.pads and padded.dtype == self.policy.storage:
             return padded
         x = self.borrow(shape)
-        x[...] = padded[:, top : top + height, left : left + width]
+        x[...] = padded[window.inside(height, width)]
         self.give_back(padded)
         return x
 
-    def conv2d(self, x: Array, weight: Array, bias: Array | None, stride: int, pad: Pad) -> tuple[Array, Array]:
-        """Cross-correlation: (N, H, W, C), (K, K, C, O), (O,) -> (N, H', W', O), and what the backward pass needs."""
-        kernel, outputs = weight.shape[0], weight.shape[3]
-        columns = self.im2col(x, kernel, stride, pad)
+    def conv2d(self, x: Array, weight: Array, bias: Array | None, window: Window) -> tuple[Array, Array]:
+        """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and what the backward pass needs.
+
+        Raises:
+            ConfigError: the images have no room for a window, or other channels than the weight.
+        """
+        checks.convolution("conv2d", x.shape, weight, window)
+        outputs = weight.shape[3]
+        columns = self.im2col(x, window)
         y = self.matmul(columns, weight.reshape(-1, outputs))  # (N·H'·W', O)
         if bias is not None:
             y += bias
-        rows = out_size(x.shape[1], kernel, stride, pad[0], pad[1])
-        return y.reshape(x.shape[0], rows, -1, outputs), columns
+        return y.reshape(x.shape[0], *window.output(*x.shape[1:3]), outputs), columns
 
     def conv2d_backward(
-        self,
-        dy: Array,
-        columns: Array,
-        x: Array,
-        weight: Array,
-        weight_grad: Array,
-        bias_grad: Array | None,
-        stride: int,
-        pad: Pad,
-        *,
-        need_dx: bool,
-    ) -> Array | None:
+        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
+        window: Window, *, need_dx: bool,
+    ) -> Array | None:  # fmt: skip
         """Adds the gradients of weight and bias, returns dx (N, H, W, C) or None; `columns` is what conv2d returned
         beside y.
         """
-        kernel, outputs = weight.shape[0], weight.shape[3]
+        checks.convolution("conv2d_backward", x.shape, weight, window)
+        outputs = weight.shape[3]
+        checks.shape_of("conv2d_backward", "dy", dy, (x.shape[0], *window.output(*x.shape[1:3]), outputs))
         dy = dy.reshape(-1, outputs)  # (N·H'·W', O)
         self._add_product(weight_grad.reshape(-1, outputs), columns, dy)
         if bias_grad is not None:
@@ -220,84 +216,57 @@ class Backend:
         if not need_dx:
             return None
         dcolumns = self._product(dy, weight.reshape(-1, outputs), transpose_b=True)
-        dx = self.col2im(dcolumns, x.shape, kernel, stride, pad)
+        dx = self.col2im(dcolumns, x.shape, window)
         self.give_back(dcolumns)
         return dx
 
     # pooling --------------------------------------------------------------------------------------------------------
 
-    def max_pool2d(self, x: Array, kernel: int, stride: int) -> tuple[Array, Array]:
+    def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         """The largest value of each window, and which it was: (N, H, W, C) -> 2 x (N, H', W', C).
 
-        A winner is its place in the window, ky·K + kx; among equals the first in that order wins, so ties have one
-        gradient path.
+        A winner is its place in the window, ky·K_w + kx; among equals the first in that order wins, so ties have one
+        gradient path. A window that holds NaN has NaN as its largest, the first of them.
         """
-        n, height, width, channels = x.shape
-        rows, cols = out_size(height, kernel, stride, 0, 0), out_size(width, kernel, stride, 0, 0)
-        y = self.borrow((n, rows, cols, channels), x.dtype)
-        winners = self.borrow((n, rows, cols, channels), self.winner_dtype(kernel))
-        for ky in range(kernel):
-            for kx in range(kernel):
-                candidate = x[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride]
-                if ky == kx == 0:
-                    y[...] = candidate
-                    winners[...] = 0
-                    continue
-                better = candidate > y
-                self.xp.copyto(winners, winners.dtype.type(ky * kernel + kx), where=better)
+        checks.windows("max_pool2d", x.shape, window, pads=False)
+        output = window.output(*x.shape[1:3])
+        y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
+        winners = self.borrow(y.shape, self.winner_dtype(window))
+        y[...] = x[window.seen(0, 0, output)]
+        winners[...] = 0
+        for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
+            if place > 0:
+                candidate = x[window.seen(ky, kx, output)]
+                better = ~(candidate <= y)  # larger, or one of the two is NaN
+                better &= y == y  # the first NaN stays
+                self.xp.copyto(winners, winners.dtype.type(place), where=better)
                 self.xp.copyto(y, candidate, where=better)
         return y, winners
 
-    def winner_dtype(self, kernel: int) -> Any:
+    def winner_dtype(self, window: Window) -> Any:
         """The smallest integer that numbers the places of a window."""
-        return self.xp.dtype(self.xp.uint8 if kernel * kernel <= 256 else self.xp.int32)
+        return self.xp.dtype(self.xp.uint8 if window.places <= 256 else self.xp.int32)
 
-    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], kernel: int, stride: int) -> Array:
+    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
-        rows, cols = dy.shape[1:3]
+        checks.windows("max_pool2d_backward", shape, window, pads=False)
+        output = window.output(*shape[1:3])
+        checks.shape_of("max_pool2d_backward", "dy", dy, (shape[0], *output, shape[3]))
+        checks.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow(shape, dy.dtype)
         dx[...] = 0
-        for ky in range(kernel):
-            for kx in range(kernel):
-                target = dx[:, ky : ky + stride * rows : stride, kx : kx + stride * cols : stride]
-                target += dy * (winners == ky * kernel + kx)
+        for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
+            target = dx[window.seen(ky, kx, output)]
+            target += self.xp.where(winners == place, dy, dy.dtype.type(0))  # no product: 0 times NaN is NaN
         return dx
 
-    # convolution and pooling as one ---------------------------------------------------------------------------------
+    # two operations as one ------------------------------------------------------------------------------------------
 
-    def fuses_conv2d_max_pool2d(self, pool: int, pool_stride: int) -> bool:
-        """Whether `conv2d_max_pool2d` is faster here than its two parts; asked when a network is built."""
-        return False
-
-    def conv2d_max_pool2d(
-        self, x: Array, weight: Array, bias: Array | None, stride: int, pad: Pad, pool: int, pool_stride: int
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Max-pool of the convolution: (N, H, W, C) -> (N, H', W', O), and what the backward pass needs."""
-        convolved, columns = self.conv2d(x, weight, bias, stride, pad)
-        y, winners = self.max_pool2d(convolved, pool, pool_stride)
-        return y, (winners, columns, convolved)
-
-    def conv2d_max_pool2d_backward(
-        self,
-        dy: Array,
-        saved: tuple[Array, ...],
-        x: Array,
-        weight: Array,
-        weight_grad: Array,
-        bias_grad: Array | None,
-        stride: int,
-        pad: Pad,
-        pool: int,
-        pool_stride: int,
-        *,
-        need_dx: bool,
-    ) -> Array | None:
-        """Adds the gradients of weight and bias, returns dx or None; `saved` came with y."""
-        winners, columns, convolved = saved
-        dconv = self.max_pool2d_backward(dy, winners, convolved.shape, pool, pool_stride)
-        dx = self.conv2d_backward(dconv, columns, x, weight, weight_grad, bias_grad, stride, pad, need_dx=need_dx)
-        self.give_back(dconv)
-        return dx
+    def fused_pair(self, first: Operation, second: Operation) -> Pair | None:
+        """What does both operations faster here than one after the other does; None where nothing does. Asked when a
+        network is built.
+        """
+        return None
 
     # activations ----------------------------------------------------------------------------------------------------
 
@@ -307,7 +276,8 @@ class Backend:
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
         """dy where the output y is positive, else 0; in place."""
-        dy *= y > 0
+        checks.alike("relu_backward", dy, y)
+        self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # no product: 0 times NaN is NaN
         return dy
 
     def softmax(self, x: Array) -> Array:
@@ -351,22 +321,33 @@ class Backend:
 
         Flat vectors on the host, whatever the backend: averages are computed there.
         """
+        checks.alike("mean_in_place", *parts)
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
-        total = (
-            contributors[0][0].astype("float64") * contributors[0][1]
-        )  # shares in single precision do not add up to one
+        # in double: shares in single precision do not add up to one
+        total = contributors[0][0].astype("float64") * contributors[0][1]
         for part, share in contributors[1:]:
             total += part.astype("float64") * share
         for part in parts:
             part[...] = total
 
-    def clip_norm(self, grad: Array, largest: float) -> None:
-        """Shorten the vector to the length `largest` if it is longer, in place (Pascanu et al. 2013). (P,)"""
-        length = self.xp.sqrt((grad * grad).sum())
+    def squared_norm(self, grad: Array) -> Array:
+        """The sum of squares of a (P,) vector, on the device: a number, or a 0-d array."""
+        return (grad * grad).sum()
+
+    def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
+        """Shorten the gradient to the length `largest` if it is longer, in place (Pascanu et al. 2013).
+
+        Args:
+            grad: (P,), all of the gradient or a part of it.
+            squared_norm: of the whole gradient; parts add theirs up.
+            largest: the length it may have.
+        """
+        length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
 
     def sgd_update(self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float) -> None:
         """w -= lr · (scale · g + l2 · w), in place; g is set to zero for the next step. (P,) vectors."""
+        checks.alike("sgd_update", weight, grad)
         if grad_scale != 1.0:
             grad *= grad_scale
         if l2:
@@ -376,21 +357,15 @@ class Backend:
         grad[...] = 0
 
     def momentum_update(
-        self,
-        weight: Array,
-        velocity: Array,
-        grad: Array,
-        learning_rate: float,
-        momentum: float,
-        l2: float,
-        grad_scale: float,
-        nesterov: bool,
-    ) -> None:
+        self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
+        grad_scale: float, nesterov: bool,
+    ) -> None:  # fmt: skip
         """v = mu · v - lr · (scale · g + l2 · w); w += v, or with Nesterov w += mu · v - lr · (...); g is set to zero.
 
         Sutskever et al. 2013, "On the importance of initialization and momentum", with the learning rate inside the
         velocity.
         """
+        checks.alike("momentum_update", weight, velocity, grad)
         if grad_scale != 1.0:
             grad *= grad_scale
         if l2:

@@ -4,141 +4,205 @@ Forward: one pooling window after the other, its pixels computed in registers an
 (`kernels/windows.py`). The bias is added after the pool: the largest of x + b is the largest of x, plus b. Backward:
 through the pool's winners only (`kernels/rows.py`; `kernels/outer.py` for patches with short rows). There are no im2col
 rows, and the convolution itself never exists in memory.
+
+Where values are not finite, one thing differs from the two operations: a gradient of zero adds nothing to the weight's
+gradient even where it meets NaN or infinity in the image (in `rows`), or the pixels that did not win do (in `outer`).
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from cupynet.backend import checks
 from cupynet.backend.array import Array
-from cupynet.backend.base import Backend, Pad, out_size
+from cupynet.backend.base import Backend
+from cupynet.backend.pairs import Convolution, MaxPool, Pair, Weights
+from cupynet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cupynet.backend.kernels.patches import Passed
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values: a patch's row that fills no vector
+MOST_PIXELS = 9  # of a pooling window: their sums are in registers at the same time
 
 
-class ConvPool:
-    """The geometry of one convolution and its pool, for one size of image; `NumbaBackend` keeps one for each.
+def fuse(backend: Backend, first: Convolution, second: MaxPool) -> Pair | None:
+    """The two as one, if the pool's windows are small and do not overlap: then each pixel is computed once."""
+    pool = second.window
+    apart = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
+    return ConvPool(backend, first, second) if apart and 1 < pool.places <= MOST_PIXELS else None
 
-    Windows of the pool do not overlap. P is their number in an image.
+
+class ConvPool(Pair):
+    """One convolution and its pool, for one size of image; P pooling windows.
 
     Args:
-        backend: lends the buffers; all arrays are in its compute precision.
-        image: (H, W) of x.
-        weight_shape: (K, K, C, O).
-        stride, pad: of the convolution.
-        pool, pool_stride: of the pool.
+        backend: lends the buffers. Kernels compute in its compute precision, on copies where it stores another.
+        first, second: the two operations; windows of the pool do not overlap.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        image: tuple[int, int],
-        weight_shape: tuple[int, ...],
-        stride: int,
-        pad: Pad,
-        pool: int,
-        pool_stride: int,
-    ) -> None:
-        from cupynet.backend.kernels import outer, rows, windows  # numba is imported only where it is used
+    def __init__(self, backend: Backend, first: Convolution, second: MaxPool) -> None:
+        from cupynet.backend.kernels import loops, outer, patches, rows, windows  # numba is imported only where used
 
-        self.outer, self.rows, self.windows = outer, rows, windows
-        self.backend, self.pad, self.pool = backend, pad, pool
+        self.loops, self.outer, self.rows, self.windows, self.groups = loops, outer, rows, windows, patches
+        self.backend, self.conv, self.pool, self.filters = backend, first, second.window, first.filters
         self.dtype = backend.policy.compute
-        self.kernel, self.channels, self.filters = weight_shape[0], weight_shape[2], weight_shape[3]
-        self.height, self.width = image[0] + pad[0] + pad[1], image[1] + pad[2] + pad[3]
-        convolved = (out_size(side, self.kernel, stride, 0, 0) for side in (self.height, self.width))
-        self.pooled: tuple[int, ...] = tuple(out_size(side, pool, pool_stride, 0, 0) for side in convolved)  # (H', W')
-        self.row = self.kernel * self.channels  # values in a row of a patch
-        self.row_step = self.width * self.channels
-        self.corners = self._places(self.pooled, stride * pool_stride)
-        self.places = self._places((pool, pool), stride)
-        start = np.arange(self.kernel)[:, None] * self.row_step
-        self.table = (start + np.arange(self.row)).reshape(-1).astype(np.int32)
+        height, width, self.channels = first.image
+        window, pool = first.window, second.window
+        self.size = (*window.padded(height, width), self.channels)  # of a padded image
+        self.pooled = pool.output(*window.output(height, width))  # (H', W')
+        row, step = window.kernel[1] * self.channels, self.size[1] * self.channels
+        apart = (window.stride[0] * pool.stride[0], window.stride[1] * pool.stride[1])
+        corners, places = self._corners(self.pooled, apart, step), self._corners(pool.kernel, window.stride, step)
+        self.patches = patches.Patches(corners, places, window.kernel[0], row, step)
+        start = np.arange(window.kernel[0])[:, None] * step
+        self.table = (start + np.arange(row)).reshape(-1).astype(np.int32)
 
-    def _places(self, size: tuple[int, ...], step: int) -> Array:
-        """Where patches begin in an image, for pixels `step` apart, int32."""
-        row, col = np.arange(size[0])[:, None] * self.row_step, np.arange(size[1]) * self.channels
-        return ((row + col) * step).reshape(-1).astype(np.int32)
+    def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
+        """Where `count` x `count` patches begin in an image whose rows have `step` values, `apart` pixels, int32."""
+        row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels
+        return (row + col).reshape(-1).astype(np.int32)
 
-    def padded(self, x: Array) -> Array:
-        """x with its zeros around it, borrowed; x itself where there are none."""
-        if not any(self.pad):
-            return x
-        top, _, left, _ = self.pad
-        wide = self.backend.borrow((len(x), self.height, self.width, self.channels), self.dtype)
-        wide[...] = 0
-        wide[:, top : top + x.shape[1], left : left + x.shape[2]] = x
-        return wide
+    # what compiled code may be given ---------------------------------------------------------------------------------
 
-    def forward(self, x: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
-        """Padded x -> pooled (N, H', W', O) and winners."""
-        backend, n = self.backend, len(x)
+    def _check(self, x: Array, weight: Array, bias: Array | None) -> None:
+        """Refuse what the kernels would read beyond."""
+        name = "conv2d and max_pool2d"
+        checks.shape_of(name, "the batch of images", x, (len(x), *self.conv.image))
+        checks.shape_of(name, "the weight", weight, (*self.conv.window.kernel, self.channels, self.filters))
+        if bias is not None:
+            checks.shape_of(name, "the bias", bias, (self.filters,))
+
+    def _read(self, a: Array) -> Array:
+        """`a` as kernels read it, contiguous and in their precision: itself, or a borrowed copy."""
+        if a.dtype == self.dtype and a.flags.c_contiguous:
+            return a
+        copy = self.backend.borrow(a.shape, self.dtype)
+        copy[...] = a
+        return copy
+
+    def _drop(self, read: Array, original: Array) -> None:
+        """Give back what `_read` copied."""
+        if read is not original:
+            self.backend.give_back(read)
+
+    def _stored(self, a: Array) -> Array:
+        """The borrowed `a` in the storage precision, borrowed."""
+        storage = self.backend.policy.storage
+        if a.dtype == storage:
+            return a
+        stored = self.backend.borrow(a.shape, storage)
+        stored[...] = a
+        self.backend.give_back(a)
+        return stored
+
+    def _padded(self, x: Array) -> Array:
+        """x with its zeros around it, as kernels read it."""
+        window = self.conv.window
+        if not window.pads:
+            return self._read(x)
+        padded = self.backend.borrow((len(x), *self.size), self.dtype)
+        padded[...] = 0
+        padded[window.inside(*self.conv.image[:2])] = x
+        return padded
+
+    # forward ---------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
+        """(N, H, W, C) -> (N, H', W', O); saved are the winners, and the images where they are not x itself."""
+        weight, bias = weights
+        self._check(x, weight, bias)
+        images, factors = self._padded(x), self._read(weight)
+        offset = self._zeros() if bias is None else self._read(bias)
+        y, winners = self._pool(images, factors, offset)
+        self._drop(factors, weight)
+        self._drop(offset, bias)
+        return self._stored(y), (winners,) if images is x else (winners, images)
+
+    def _zeros(self) -> Array:
+        zeros = self.backend.borrow((self.filters,), self.dtype)
+        zeros[...] = 0
+        return zeros
+
+    def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
+        """Padded images -> pooled (N, H', W', O) and winners."""
+        backend, n, pixels = self.backend, len(images), self.pool.places
         y = backend.borrow((n, *self.pooled, self.filters), self.dtype)
         winners = backend.borrow(y.shape, backend.winner_dtype(self.pool))
-        offset = bias
-        if offset is None:
-            offset = backend.borrow((self.filters,), self.dtype)
-            offset[...] = 0
-        blocks = self.windows.blocks(len(self.places), self.filters, y.itemsize)
-        forward = self.windows.conv_pool(len(self.places), *blocks)
-        images, filters = x.reshape(n, -1), weight.reshape(-1, self.filters)
-        by_window = (y.reshape(n, -1, self.filters), winners.reshape(n, -1, self.filters))
-        forward(images, self.corners, self.places, self.table, filters, offset, *by_window)
-        backend.give_back(None if offset is bias else offset)
+        forward = self.windows.conv_pool(pixels, *self.windows.blocks(pixels, self.filters, y.itemsize))
+        by_window = (n, len(self.patches.corners), self.filters)
+        forward(
+            images.reshape(n, self.size[0] * self.patches.step), self.patches, self.table,
+            weight.reshape(-1, self.filters), bias, y.reshape(by_window), winners.reshape(by_window),
+        )  # fmt: skip
         return y, winners
 
-    def weight_gradient(self, dy: Array, winners: Array, x: Array, weight_grad: Array) -> None:
-        """Adds to weight_grad (K, K, C, O); dy and winners (N, P, O), x padded."""
-        images = x.reshape(len(x), -1)
-        if self.row < SHORT_ROW:
-            self._short_rows(dy, winners, images, weight_grad.reshape(-1, self.filters))
+    # backward --------------------------------------------------------------------------------------------------------
+
+    def backward(
+        self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
+    ) -> Array | None:
+        (weight, bias), (weight_grad, bias_grad) = weights, grads
+        self._check(x, weight, bias)
+        checks.shape_of("conv2d and max_pool2d", "dy", dy, (len(x), *self.pooled, self.filters))
+        checks.alike("conv2d and max_pool2d", dy, saved[0])
+        wide, by_window = self._read(dy), (len(x), len(self.patches.corners), self.filters)
+        passed = self.groups.Passed(wide.reshape(by_window), saved[0].reshape(by_window))
+        images = saved[1] if len(saved) > 1 else x
+        self._add_weight_gradient(images.reshape(len(x), self.size[0] * self.patches.step), passed, weight, weight_grad)
+        if bias_grad is not None:
+            checks.shape_of("conv2d and max_pool2d", "the bias's gradient", bias_grad, (self.filters,))
+            self.loops.add_column_sums(wide.reshape(-1, self.filters), bias_grad)
+        dx = None
+        if need_dx:
+            factors = self._read(weight)
+            dx = self._stored(self._input_gradient(passed, factors))
+            self._drop(factors, weight)
+        self._drop(wide, dy)
+        return dx
+
+    def _add_weight_gradient(self, images: Array, passed: Passed, weight: Array, weight_grad: Array | None) -> None:
+        """Adds to weight_grad (K_h, K_w, C, O); images padded, (N, F)."""
+        if weight_grad is None or weight_grad.dtype != self.dtype or not weight_grad.flags.c_contiguous:
+            raise ConfigError(f"conv2d and max_pool2d: the weight's gradient must be contiguous, in {self.dtype}")
+        checks.alike("conv2d and max_pool2d", weight, weight_grad)
+        patches = self.patches
+        if patches.row < SHORT_ROW:
+            self._short_rows(images, passed, weight_grad.reshape(-1, self.filters))
             return
-        grad = self.backend.borrow((self.filters * self.kernel, self.row), self.dtype)
+        grad = self.backend.borrow((self.filters * patches.height, patches.row), self.dtype)
         grad[...] = 0
-        gradient = self.rows.weight_gradient(*self.rows.blocks(self.row, grad.itemsize))
-        gradient(dy, winners, self.corners, self.places, images, self.kernel, self.row_step, grad)
+        gradient = self.rows.weight_gradient(*self.rows.blocks(patches.row, grad.itemsize))
+        gradient(images, patches, passed, grad)
         weight_grad += grad.reshape(self.filters, -1).T.reshape(weight_grad.shape)
         self.backend.give_back(grad)
 
-    def _short_rows(self, dy: Array, winners: Array, images: Array, grad: Array) -> None:
-        """The same where rows are shorter than a vector: the vectors lie along the filters. grad (K·K·C, O)."""
-        pixels = len(self.places)
-        for filter_at, filters, length, height in self.outer.blocks(self.filters, self.row, grad.itemsize):
-            for ky in range(0, self.kernel, height):
-                lines = min(height, self.kernel - ky)
-                for i in range(0, self.row, length):
-                    values = min(length, self.row - i)
-                    gradient = self.outer.weight_gradient(pixels, lines, values, filters)
-                    gradient(
-                        images,
-                        ky * self.row_step + i,
-                        self.row_step,
-                        self.corners,
-                        self.places,
-                        dy,
-                        winners,
-                        filter_at,
-                        grad,
-                        ky * self.row + i,
-                        self.row,
-                    )
+    def _short_rows(self, images: Array, passed: Passed, grad: Array) -> None:
+        """The same where rows are shorter than a vector: the vectors lie along the filters. grad (K_h·K_w·C, O)."""
+        pixels, rows, row = self.pool.places, self.patches.height, self.patches.row
+        for filter_at, filters, length, height in self.outer.blocks(self.filters, row, grad.itemsize):
+            for line in range(0, rows, height):
+                for value in range(0, row, length):
+                    shape = min(height, rows - line), min(length, row - value), filters
+                    block = self.groups.Block(line, value, filter_at)
+                    self.outer.weight_gradient(pixels, *shape)(images, self.patches, passed, block, grad)
 
-    def input_gradient(self, dy: Array, winners: Array, weight: Array, shape: tuple[int, ...]) -> Array:
-        """dx (N, H, W, C); dy and winners (N, P, O)."""
-        backend = self.backend
+    def _input_gradient(self, passed: Passed, weight: Array) -> Array:
+        """dx (N, H, W, C), borrowed."""
+        backend, patches, n = self.backend, self.patches, passed.dy.shape[0]
         per_line = CACHE_LINE // weight.itemsize
-        by_row = backend.borrow((self.kernel, self.filters, -(-self.row // per_line) * per_line), self.dtype)
-        by_row[:, :, : self.row] = weight.reshape(self.kernel, self.row, self.filters).transpose(0, 2, 1)
-        dx = backend.borrow((shape[0], self.height, self.width, self.channels), self.dtype)
-        gradient = self.rows.input_gradient(*self.rows.blocks(self.row, weight.itemsize))
-        images = dx.reshape(shape[0], -1)
-        gradient(dy, winners, self.corners, self.places, by_row, self.kernel, self.row_step, images)
+        by_row = backend.borrow((patches.height, self.filters, -(-patches.row // per_line) * per_line), self.dtype)
+        by_row[:, :, : patches.row] = weight.reshape(patches.height, patches.row, self.filters).transpose(0, 2, 1)
+        dx = backend.borrow((n, *self.size), self.dtype)
+        gradient = self.rows.input_gradient(*self.rows.blocks(patches.row, weight.itemsize))
+        gradient(by_row, patches, passed, dx.reshape(n, self.size[0] * patches.step))
         backend.give_back(by_row)
-        if not any(self.pad):
+        if not self.conv.window.pads:
             return dx
-        top, _, left, _ = self.pad
-        inner = backend.borrow(shape, self.dtype)
-        inner[...] = dx[:, top : top + shape[1], left : left + shape[2]]
+        inner = backend.borrow((n, *self.conv.image), self.dtype)
+        inner[...] = dx[self.conv.window.inside(*self.conv.image[:2])]
         backend.give_back(dx)
         return inner

@@ -4,14 +4,17 @@ passes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from cupynet.backend import checks, convpool
 from cupynet.backend.array import Array
-from cupynet.backend.base import Backend, Pad, out_size
-from cupynet.backend.convpool import ConvPool
+from cupynet.backend.base import Backend
+from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.window import Window
 
 
 class NumpyBackend(Backend):
@@ -40,8 +43,9 @@ class NumpyBackend(Backend):
 class NumbaBackend(NumpyBackend):
     """Compiled loops (`kernels/`) where NumPy needs several passes over memory; products stay with BLAS.
 
-    The kernels read and write float and double. Under `half` a fused convolution works on copies in float; the other
-    operations that touch stored activations are NumPy's.
+    The kernels read and write float and double, trust the shapes they are given and take contiguous arrays alone: each
+    operation checks the shapes, and leaves arrays of another kind to NumPy. Under `half` a fused convolution works on
+    copies in float; the other operations that touch stored activations are NumPy's.
     """
 
     name = "numba"
@@ -51,163 +55,122 @@ class NumbaBackend(NumpyBackend):
         from cupynet.backend.kernels import loops  # numba is imported only where it is used
 
         self.kernels = loops
-        self._pairs: dict[Any, ConvPool] = {}
-        self.stored_is_computed = self.policy.storage == self.policy.compute
+
+    def _compiles(self, *arrays: Array) -> bool:
+        """Whether compiled code takes these: contiguous, and all in one precision. NumPy takes the others."""
+        return all(array.flags.c_contiguous and array.dtype == arrays[0].dtype for array in arrays)
+
+    def _stores(self, *arrays: Array) -> bool:
+        """Whether compiled code takes these activations: contiguous, and stored as they are computed."""
+        return self.policy.compute == self.policy.storage == arrays[0].dtype and self._compiles(*arrays)
 
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
-        if dy.dtype == grad.dtype:
-            self.kernels.add_column_sums(dy, grad)
-        else:
-            super()._add_column_sums(grad, dy)
+        if not self._compiles(grad, dy) or grad.shape != dy.shape[1:]:
+            return super()._add_column_sums(grad, dy)
+        self.kernels.add_column_sums(dy, grad)
 
     def load_images(self, images: Any, samples: Any) -> Array:
-        if not self.stored_is_computed:
-            return super().load_images(images, samples)
         samples = np.asarray(samples)
         if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # compiled code reads anywhere
             raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
+        whole = samples.ndim == 1 and samples.dtype.kind in "iu" and samples.size and images.size
+        halved = self.policy.compute != self.policy.storage
+        if halved or not whole or images.dtype != np.uint8 or not images.flags.c_contiguous:
+            return super().load_images(images, samples)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
         self.kernels.gather_scale(images.reshape(len(images), -1), samples, batch.reshape(len(samples), -1))
         return batch
 
-    def im2col(self, x: Array, kernel: int, stride: int, pad: Pad) -> Array:
-        if any(pad) or not self.stored_is_computed:
-            return super().im2col(x, kernel, stride, pad)
+    def im2col(self, x: Array, window: Window) -> Array:
+        if window.pads or not self._stores(x):
+            return super().im2col(x, window)
+        checks.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
-        rows, cols = out_size(height, kernel, stride, 0, 0), out_size(width, kernel, stride, 0, 0)
-        columns = self.borrow((n * rows * cols, kernel * kernel * channels))
-        windows = columns.reshape(n * rows, cols, kernel, kernel * channels)
-        self.kernels.im2col(x.reshape(n, height, width * channels), windows, rows, stride, channels)
+        rows, cols = window.output(height, width)
+        columns = self.borrow((n * rows * cols, window.places * channels))
+        windows = columns.reshape(n * rows, cols, window.kernel[0], window.kernel[1] * channels)
+        self.kernels.im2col(x.reshape(n, height, width * channels), windows, rows, window.stride, channels)
         return columns
 
-    def col2im(self, columns: Array, shape: tuple[int, ...], kernel: int, stride: int, pad: Pad) -> Array:
-        if any(pad) or not self.stored_is_computed:
-            return super().col2im(columns, shape, kernel, stride, pad)
+    def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
+        if window.pads or not self._stores(columns):
+            return super().col2im(columns, shape, window)
+        checks.windows("col2im", shape, window)
         n, height, width, channels = shape
-        rows, cols = out_size(height, kernel, stride, 0, 0), out_size(width, kernel, stride, 0, 0)
+        rows, cols = window.output(height, width)
+        checks.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
         x = self.borrow(shape)
-        windows = columns.reshape(n * rows, cols, kernel, kernel * channels)
-        self.kernels.col2im(windows, x.reshape(n, height, width * channels), rows, stride, channels)
+        windows = columns.reshape(n * rows, cols, window.kernel[0], window.kernel[1] * channels)
+        self.kernels.col2im(windows, x.reshape(n, height, width * channels), rows, window.stride, channels)
         return x
 
-    def max_pool2d(self, x: Array, kernel: int, stride: int) -> tuple[Array, Array]:
-        if not self.stored_is_computed:
-            return super().max_pool2d(x, kernel, stride)
-        n, height, width, channels = x.shape
-        rows, cols = out_size(height, kernel, stride, 0, 0), out_size(width, kernel, stride, 0, 0)
-        y = self.borrow((n, rows, cols, channels))
-        winners = self.borrow((n, rows, cols, channels), self.winner_dtype(kernel))
-        self.kernels.max_pool(x, y, winners, kernel, stride)
+    def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
+        if not self._stores(x):
+            return super().max_pool2d(x, window)
+        checks.windows("max_pool2d", x.shape, window, pads=False)
+        y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
+        winners = self.borrow(y.shape, self.winner_dtype(window))
+        self.kernels.max_pool(x, y, winners, window.kernel, window.stride)
         return y, winners
 
-    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], kernel: int, stride: int) -> Array:
-        if not self.stored_is_computed:
-            return super().max_pool2d_backward(dy, winners, shape, kernel, stride)
+    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
+        if not self._stores(dy) or not winners.flags.c_contiguous:
+            return super().max_pool2d_backward(dy, winners, shape, window)
+        checks.windows("max_pool2d_backward", shape, window, pads=False)
+        checks.shape_of("max_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
+        checks.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow(shape)
-        self.kernels.max_pool_backward(dy, winners, dx, kernel, stride)
+        self.kernels.max_pool_backward(dy, winners, dx, window.kernel, window.stride)
         return dx
 
-    def fuses_conv2d_max_pool2d(self, pool: int, pool_stride: int) -> bool:
-        # a window's pixels are computed once each, in registers: windows must not overlap, nor be large
-        return 1 < pool <= min(pool_stride, 3)
-
-    def _pair(self, shape: tuple[int, ...], weight_shape: tuple[int, ...], *geometry: Any) -> ConvPool:
-        key = (shape[1:3], weight_shape, geometry)
-        if key not in self._pairs:
-            self._pairs[key] = ConvPool(self, (shape[1], shape[2]), weight_shape, *geometry)
-        return self._pairs[key]
-
-    def conv2d_max_pool2d(
-        self, x: Array, weight: Array, bias: Array | None, stride: int, pad: Pad, pool: int, pool_stride: int
-    ) -> tuple[Array, tuple[Array, ...]]:
-        if not self.fuses_conv2d_max_pool2d(pool, pool_stride):
-            return super().conv2d_max_pool2d(x, weight, bias, stride, pad, pool, pool_stride)
-        pair = self._pair(x.shape, weight.shape, stride, pad, pool, pool_stride)
-        wide = self._operand(x)[0]
-        images = pair.padded(wide)
-        if images is not wide and wide is not x:
-            self.give_back(wide)
-        filters, offset = self._operand(weight)[0], None if bias is None else self._operand(bias)[0]
-        y, winners = pair.forward(images, filters, offset)
-        self._drop(filters, weight)
-        self._drop(offset, bias)
-        return self._stored(y), (winners, images) if images is not x else (winners,)
-
-    def _stored(self, a: Array) -> Array:
-        """The borrowed `a` in the storage precision, borrowed."""
-        if self.stored_is_computed:
-            return a
-        stored = self.borrow(a.shape)
-        stored[...] = a
-        self.give_back(a)
-        return stored
-
-    def _drop(self, operand: Array | None, original: Array | None) -> None:
-        """Give an operand back that was copied into the compute precision."""
-        if operand is not original:
-            self.give_back(operand)
-
-    def conv2d_max_pool2d_backward(
-        self,
-        dy: Array,
-        saved: tuple[Array, ...],
-        x: Array,
-        weight: Array,
-        weight_grad: Array,
-        bias_grad: Array | None,
-        stride: int,
-        pad: Pad,
-        pool: int,
-        pool_stride: int,
-        *,
-        need_dx: bool,
-    ) -> Array | None:
-        if not self.fuses_conv2d_max_pool2d(pool, pool_stride):
-            return super().conv2d_max_pool2d_backward(
-                dy, saved, x, weight, weight_grad, bias_grad, stride, pad, pool, pool_stride, need_dx=need_dx
-            )
-        pair = self._pair(x.shape, weight.shape, stride, pad, pool, pool_stride)
-        by_window = (len(x), -1, weight.shape[3])  # (N, P, O)
-        wide, winners = self._operand(dy)[0], saved[0].reshape(by_window)
-        gradients = wide.reshape(by_window)
-        pair.weight_gradient(gradients, winners, saved[1] if len(saved) > 1 else x, weight_grad)
-        if bias_grad is not None:
-            self._add_column_sums(bias_grad, gradients.reshape(-1, weight.shape[3]))
-        dx = None
-        if need_dx:
-            filters = self._operand(weight)[0]
-            dx = self._stored(pair.input_gradient(gradients, winners, filters, x.shape))
-            self._drop(filters, weight)
-        self._drop(wide, dy)
-        return dx
+    def fused_pair(self, first: Operation, second: Operation) -> Pair | None:
+        fuse = FUSED.get((type(first), type(second)))
+        return None if fuse is None else fuse(self, first, second)
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
-        if not self.stored_is_computed:
+        if not self._stores(dy, y) or dy.shape != y.shape:
             return super().relu_backward(dy, y)
         self.kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
         return dy
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        self.kernels.mean_in_place(tuple(parts), np.array(shares, np.float64))
+        checks.alike("mean_in_place", *parts)
+        if not self._compiles(*parts) or len(parts) != len(shares):
+            return super().mean_in_place(parts, shares)
+        self.kernels.mean_in_place(tuple(part.reshape(-1) for part in parts), np.array(shares, np.float64))
 
-    def clip_norm(self, grad: Array, largest: float) -> None:
-        self.kernels.clip_norm(grad, grad.dtype.type(largest))
+    def squared_norm(self, grad: Array) -> Array:
+        if not self._compiles(grad):
+            return super().squared_norm(grad)
+        return grad.dtype.type(self.kernels.squared_norm(grad.reshape(-1)))
+
+    def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
+        if not self._compiles(grad):
+            return super().clip_norm(grad, squared_norm, largest)
+        real = grad.dtype.type
+        self.kernels.clip_norm(grad.reshape(-1), real(squared_norm), real(largest))
 
     def sgd_update(self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float) -> None:
+        checks.alike("sgd_update", weight, grad)
+        if not self._compiles(weight, grad):
+            return super().sgd_update(weight, grad, learning_rate, l2, grad_scale)
         real = weight.dtype.type
         self.kernels.sgd_update(weight, grad, real(learning_rate), real(l2), real(grad_scale))
 
     def momentum_update(
-        self,
-        weight: Array,
-        velocity: Array,
-        grad: Array,
-        learning_rate: float,
-        momentum: float,
-        l2: float,
-        grad_scale: float,
-        nesterov: bool,
-    ) -> None:
+        self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
+        grad_scale: float, nesterov: bool,
+    ) -> None:  # fmt: skip
+        checks.alike("momentum_update", weight, velocity, grad)
+        if not self._compiles(weight, velocity, grad):
+            factors = (learning_rate, momentum, l2, grad_scale)
+            return super().momentum_update(weight, velocity, grad, *factors, nesterov)
         real = weight.dtype.type
         factors = (real(learning_rate), real(momentum), real(l2), real(grad_scale))
         self.kernels.momentum_update(weight, velocity, grad, *factors, nesterov)
+
+
+# What is faster as one operation here, by what the first and the second are.
+FUSED: dict[tuple[type, type], Callable[[Backend, Any, Any], Pair | None]] = {
+    (Convolution, MaxPool): convpool.fuse,
+}

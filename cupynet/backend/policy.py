@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupynet.checks import DTYPES
-from cupynet.errors import ConfigError
+from cupynet import checks
 
 
 @dataclass(frozen=True)
@@ -15,8 +14,7 @@ class DtypePolicy:
     """The precisions of one run.
 
     storage: what weights as the layers read them, activations and their gradients are kept in.
-    compute: what a GEMM's operands are; on a CPU half is stored but computed in float (there are no half kernels
-        there).
+    compute: what a GEMM's operands are; on a CPU half is stored but computed in float, as it has no half kernels.
     accumulate: at least 32 bits: master weights, weight gradients, optimizer state, losses and averages.
     loss_scale: the factor on the loss's gradient that keeps small gradients above half's underflow (Micikevicius et al.
         2018, "Mixed precision training"); the optimizer divides by it. 1 where storage is not half.
@@ -30,12 +28,17 @@ class DtypePolicy:
 
     @classmethod
     def of(cls, name: str, *, half_arithmetic: bool = False) -> DtypePolicy:
-        """The policy called `name` (half, float or double); `half_arithmetic`: the device multiplies halves."""
+        """The policy called `name` (half, float or double, or NumPy's float16, float32, float64).
+
+        Args:
+            half_arithmetic: whether the device multiplies halves.
+
+        Raises:
+            ConfigError: there is no such policy.
+        """
+        name = checks.dtype("dtype", name)
         half, single, double = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
         if name == "half":
             return cls(name, half, half if half_arithmetic else single, single, loss_scale=1024.0)
-        if name == "float":
-            return cls(name, single, single, single)
-        if name == "double":
-            return cls(name, double, double, double)
-        raise ConfigError(f"dtype={name}: must be one of {', '.join(DTYPES)}")
+        stored = single if name == "float" else double
+        return cls(name, stored, stored, stored)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
+from cupynet import checks
 from cupynet.backend.base import Backend
 from cupynet.checks import BACKENDS
 from cupynet.errors import ConfigError
@@ -29,8 +30,7 @@ def select_backend(name: str = "auto", *, gpu_priority: int = 100, cpu_priority:
             return "cupy", None
         cpu, reason = _cpu()
         return cpu, missing if reason is None else f"{missing}; {reason}"
-    if name not in BACKENDS:
-        raise ConfigError(f"backend={name}: must be one of auto, {', '.join(BACKENDS)}")
+    checks.one_of("backend", name, ("auto", *BACKENDS))
     missing = _missing(name)
     if missing is not None:
         raise ConfigError(f"backend={name}: {missing}; use backend=auto to take what works here")
@@ -38,20 +38,26 @@ def select_backend(name: str = "auto", *, gpu_priority: int = 100, cpu_priority:
 
 
 def create_backend(name: str, dtype: str = "float", device: int = 0) -> Backend:
-    """A new backend for one replica, with its own workspace: `numpy`, `numba` or `cupy`; half, float or double."""
-    if name == "numpy":
-        from cupynet.backend.cpu import NumpyBackend
+    """A new backend for one replica, with its own workspace.
 
-        return NumpyBackend(dtype, device)
-    if name == "numba":
-        from cupynet.backend.cpu import NumbaBackend
+    Args:
+        name: numpy, numba or cupy; auto takes what `select_backend` would.
+        dtype: half, float or double, see `DtypePolicy`.
+        device: number of the GPU.
 
-        return NumbaBackend(dtype, device)
+    Raises:
+        ConfigError: there is no such backend or dtype.
+    """
+    checks.one_of("backend", name, ("auto", *BACKENDS))
+    if name == "auto":
+        name, _ = select_backend()
     if name == "cupy":
         from cupynet.backend.cuda import CupyBackend
 
         return CupyBackend(dtype, device)
-    raise ConfigError(f"backend={name}: must be one of {', '.join(BACKENDS)}")
+    from cupynet.backend.cpu import NumbaBackend, NumpyBackend
+
+    return NumbaBackend(dtype, device) if name == "numba" else NumpyBackend(dtype, device)
 
 
 def device_count(name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from cupynet.backend.array import Array
@@ -19,14 +20,19 @@ class Workspace:
     Args:
         allocate: makes a buffer, `allocate(shape, dtype)`.
         address: the address of an array's first element.
+
+    Attributes:
+        allocated_bytes: of all buffers, lent or not.
+        lent: loans so far; the next one has this number.
     """
 
     def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array], address: Callable[[Array], int]) -> None:
         self._allocate = allocate
         self._address = address
         self._free: dict[Key, list[Array]] = {}
-        self._lent: dict[int, tuple[Key, Array]] = {}
+        self._lent: dict[int, tuple[Key, Array, int]] = {}
         self.allocated_bytes = 0
+        self.lent = 0
 
     @property
     def on_loan(self) -> int:
@@ -48,7 +54,8 @@ class Workspace:
         else:
             buffer = self._allocate(shape, dtype)
             self.allocated_bytes += buffer.nbytes
-        self._lent[self._address(buffer)] = (key, buffer)
+        self._lent[self._address(buffer)] = (key, buffer, self.lent)
+        self.lent += 1
         return buffer if buffer.shape[0] == shape[0] else buffer[: shape[0]]
 
     def give_back(self, *arrays: Array | None) -> None:
@@ -59,3 +66,33 @@ class Workspace:
             entry = self._lent.pop(self._address(array), None)
             if entry is not None:
                 self._free.setdefault(entry[0], []).append(entry[1])
+
+    def reclaim(self, loans: list[range]) -> None:
+        """Take back what is still lent of the loans with these numbers, from whoever holds it."""
+        for _, buffer, number in list(self._lent.values()):
+            if any(number in some for some in loans):
+                self.give_back(buffer)
+
+
+class Loans:
+    """A context that gives back whatever was borrowed in it and is still on loan, if an exception ends it.
+
+    It may be entered more than once: the derivative of a forward pass gives back what both of them borrowed. What
+    others borrowed in the meantime stays theirs.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._ranges: list[range] = []
+        self._first = 0
+
+    def __enter__(self) -> Loans:
+        self._first = self._workspace.lent
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ranges.append(range(self._first, self._workspace.lent))
+        if error is not None:
+            self._workspace.reclaim(self._ranges)

@@ -3,7 +3,7 @@
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
-from cupynet.nn.layer import Backward, Layer, Sequential
+from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.model import Model, build, check_loss, check_output
 from cupynet.nn.params import Parameter, Params, Scope, Segment
@@ -34,4 +34,5 @@ __all__ = [
     "build",
     "check_loss",
     "check_output",
+    "no_backward",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.checks import one_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,4 @@ ACTIVATIONS: dict[str, ActivationFunction] = {
 
 def activation_function(name: str) -> ActivationFunction:
     """The activation called `name`; ConfigError for an unknown name."""
-    if name not in ACTIVATIONS:
-        raise ConfigError(f"activation={name}: must be one of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    return ACTIVATIONS[one_of("activation", name, ACTIVATIONS)]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import initializer, zeros
-from cupynet.nn.layer import Backward, Layer, check_flag, check_integer, no_backward
+from cupynet.nn.layer import Backward, Layer, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, InputType
 
 
 class Dense(Layer):
-    """activation(x W + b): (N, F) -> (N, O). An Image is flattened by itself, in H, W, C order.
+    """activation(x W + b): (N, F) -> (N, O). An Image is flattened first, in H, W, C order.
 
     Args:
         units: O, outputs.
@@ -23,13 +24,16 @@ class Dense(Layer):
     """
 
     def __init__(self, units: int, activation: str = "identity", init: str = "xavier", bias: bool = True) -> None:
-        self.units = check_integer("Dense", "units", units, 1)
+        self.units = checks.integer("Dense units", units, 1)
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
-        self.use_bias = check_flag("Dense", "bias", bias)
+        self.use_bias = checks.flag("Dense bias", bias)
+
+    @property
+    def output_activation(self) -> str:
+        return self.activation
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.backend = backend
         self.weight = params.add("weight", (input.features, self.units), self._init)
         self.bias = params.add("bias", (self.units,), zeros, decay=False) if self.use_bias else None
         return Flat(self.units)
@@ -50,12 +54,15 @@ class Dense(Layer):
 
         return y, backward
 
+    def multiply_adds(self) -> int:
+        return self.weight.size
+
     def describe(self) -> str:
         return f"{self.units} units, {self.activation}"
 
 
 class Flatten(Layer):
-    """(N, H, W, C) -> (N, H·W·C); nothing moves in memory. Dense does this by itself."""
+    """(N, H, W, C) -> (N, H·W·C); nothing moves in memory. Dense needs none before it."""
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         return Flat(input.features)
@@ -74,8 +81,11 @@ class Activation(Layer):
     def __init__(self, name: str) -> None:
         self.name, self._activation = name, activation_function(name)
 
+    @property
+    def output_activation(self) -> str:
+        return self.name
+
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.backend = backend
         return input
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:

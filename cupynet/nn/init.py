@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.checks import one_of
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
@@ -57,6 +57,4 @@ INITIALIZERS: dict[str, Initializer] = {
 
 def initializer(name: str) -> Initializer:
     """The initializer called `name`; ConfigError for an unknown name."""
-    if name not in INITIALIZERS:
-        raise ConfigError(f"init={name}: must be one of {', '.join(INITIALIZERS)}")
-    return INITIALIZERS[name]
+    return INITIALIZERS[one_of("init", name, INITIALIZERS)]

@@ -4,42 +4,35 @@
 needs. There is no tape and nothing is kept on the layer, so any number of micro-batches may be in flight.
 
 Who owns an array:
-- `forward` borrows its output y from the workspace. Training: the layer's own `backward` gives it back. Otherwise:
-whoever called.
+
+- `forward` borrows its output y from the workspace. In training the layer's own `backward` gives it back, otherwise
+  whoever called.
 - `backward(dy)` owns dy: it may overwrite it, and gives it back or returns it as dx. It is called once.
 - dy is None where the layers above computed no dx, as nothing from here down has weights: then `backward` only gives
-back what it holds, and returns None.
-- The input x is never the layer's.
-After a training step nothing is on loan; a test says so.
+  back what it holds, and returns None.
+- The input x is never the layer's: it is not written to, and not given back.
+- Nor is what another layer's `forward` returned, even to a layer that holds that other one: `y += x` on the output of
+  a branch that ends in ReLU makes the branch's `backward`, which still reads it, silently wrong. A layer adds into an
+  array that it borrowed itself.
+
+After a training step nothing is on loan; a test says so. Where an exception ends a pass, `Model` gives back its loans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from cupynet.backend import Backend
+from cupynet import checks
+from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.params import Scope
-from cupynet.nn.types import InputType
+from cupynet.nn.types import Image, InputType
 
 Backward: TypeAlias = Callable[["Array | None"], "Array | None"]
-
-
-def check_integer(owner: str, name: str, value: Any, minimum: int) -> int:
-    """`value` if it is an integer of at least `minimum`; else a ConfigError that names it."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"{owner} {name}={value!r}: must be an integer of at least {minimum}")
-    return value
-
-
-def check_flag(owner: str, name: str, value: Any) -> bool:
-    """`value` if it is True or False; else a ConfigError that names it."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{owner} {name}={value!r}: must be true or false")
-    return value
 
 
 def no_backward(dy: Array) -> Array:
@@ -53,12 +46,45 @@ class Layer:
     Constructed, it is only a description; `build` infers its shapes and declares its weights. A description may be
     copied and built again, for another replica or another backend.
 
-    Attributes:
-        needs_dx: whether anything before this layer has weights; where nothing has, `backward` returns None.
+    A layer of one's own needs `build` and `forward`; this one has a factor for each feature:
+
+        class Scale(Layer):
+            def build(self, input, params, backend):
+                self.factor = params.add("factor", input.shape, lambda rng, shape: np.ones(shape))
+                return input
+
+            def forward(self, x, context):
+                backend, factor = self.backend, self.factor
+                y = backend.borrow(x.shape)
+                y[...] = x * factor.data
+
+                def backward(dy):
+                    factor.grad[...] += (dy * x).sum(axis=0)
+                    dy *= factor.data  # dy is this layer's own
+                    backend.give_back(y)
+                    return dy
+
+                return y, backward if context.train else no_backward
+
+    A layer that holds other layers builds them with `params.scope(name)`, under the names of its attributes.
+
+    Attributes: what `build` was given and returned, set on the layer whenever `build` is called.
+        backend: where the layer computes.
+        path: the layer's name with those it lies in, `block.conv1`; empty for a network that is one layer.
+        needs_dx: see `Scope`; where it is false, `backward` may return None.
+        input, output: what one example is, before and after the layer.
     """
 
-    needs_dx = True
     backend: Backend
+    path = ""
+    needs_dx = True
+    input: InputType
+    output: InputType
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "build" in vars(cls):
+            cls.build = _noted(cls.build)  # type: ignore[method-assign]
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         """Infer shapes from `input`, declare weights in `params`, and return what this layer feeds the next.
@@ -76,21 +102,54 @@ class Layer:
         """One layer that does what these two built ones do, in one operation of the backend; None if there is none."""
         return None
 
-    def members(self) -> list[Layer]:
-        """The layers this one stands for: itself, or those it was fused of."""
-        return [self]
+    def children(self) -> Iterable[tuple[str, Layer]]:
+        """The layers that this one holds, with their names: by default its attributes that are layers."""
+        return [(name, value) for name, value in vars(self).items() if isinstance(value, Layer)]
+
+    @property
+    def output_activation(self) -> str:
+        """What the output has been through, by name; a loss may apply that itself."""
+        return "identity"
+
+    def ending(self) -> Layer:
+        """The layer that makes the output: this one, or the last of those it holds."""
+        return self
+
+    def multiply_adds(self) -> int:
+        """Multiplications (each with an addition) of a forward pass per example, without those of its children."""
+        return 0
+
+    def walk(self) -> Iterator[Layer]:
+        """This layer and all built ones that it holds, at any depth, in order."""
+        yield self
+        for _, child in self.children():
+            if hasattr(child, "output"):
+                yield from child.walk()
 
     def describe(self) -> str:
         """The layer's settings in a few words, for `Model.summary`."""
         return ""
 
 
-def check_image(kind: str, name: str, input: InputType) -> Any:
-    """`input` if it is an Image; else a ConfigError that names the layer and the way out."""
-    from cupynet.nn.types import Image
+def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
+    """A layer's `build` that notes on the layer what it was given and what it returns."""
 
+    @functools.wraps(build)
+    def noted(self: Layer, input: InputType, params: Scope, backend: Backend) -> InputType:
+        self.backend, self.path, self.needs_dx, self.input = backend, params.layer, params.needs_dx, input
+        self.output = build(self, input, params, backend)
+        return self.output
+
+    return noted
+
+
+def check_image(kind: str, name: str, input: InputType, window: Window, way_out: str) -> Image:
+    """`input` if it is an Image with room for the window; else a ConfigError that names the layer and the way out."""
     if not isinstance(input, Image):
         raise ConfigError(f"{kind} '{name}' needs an Image, got {input}: put it before the first Dense layer")
+    if not window.fits(input.height, input.width):
+        size = window.kernel[0] if window.kernel[0] == window.kernel[1] else window.kernel
+        raise ConfigError(f"{kind} '{name}' kernel={size} is larger than its input {input}: {way_out}")
     return input
 
 
@@ -98,39 +157,48 @@ class Sequential(Layer):
     """Layers one after the other. Their names are parameter names and command-line handles.
 
     Args:
-        layers: name -> layer, in order. Names must not contain a dot.
+        layers: name -> layer, in order; names must not contain a dot. A list names them by kind and count: conv2d1,
+            maxpool2d1, conv2d2, dense1.
     """
 
-    def __init__(self, layers: Mapping[str, Layer]) -> None:
-        if not isinstance(layers, Mapping) or not layers:
-            raise ConfigError(f"Sequential layers={layers!r}: must map names to layers, at least one layer")
+    def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
+        if not isinstance(layers, Mapping | list | tuple) or not layers:
+            raise ConfigError(
+                f"Sequential layers={layers!r}: must map names to layers, or list layers: at least one layer"
+            )
+        named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         names: dict[int, str] = {}
-        for name, layer in layers.items():
+        for name, layer in named.items():
             if not isinstance(name, str) or "." in name or not name:
                 raise ConfigError(f"layer name {name!r}: must be text, not empty, without a dot")
-            if not isinstance(layer, Layer):
-                raise ConfigError(f"layer '{name}' is a {type(layer).__name__}, not a Layer")
+            checks.instance(f"layer '{name}'", layer, Layer, "Dense(10)")
             first = names.setdefault(id(layer), name)
             if first != name:  # built twice, it would keep the weights of the second place only
                 raise ConfigError(
                     f"layers '{first}' and '{name}' are one object: make a {type(layer).__name__} for each"
                 )
-        self.layers = dict(layers)
+        self.layers: dict[str, Layer] = named
 
     def __iter__(self) -> Iterator[tuple[str, Layer]]:
         return iter(self.layers.items())
 
+    def children(self) -> Iterable[tuple[str, Layer]]:
+        return self.layers.items()
+
+    @property
+    def output_activation(self) -> str:
+        """What the output has been through, by name; a loss may apply that itself."""
+        return "identity"
+
+    def ending(self) -> Layer:
+        return list(self.layers.values())[-1].ending()
+
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.backend = backend
-        self.types: dict[str, tuple[InputType, InputType]] = {}
-        weights_before = self.needs_dx
+        needs_dx = params.needs_dx
         for name, layer in self:
-            layer.needs_dx = weights_before
             declared = params.params.count
-            output = layer.build(input, params.scope(name), backend)
-            weights_before = weights_before or params.params.count > declared
-            self.types[name] = (input, output)
-            input = output
+            input = layer.build(input, params.scope(name, needs_dx), backend)
+            needs_dx = needs_dx or params.params.count > declared
         self.steps = fused(list(self.layers.values()))
         return input
 
@@ -160,6 +228,17 @@ class Sequential(Layer):
                 self.backend.give_back(x)
             x = y
         return x
+
+
+def _named(layers: Iterable[Layer]) -> dict[str, Layer]:
+    """Names for layers that have none: their kind and a count."""
+    named: dict[str, Layer] = {}
+    counts: dict[str, int] = {}
+    for layer in layers:
+        kind = (layer if isinstance(layer, type) else type(layer)).__name__.lower()
+        counts[kind] = counts.get(kind, 0) + 1
+        named[f"{kind}{counts[kind]}"] = layer
+    return named
 
 
 def fused(layers: list[Layer]) -> list[Layer]:

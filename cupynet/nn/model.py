@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
@@ -14,7 +15,9 @@ from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import Backward, Layer, Sequential
 from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.params import Params
-from cupynet.nn.types import Flat, InputType
+from cupynet.nn.types import Flat, Image, InputType
+
+PREDICTED_TOGETHER = 256  # images, where nothing else is asked for: the memory they take is kept
 
 
 class Model:
@@ -24,55 +27,110 @@ class Model:
         network: a description (see `Layer`); the model builds its own copy.
         input: what one example is.
         backend: where it computes.
-        seed: of the initial weights.
+        seed: of the initial weights, from 0 on and below 2**64.
         loss: what training makes small.
 
+    Attributes:
+        network: the built copy.
+        params: its weights.
+        output: what it gives for one example.
+
     Raises:
-        ConfigError: the layers do not fit each other; the message names the one that does not.
+        ConfigError: an argument is not what it must be, or the layers do not fit each other; the message names it.
     """
 
     def __init__(
         self, network: Layer, input: InputType, backend: Backend, seed: int = 123, loss: Loss | None = None
     ) -> None:
-        self._description = network
-        self.input, self.backend, self.seed = input, backend, seed
-        self.loss = SoftmaxNLL() if loss is None else loss
+        self._description = checks.instance("network", network, Layer, "Sequential([Dense(10)])")
+        if not isinstance(input, Image | Flat):
+            raise ConfigError(f"input={input!r}: must be an Image or a Flat, such as Image(28, 28, 1)")
+        self.input = input
+        self.backend = checks.instance("backend", backend, Backend, "create_backend('numba')")
+        self.seed = checks.integer("seed", seed, 0, below=2**64)
+        self.loss = SoftmaxNLL() if loss is None else checks.instance("loss", loss, Loss, "SoftmaxNLL()")
         self.network = copy.deepcopy(network)
         self.params = Params()
         self.output = build(self.network, input, self.params, backend)
         check_loss(self.network, self.loss)
-        self.params.allocate(backend, seed)
+        self.params.allocate(backend, self.seed)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        """The raw output (logits) for x (N, ...), and the derivative."""
-        return self.network.forward(x, context)
+        """The raw output (logits) for x (N, ...), and the derivative.
 
-    def scores(self, x: Array) -> tuple[Array, Array]:
-        """Probabilities and raw outputs of a batch x (N, ...) on the device, both (N, O) NumPy arrays."""
-        raw, _ = self.forward(x, INFERENCE)
-        logits = np.array(self.backend.to_host(raw), self.backend.policy.accumulate)
-        scores = self.loss.scores(self.backend, raw)
-        host = np.array(self.backend.to_host(scores), self.backend.policy.accumulate)
-        self.backend.give_back(raw)
-        return host, logits
+        Where one of the two raises, nothing that this pass borrowed stays on loan; other passes keep what is theirs.
 
-    def predict(self, images: Any) -> Any:
-        """Probabilities of images (N, H, W, C), uint8 or scaled to 0..1 already: (N, O), on the host.
+        Raises:
+            ConfigError: x is not N examples of this network's size.
+        """
+        if tuple(x.shape[1:]) != self.input.shape:
+            raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}")
+        loans = self.backend.loans()
+        with loans:
+            y, derivative = self.network.forward(x, context)
+
+        def backward(dy: Array | None) -> Array | None:
+            try:
+                with loans:
+                    return derivative(dy)
+            except BaseException:
+                self.backend.give_back(dy)
+                raise
+
+        return y, backward
+
+    def scores(self, x: Array, batch_size: int = PREDICTED_TOGETHER) -> tuple[Array, Array]:
+        """Probabilities and raw outputs of x (N, ...) on the device, `batch_size` at a time: (N, O) on the host."""
+        size = checks.integer("batch_size", batch_size, 1)
+        return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])
+
+    def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
+        """Probabilities of images: (N, H, W, C), or (N, H, W) where there is one channel -> (N, O), on the host.
+
+        Args:
+            images: uint8, or floating point scaled to 0..1.
+            batch_size: how many are computed together.
 
         Raises:
             ConfigError: the images are not of this network's size, or whole numbers other than uint8.
         """
-        if tuple(images.shape[1:]) != self.input.shape:
-            raise ConfigError(f"images of shape {tuple(images.shape)}: this network takes N of {self.input.shape}")
-        if images.dtype != np.uint8 and np.issubdtype(images.dtype, np.integer):
+        size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
+        parts = []
+        for start in range(0, len(images), size):
+            some = images[start : start + size]
+            if images.dtype == np.uint8:
+                x = self.backend.load_images(some, np.arange(len(some)))
+            else:
+                x = self.backend.asarray(some, self.backend.policy.storage)
+            parts.append(self._scores(x))
+        return self._together(parts)[0]
+
+    def _images(self, images: Any) -> Any:
+        """Images as an array (N, ...) of examples of this network, uint8 or floating point; else a ConfigError."""
+        images, shape = images if hasattr(images, "dtype") else np.asarray(images), self.input.shape
+        if images.shape[1:] == shape[:-1] and shape[-1] == 1 and len(shape) == 3:
+            images = images[..., None]
+        if tuple(images.shape[1:]) != shape:
+            raise ConfigError(f"images of shape {tuple(images.shape)}: this network takes N of {shape}")
+        if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
             raise ConfigError(f"images of {images.dtype}: must be uint8, or floating point scaled to 0..1")
-        if len(images) == 0:
-            return np.empty((0, *self.output.shape), self.backend.policy.accumulate)
-        if images.dtype == np.uint8:
-            x = self.backend.load_images(images, np.arange(len(images)))
-        else:
-            x = self.backend.asarray(images, self.backend.policy.storage)
-        return self.scores(x)[0]
+        return images
+
+    def _scores(self, x: Array) -> tuple[Array, Array]:
+        """Probabilities and raw outputs of one batch."""
+        backend, accumulate = self.backend, self.backend.policy.accumulate
+        with backend.loans():
+            raw, _ = self.forward(x, INFERENCE)
+            logits = np.array(backend.to_host(raw), accumulate)
+            scores = np.array(backend.to_host(self.loss.scores(backend, raw)), accumulate)
+            backend.give_back(raw)
+        return scores, logits
+
+    def _together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """The scores and outputs of all batches."""
+        nothing = np.empty((0, *self.output.shape), self.backend.policy.accumulate)
+        scores, logits = (np.concatenate([part[i] for part in parts] or [nothing]) for i in (0, 1))
+        return scores, logits
 
     def replicate(self, backend: Backend) -> Model:
         """The same network with the same weights on another backend."""
@@ -82,7 +140,7 @@ class Model:
 
     def weights(self) -> dict[str, Any]:
         """Name -> NumPy copy of the master weight, `conv1.weight` and so on."""
-        return {name: np.array(self.backend.to_host(p.master)) for name, p in self.params.named()}
+        return {name: np.array(self.backend.to_host(w)) for name, w in self.params.views(self.params.master)}
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         """Take over weights by name.
@@ -104,37 +162,50 @@ class Model:
         self.params.publish()
 
     def summary(self) -> str:
-        """A table of layers with their output shapes and numbers of weights."""
-        layers = self.network.layers if isinstance(self.network, Sequential) else {"network": self.network}
-        types = self.network.types if isinstance(self.network, Sequential) else {"network": (self.input, self.output)}
-        rows = [("layer", "kind", "settings", "output", "parameters"), ("input", "", "", str(self.input), "")]
-        for name, layer in layers.items():
-            prefix = f"{name}." if isinstance(self.network, Sequential) else ""
-            count = sum(p.size for full, p in self.params.named() if full.startswith(prefix))
-            rows.append((name, type(layer).__name__, layer.describe(), str(types[name][1]), f"{count:,}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        """A table of all layers, those within others indented: output shapes, numbers of weights, and how many
+        multiplications (each with an addition) a forward pass takes per example.
+        """
+        header = ("layer", "kind", "settings", "output", "parameters", "multiply-adds")
+        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), "", "")]
+        top = self.network.children() if isinstance(self.network, Sequential) else [("network", self.network)]
+        for name, layer in top:
+            rows += self._rows(name, layer)
+        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.insert(1, "-" * max(map(len, lines)))
-        return "\n".join([*lines, f"total {self.params.count:,} parameters"])
+        total = sum(each.multiply_adds() for each in self.network.walk())
+        return "\n".join([*lines, f"total {self.params.count:,} parameters, {total:,} multiply-adds per example"])
+
+    def _rows(self, name: str, layer: Layer, depth: int = 0) -> list[tuple[str, ...]]:
+        """The row of a layer, with all that it holds counted, and those of the layers it holds."""
+        prefix = f"{layer.path}." if layer.path else ""
+        count = sum(p.size for full, p in self.params.named() if full.startswith(prefix))
+        work = sum(each.multiply_adds() for each in layer.walk())
+        cells = (type(layer).__name__, layer.describe(), str(layer.output), f"{count:,}", f"{work:,}")
+        rows: list[tuple[str, ...]] = [("  " * depth + name, *cells)]
+        for child_name, child in layer.children():
+            rows += self._rows(child_name, child, depth + 1) if hasattr(child, "output") else []
+        return rows
 
 
-def build(network: Layer, input: InputType, params: Params, backend: Backend) -> InputType:
+def build(network: Layer, input: InputType, params: Params, backend: Backend, *, needs_dx: bool = False) -> InputType:
     """Infer all shapes of `network` and declare its weights; allocates nothing, so a configuration can be checked with
     it.
+
+    Args:
+        needs_dx: whether the derivative with respect to the input is of use: not where that is images, but where the
+            network is a stage behind another.
     """
-    network.needs_dx = False  # nobody asks for the derivative by the images
-    return network.build(input, params.scope(), backend)
+    return network.build(input, params.scope(needs_dx=needs_dx), backend)
 
 
 def check_loss(network: Layer, loss: Loss) -> None:
-    """Refuse a softmax under a loss that applies softmax itself."""
-    last = ("network", network)
-    while isinstance(last[1], Sequential):
-        last = list(last[1])[-1]
-    activation = getattr(last[1], "activation", getattr(last[1], "name", ""))
-    if isinstance(loss, SoftmaxNLL) and activation == "softmax":
+    """Refuse a built network that ends in softmax under a loss that applies softmax itself."""
+    last = network.ending()
+    if isinstance(loss, SoftmaxNLL) and last.output_activation == "softmax":
+        name = last.path.rpartition(".")[2] or "network"
         raise ConfigError(
-            f"layer '{last[0]}' has activation softmax, but SoftmaxNLL applies softmax itself: use activation identity"
+            f"layer '{name}' has activation softmax, but SoftmaxNLL applies softmax itself: use activation identity"
         )
 
 

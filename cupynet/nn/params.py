@@ -70,14 +70,15 @@ class Params:
 
     def __init__(self) -> None:
         self._entries: dict[str, Parameter] = {}
+        self._offsets: dict[str, int] = {}
         self.segments: list[Segment] = []
         self.master: Array = None
         self.data: Array = None
         self.grad: Array = None
 
-    def scope(self, name: str = "") -> Scope:
-        """Where a network declares its weights, under `name.` if it has one."""
-        return Scope(self, f"{name}." if name else "")
+    def scope(self, name: str = "", *, needs_dx: bool = True) -> Scope:
+        """Where a network declares its weights, under `name.` if it has one; `needs_dx`: see `Scope`."""
+        return Scope(self, f"{name}." if name else "", needs_dx)
 
     def add(self, parameter: Parameter) -> Parameter:
         """Declare a weight; its arrays exist after `allocate`."""
@@ -95,42 +96,55 @@ class Params:
         """Name and parameter, in order of declaration."""
         yield from self._entries.items()
 
+    def views(self, vector: Array) -> Iterator[tuple[str, Array]]:
+        """Name and part, in order of declaration, of any (P,) vector laid out like the weights; after `allocate`.
+
+        Raises:
+            ConfigError: the vector is of another network.
+        """
+        if self.master is None or vector.shape != self.master.shape:
+            own = "nothing is allocated" if self.master is None else f"these weights are {self.master.shape}"
+            raise ConfigError(f"a vector of shape {tuple(vector.shape)} is not laid out like the weights: {own}")
+        for name, p in self._entries.items():
+            start = self._offsets[name]
+            yield name, vector[start : start + p.size].reshape(p.shape)
+
     def allocate(self, backend: Backend, seed: int) -> None:
         """Lay out the flat vectors on the backend and draw the initial weights.
 
         A weight's numbers follow from (seed, name) alone: adding a layer does not change the others.
         """
         accumulate, storage = backend.policy.accumulate, backend.policy.storage
-        step = ALIGNMENT // storage.itemsize  # in elements, so that the narrower copy is aligned too
-        offsets, total = self._layout(step)
+        total = self._layout(ALIGNMENT // storage.itemsize)  # in elements, so that the narrower copy is aligned too
         host = np.zeros(total, accumulate)
         for name, p in self._entries.items():
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            host[offsets[name] : offsets[name] + p.size] = p.init(rng, p.shape).reshape(-1)
+            start = self._offsets[name]
+            host[start : start + p.size] = p.init(rng, p.shape).reshape(-1)
         self.master = backend.allocate((total,), accumulate)
         self.master[...] = backend.asarray(host)
         self.grad = backend.allocate((total,), accumulate)
         self.grad[...] = 0
         self.data = self.master if storage == accumulate else backend.allocate((total,), storage)
-        for name, p in self._entries.items():
-            view = slice(offsets[name], offsets[name] + p.size)
-            p.master, p.grad, p.data = (v[view].reshape(p.shape) for v in (self.master, self.grad, self.data))
+        for attribute, vector in (("master", self.master), ("grad", self.grad), ("data", self.data)):
+            for name, view in self.views(vector):
+                setattr(self._entries[name], attribute, view)
         self.publish()
 
-    def _layout(self, step: int) -> tuple[dict[str, int], int]:
-        """Where each parameter starts, and P; fills `segments`."""
+    def _layout(self, step: int) -> int:
+        """P; decides where each parameter starts, in steps of `step`, and fills `segments`."""
         kinds: dict[tuple[bool, float], list[Parameter]] = {}
         for p in self._entries.values():
             kinds.setdefault((p.decay, p.lr_scale), []).append(p)
-        offsets, position = {}, 0
+        position = 0
         self.segments.clear()
         for (decay, lr_scale), members in kinds.items():
             start = position
             for p in members:
-                offsets[p.name] = position
+                self._offsets[p.name] = position
                 position += -(-p.size // step) * step
             self.segments.append(Segment(start, position, decay, lr_scale))
-        return offsets, position
+        return position
 
     def publish(self) -> None:
         """Let layers see what the optimizer or an average did to `master`; nothing to do where `data` is `master`."""
@@ -140,14 +154,22 @@ class Params:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a layer sees of `Params` while it is built: a place to declare weights under its own name."""
+    """What a layer sees of `Params` while it is built: a place to declare weights under its own name.
+
+    Attributes:
+        params: where the weights go.
+        prefix: the layer's name and a dot; empty at the top.
+        needs_dx: whether the derivative with respect to the layer's input is of use: something before it has weights,
+            or stands on another device. Where it is not, `backward` may return None.
+    """
 
     params: Params
     prefix: str
+    needs_dx: bool = True
 
-    def scope(self, name: str) -> Scope:
-        """A scope inside this one."""
-        return Scope(self.params, f"{self.prefix}{name}.")
+    def scope(self, name: str, needs_dx: bool | None = None) -> Scope:
+        """A scope inside this one, for a layer within the layer; `needs_dx` by default as here."""
+        return Scope(self.params, f"{self.prefix}{name}.", self.needs_dx if needs_dx is None else needs_dx)
 
     @property
     def layer(self) -> str:

@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-from cupynet.backend import Backend, out_size
+from typing import TypeAlias
+
+from cupynet import checks
+from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
 from cupynet.nn.context import Context
-from cupynet.nn.layer import Backward, Layer, check_image, check_integer, no_backward
+from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Image, InputType
 
+Size: TypeAlias = int | tuple[int, int] | list[int]  # one number for both, or (height, width)
+
 
 class MaxPool2D(Layer):
-    """The largest value of each K x K window: (N, H, W, C) -> (N, H', W', C). Windows that do not fit are left out.
+    """The largest value of each window: (N, H, W, C) -> (N, H', W', C). Windows that do not fit are left out.
 
-    Among equal values the first, row by row, gets the whole gradient.
+    Among equal values the first, row by row, gets the whole gradient. NaN in a window is its largest.
 
     Args:
-        kernel: K.
-        stride: pixels from one window to the next; K unless told.
+        kernel: pixels of the window, a number or (height, width).
+        stride: pixels from one window to the next, a number or (down, across); by default the kernel.
     """
 
-    def __init__(self, kernel: int, stride: int | None = None) -> None:
-        self.kernel = check_integer("MaxPool2D", "kernel", kernel, 1)
-        self.stride = self.kernel if stride is None else check_integer("MaxPool2D", "stride", stride, 1)
+    def __init__(self, kernel: Size, stride: Size | None = None) -> None:
+        sizes = checks.pair("MaxPool2D kernel", kernel, 1)
+        self.window = Window(sizes, sizes if stride is None else checks.pair("MaxPool2D stride", stride, 1))
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.backend = backend
-        image: Image = check_image("MaxPool2D", params.layer, input)
-        if self.kernel > min(image.height, image.width):
-            raise ConfigError(
-                f"MaxPool2D '{params.layer}' kernel={self.kernel} is larger than its input {image}: "
-                "use a smaller kernel"
-            )
-        height = out_size(image.height, self.kernel, self.stride, 0, 0)
-        return Image(height, out_size(image.width, self.kernel, self.stride, 0, 0), image.channels)
+        image = check_image("MaxPool2D", params.layer, input, self.window, "use a smaller kernel")
+        return Image(*self.window.output(image.height, image.width), image.channels)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend = self.backend
-        y, winners = backend.max_pool2d(x, self.kernel, self.stride)  # (N, H', W', C)
+        y, winners = backend.max_pool2d(x, self.window)  # (N, H', W', C)
         if not context.train:
             backend.give_back(winners)
             return y, no_backward
@@ -46,11 +43,21 @@ class MaxPool2D(Layer):
         def backward(dy: Array) -> Array | None:
             dx = None
             if self.needs_dx and dy is not None:
-                dx = backend.max_pool2d_backward(dy, winners, x.shape, self.kernel, self.stride)
+                dx = backend.max_pool2d_backward(dy, winners, x.shape, self.window)
             backend.give_back(dy, winners, y)
             return dx
 
         return y, backward
 
     def describe(self) -> str:
-        return f"{self.kernel}x{self.kernel}, stride {self.stride}"
+        return f"{by(self.window.kernel)}, stride {one_or_both(self.window.stride)}"
+
+
+def by(size: tuple[int, int]) -> str:
+    """A size as it is read: 3x5."""
+    return f"{size[0]}x{size[1]}"
+
+
+def one_or_both(size: tuple[int, int]) -> str:
+    """A size in one number where both are the same: 2, or 2x1."""
+    return str(size[0]) if size[0] == size[1] else by(size)

@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cupynet.checks import integer
+
 
 @dataclass(frozen=True)
 class Image:
-    """Images of `height` x `width` pixels with `channels` values each; arrays are (N, H, W, C)."""
+    """Images of `height` x `width` pixels with `channels` values each; arrays are (N, H, W, C).
+
+    Raises:
+        ConfigError: a size is not an integer of at least 1.
+    """
 
     height: int
     width: int
     channels: int
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "channels"):
+            object.__setattr__(self, name, integer(f"Image {name}", getattr(self, name), 1))
 
     @property
     def features(self) -> int:
@@ -20,7 +30,7 @@ class Image:
         return self.height * self.width * self.channels
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int, int]:
         """The shape of one example."""
         return (self.height, self.width, self.channels)
 
@@ -30,9 +40,16 @@ class Image:
 
 @dataclass(frozen=True)
 class Flat:
-    """Vectors of `features` values; arrays are (N, F)."""
+    """Vectors of `features` values; arrays are (N, F).
+
+    Raises:
+        ConfigError: the size is not an integer of at least 1.
+    """
 
     features: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", integer("Flat features", self.features, 1))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -44,11 +44,17 @@ class Optimizer:
         """Make the state for these weights."""
         self.backend = backend
 
-    def step(self, params: Params, iteration: int) -> None:
-        """Move the weights along the gradients, set the gradients to zero, and let the layers see it."""
+    def step(self, params: Params, iteration: int, squared_norm: Array | None = None) -> None:
+        """Move the weights along the gradients, set the gradients to zero, and let the layers see it.
+
+        Args:
+            squared_norm: of the gradient that `max_grad_norm` is for, where `params` hold only a part of it; by
+                default that of `params.grad`.
+        """
         rate, scale = self.learning_rate(iteration), 1.0 / self.backend.policy.loss_scale
         if self.max_grad_norm is not None:
-            self.backend.clip_norm(params.grad, self.max_grad_norm / scale)
+            norm = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
+            self.backend.clip_norm(params.grad, norm, self.max_grad_norm / scale)
         for segment in params.segments:
             part = slice(segment.start, segment.stop)
             self.update(params, part, rate * segment.lr_scale, self.l2 if segment.decay else 0.0, scale)

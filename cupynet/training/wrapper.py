@@ -85,6 +85,7 @@ class ParallelWrapper:
         blas_threads: int | None = None,
         run: Run | str | Path | None = None,
     ) -> None:
+        """See the class. (Over 40 lines: an argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
         instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")

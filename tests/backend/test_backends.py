@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, create_backend, device_count, out_size, select_backend
+from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, create_backend, device_count, select_backend
 from cupynet.backend import select as selection
 from cupynet.errors import ConfigError
 from tests.backends import every_backend, every_dtype
@@ -65,8 +65,11 @@ def test_policies() -> None:
     assert DtypePolicy.of("float") == DtypePolicy("float", single, single, single, 1.0)
     assert DtypePolicy.of("double") == DtypePolicy("double", double, double, double, 1.0)
     assert DTYPES == ("half", "float", "double")
-    with pytest.raises(ConfigError, match="dtype=float32: must be one of half, float, double"):
-        DtypePolicy.of("float32")
+    for alias, name in (("float16", "half"), ("float32", "float"), ("float64", "double")):
+        assert DtypePolicy.of(alias) == DtypePolicy.of(name)
+    for wrong in ("floaty", None, 32):
+        with pytest.raises(ConfigError, match=f"dtype={wrong}: must be one of half, float, double"):
+            DtypePolicy.of(wrong)  # type: ignore[arg-type]
 
 
 @every_backend
@@ -129,6 +132,6 @@ def test_cpu_backends_have_no_devices() -> None:
     assert device_count("numpy") == device_count("numba") == 0
 
 
-def test_window_counts() -> None:
-    assert [out_size(7, 3, stride, 0, 0) for stride in (1, 2, 3, 5)] == [5, 3, 2, 1]
-    assert out_size(5, 5, 1, 2, 2) == 5 and out_size(2, 2, 9, 0, 0) == 1
+def test_auto_makes_what_works_here() -> None:
+    backend = create_backend("auto", "float32")
+    assert (backend.name, backend.policy.name) == (select_backend()[0], "float")

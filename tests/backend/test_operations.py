@@ -14,11 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cupynet.backend import Backend, DtypePolicy, create_backend
+from cupynet.backend import Backend, Convolution, DtypePolicy, MaxPool, Pair, Window, create_backend
+from cupynet.backend.cpu import FUSED
 from tests.backend.comparisons import COMPARISONS, ELSEWHERE, EXACT, Call, Shape
 from tests.backends import CLASSES, Reference, every_backend, every_dtype
 
 TOLERANCES = {"half": 4e-3, "float": 1e-5, "double": 1e-12}
+
+NONE = ((0, 0), (0, 0))
 
 shapes = st.builds(
     Shape,
@@ -27,9 +30,12 @@ shapes = st.builds(
     width=st.integers(1, 9),
     channels=st.integers(1, 5),
     outputs=st.integers(1, 6),
-    kernel=st.integers(1, 5),
-    stride=st.integers(1, 4),
-    pad=st.sampled_from([(0, 0, 0, 0)] * 2 + [(1, 1, 1, 1), (2, 2, 2, 2), (0, 1, 1, 2), (1, 0, 0, 0)]),
+    window=st.builds(
+        Window,
+        kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+        stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        padding=st.sampled_from([NONE] * 2 + [((1, 1), (1, 1)), ((2, 2), (2, 2)), ((0, 1), (1, 2)), ((1, 0), (0, 0))]),
+    ),
     flag=st.booleans(),
     need_dx=st.booleans(),
 )
@@ -37,7 +43,7 @@ shapes = st.builds(
 
 def close(found: Any, expected: Any, tolerance: float) -> None:
     expected = np.asarray(expected, np.float64)
-    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0.0)))
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance * scale)
 
 
@@ -80,20 +86,33 @@ def test_a_backend_equals_the_reference(name: str, dtype: str, operation: str) -
     compared()
 
 
-LENET = [
-    Shape(3, 28, 28, 1, 20, 5, 1, (0, 0, 0, 0), True, True),
-    Shape(2, 12, 12, 20, 50, 5, 1, (0, 0, 0, 0), True, True),
-    Shape(2, 32, 32, 3, 16, 3, 2, (0, 1, 0, 1), True, True),
-    Shape(1, 11, 10, 33, 161, 3, 1, (1, 1, 1, 1), True, True),  # several blocks of values and of filters, and a rest
-]
+LENET = {
+    "conv1": Shape(3, 28, 28, 1, 20, Window((5, 5)), True, True),
+    "conv2": Shape(2, 12, 12, 20, 50, Window((5, 5)), True, True),
+    "colour": Shape(2, 32, 32, 3, 16, Window((3, 3), (2, 2), ((0, 1), (0, 1))), True, True),
+    # several blocks of values and of filters, and a rest
+    "blocks": Shape(1, 11, 10, 33, 161, Window((3, 3), (1, 1), ((1, 1), (1, 1))), True, True),
+    "flat window": Shape(2, 12, 14, 20, 50, Window((3, 5), (1, 2), ((1, 1), (0, 2))), True, True),
+    "tall window": Shape(2, 28, 20, 1, 20, Window((7, 2), (2, 1)), True, True),
+}
 
 
 @every_backend
 @every_dtype
-@pytest.mark.parametrize("shape", LENET, ids=["conv1", "conv2", "colour", "blocks"])
-@pytest.mark.parametrize("operation", [name for name in COMPARISONS if name.startswith(("conv2d", "max_pool2d"))])
+@pytest.mark.parametrize("shape", LENET.values(), ids=LENET)
+@pytest.mark.parametrize("operation", ["conv2d", "conv2d_backward", "max_pool2d", "max_pool2d_backward", "fused_pair"])
 def test_a_backend_equals_the_reference_at_real_sizes(name: str, dtype: str, operation: str, shape: Shape) -> None:
     compare(operation, create_backend(name, dtype), shape, seed=5)
+
+
+class WrongPair(Pair):
+    """Whatever it is given, it answers with a number and changes nothing."""
+
+    def forward(self, x: Any, weights: Any) -> Any:
+        return np.zeros((1, 1)), ()
+
+    def backward(self, dy: Any, saved: Any, x: Any, weights: Any, grads: Any, *, need_dx: bool) -> Any:
+        return dy
 
 
 @pytest.mark.parametrize("operation", COMPARISONS)
@@ -106,13 +125,17 @@ def test_a_comparison_sees_an_operation_that_is_wrong(operation: str, monkeypatc
         result = original(*arguments, **named)
         if operation == "winner_dtype":
             return np.dtype(np.int8)
+        if operation == "fused_pair":
+            return WrongPair()
+        if operation == "squared_norm":
+            return result + 1
         first = result[0] if isinstance(result, tuple) else arguments[0] if result is None else result
         first = first[0] if isinstance(first, list) else first
         first += np.asarray(np.arange(first.size).reshape(first.shape) % 2, first.dtype)
         return result
 
     monkeypatch.setattr(backend, operation, wrong)
-    shape = Shape(2, 6, 5, 3, 4, 2, 1, (0, 0, 0, 0), True, True)
+    shape = Shape(2, 6, 5, 3, 4, Window((2, 2)), True, True)
     with pytest.raises(AssertionError):
         compare(operation, backend, shape, seed=1)
 
@@ -173,6 +196,11 @@ def test_a_broken_contract_is_seen() -> None:
         def _private(self) -> None: ...
 
     assert broken_contracts(Broken) == ["relu: another signature", "gelu: added", "gelu: not compared"]
+
+
+def test_every_fused_pair_is_compared() -> None:
+    """comparisons.fused_pair goes through all of them: whoever adds one adds it there."""
+    assert FUSED.keys() == {(Convolution, MaxPool)}
 
 
 def test_the_policies_differ_where_they_should() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupynet.backend import Window
 from tests.backend.comparisons import Shape
 from tests.backend.test_operations import shapes
 from tests.backends import Reference
@@ -18,15 +19,16 @@ bounded = settings(max_examples=25, deadline=None, derandomize=True, database=No
 seeds = st.integers(0, 10**6)
 
 
-def windows(x: Array, kernel: int, stride: int, pad: tuple[int, int, int, int]) -> Array:
-    """(N, H', W', K, K, C), by loops."""
-    top, bottom, left, right = pad
+def windows(x: Array, window: Window) -> Array:
+    """(N, H', W', K_h, K_w, C), by loops."""
+    (top, bottom), (left, right) = window.padding
+    (kh, kw), (down, across) = window.kernel, window.stride
     n, height, width, channels = x.shape
     padded = np.zeros((n, height + top + bottom, width + left + right, channels))
     padded[:, top : top + height, left : left + width] = x
-    rows = range(0, padded.shape[1] - kernel + 1, stride)
-    cols = range(0, padded.shape[2] - kernel + 1, stride)
-    return np.array([[[p[r : r + kernel, c : c + kernel] for c in cols] for r in rows] for p in padded])
+    rows = range(0, padded.shape[1] - kh + 1, down)
+    cols = range(0, padded.shape[2] - kw + 1, across)
+    return np.array([[[p[r : r + kh, c : c + kw] for c in cols] for r in rows] for p in padded])
 
 
 @bounded
@@ -34,10 +36,10 @@ def windows(x: Array, kernel: int, stride: int, pad: tuple[int, int, int, int]) 
 def test_convolution_is_a_sum_over_each_window(shape: Shape, seed: int) -> None:
     rng, backend = np.random.default_rng(seed), Reference("double")
     x = rng.normal(size=shape.image)
-    weight = rng.normal(size=(shape.kernel, shape.kernel, shape.channels, shape.outputs))
+    weight = rng.normal(size=(*shape.window.kernel, shape.channels, shape.outputs))
     bias = rng.normal(size=shape.outputs)
-    looked_at = windows(x, shape.kernel, shape.stride, shape.pad)
-    y, _ = backend.conv2d(x, weight, bias, shape.stride, shape.pad)
+    looked_at = windows(x, shape.window)
+    y, _ = backend.conv2d(x, weight, bias, shape.window)
     expected = np.empty((*looked_at.shape[:3], shape.outputs))
     for place in np.ndindex(*expected.shape):
         expected[place] = (looked_at[place[:3]] * weight[..., place[3]]).sum() + bias[place[3]]
@@ -49,23 +51,23 @@ def test_convolution_is_a_sum_over_each_window(shape: Shape, seed: int) -> None:
 def test_windows_as_rows_and_back(shape: Shape, seed: int) -> None:
     rng, backend = np.random.default_rng(seed), Reference("double")
     x = rng.normal(size=shape.image)
-    columns = backend.im2col(x, shape.kernel, shape.stride, shape.pad)
-    looked_at = windows(x, shape.kernel, shape.stride, shape.pad)
+    columns = backend.im2col(x, shape.window)
+    looked_at = windows(x, shape.window)
     np.testing.assert_array_equal(columns, looked_at.reshape(columns.shape))
     # the transpose: <im2col(x), v> = <x, col2im(v)> for any v
     v = rng.normal(size=columns.shape)
-    back = backend.col2im(v, x.shape, shape.kernel, shape.stride, shape.pad)
+    back = backend.col2im(v, x.shape, shape.window)
     assert (columns * v).sum() == pytest.approx((x * back).sum(), rel=1e-10, abs=1e-10)
 
 
 @bounded
 @given(shape=shapes, seed=seeds)
 def test_pooling_takes_the_first_largest_of_each_window(shape: Shape, seed: int) -> None:
-    rng, backend, kernel = np.random.default_rng(seed), Reference("double"), shape.kernel
-    size = (shape.batch, max(shape.height, kernel), max(shape.width, kernel), shape.channels)
+    rng, backend = np.random.default_rng(seed), Reference("double")
+    window, size = shape.unpadded
     x = rng.integers(-2, 3, size).astype(float)
-    y, winners = backend.max_pool2d(x, kernel, shape.stride)
-    looked_at = windows(x, kernel, shape.stride, (0, 0, 0, 0)).reshape(*y.shape[:3], kernel * kernel, -1)
+    y, winners = backend.max_pool2d(x, window)
+    looked_at = windows(x, window).reshape(*y.shape[:3], window.places, -1)
     np.testing.assert_array_equal(y, looked_at.max(axis=3))
     np.testing.assert_array_equal(winners, looked_at.argmax(axis=3))  # argmax: the first
 
@@ -75,7 +77,7 @@ def test_winners_of_windows_with_more_than_256_places() -> None:
     for kernel, size in ((16, 1), (17, 4)):
         x = np.zeros((1, kernel, kernel, 1), np.float32)
         x[0, -1, -1, 0] = 1
-        _, winners = backend.max_pool2d(x, kernel, 1)
+        _, winners = backend.max_pool2d(x, Window((kernel, kernel)))
         assert (winners.item(), winners.itemsize) == (kernel * kernel - 1, size)
 
 

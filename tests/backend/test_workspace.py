@@ -132,6 +132,28 @@ TestLending = Lending.TestCase
 TestLending.settings = settings(max_examples=30, stateful_step_count=30, deadline=None, derandomize=True, database=None)
 
 
+@every_backend
+def test_an_exception_gives_back_what_was_borrowed_meanwhile(name: str) -> None:
+    backend = create_backend(name)
+    before, loans = backend.borrow((2, 2)), backend.loans()
+    with loans:
+        first = backend.borrow((3, 3))
+    between = backend.borrow((4, 4))
+    assert backend.workspace.on_loan == 3, "nothing went wrong"
+    backend.give_back(first)
+    again = backend.borrow((3, 3))  # the same buffer, lent to somebody else
+    assert backend.address(again) == backend.address(first)
+    with pytest.raises(KeyError), loans:
+        backend.borrow((5, 5))
+        raise KeyError
+    assert backend.workspace.on_loan == 3
+    backend.give_back(before, between, again)
+    assert backend.workspace.on_loan == 0
+    with pytest.raises(KeyError), loans:
+        raise KeyError
+    assert backend.workspace.on_loan == 0
+
+
 def test_replicas_have_workspaces_of_their_own() -> None:
     one, two = numpy_backend(), numpy_backend()
     one.give_back(one.borrow((4, 3)))

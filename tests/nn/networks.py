@@ -7,9 +7,58 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import Backend
-from cupynet.nn import Activation, Context, Conv2D, Dense, Flatten, Image, MaxPool2D, Model, Sequential
+from cupynet.errors import ConfigError
+from cupynet.nn import (
+    Activation,
+    Backward,
+    Context,
+    Conv2D,
+    Dense,
+    Flatten,
+    Image,
+    InputType,
+    Layer,
+    MaxPool2D,
+    Model,
+    Scope,
+    Sequential,
+    no_backward,
+)
 
 SMALL = Image(9, 8, 2)
+
+
+class Residual(Layer):
+    """x + branch(x), as a user writes it: the sum is this layer's own array, for the branch still reads its output."""
+
+    def __init__(self, branch: Layer) -> None:
+        self.branch = branch
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        output = self.branch.build(input, params.scope("branch"), backend)
+        if output != input:
+            raise ConfigError(f"Residual '{params.layer}': the branch makes {output} of {input}")
+        return input
+
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+        backend = self.backend
+        out, branch_backward = self.branch.forward(x, context)
+        y = backend.borrow(x.shape)
+        backend.xp.add(x, out, out=y)
+        if not context.train:
+            backend.give_back(out)
+            return y, no_backward
+
+        def backward(dy: Any) -> Any:
+            through = backend.borrow(dy.shape)  # the branch's derivative may overwrite what it is given
+            through[...] = dy
+            dx = branch_backward(through)
+            if dx is not None:
+                dx += dy
+            backend.give_back(dy, y)
+            return dx
+
+        return y, backward
 
 
 def lenet(filters: tuple[int, int] = (20, 50), units: int = 500, kernel: int = 5) -> Sequential:
@@ -48,6 +97,14 @@ def small_networks() -> dict[str, Sequential]:
         ),
         "dense only": Sequential({"a": Dense(4, "relu", bias=False), "output": Dense(3)}),
         "begins with flatten": Sequential({"flat": Flatten(), "output": Dense(3)}),
+        "residual": Sequential(
+            {
+                "pool": MaxPool2D(2),
+                "block": Residual(Sequential({"conv": Conv2D(2, 3, padding="same"), "relu": Activation("relu")})),
+                "again": Residual(Sequential([Conv2D(2, (1, 3), padding=(0, 1), activation="relu")])),
+                "output": Dense(3),
+            }
+        ),
         "begins with an activation": Sequential({"act": Activation("relu"), "conv": Conv2D(2, 3), "out": Dense(3)}),
         "begins with pooling": Sequential({"pool": MaxPool2D(3, 2), "conv": Conv2D(2, 2), "output": Dense(3)}),
         "begins with a block without weights": Sequential(

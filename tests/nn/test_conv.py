@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Window, create_backend
 from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Conv2D, Flat, Image, Params
 from cupynet.nn.conv import same_padding
@@ -28,6 +30,26 @@ def test_gradients_for_every_geometry(name: str, kernel: int, stride: int, paddi
         next(sizes)
     for image in (next(sizes), next(sizes)):
         check_layer(Conv2D(3, kernel, stride, padding), image, create_backend(name, "double"))
+
+
+@every_backend
+@pytest.mark.parametrize("padding", [0, (1, 0), (2, 1), "same"])
+@pytest.mark.parametrize("stride", [1, (1, 2), (3, 1)])
+@pytest.mark.parametrize("kernel", [(3, 5), (1, 4), (4, 2)])
+def test_gradients_of_windows_that_are_not_square(
+    name: str, kernel: tuple[int, int], stride: int | tuple[int, int], padding: int | tuple[int, int] | str
+) -> None:
+    check_layer(Conv2D(3, kernel, stride, padding), Image(6, 7, 2), create_backend(name, "double"))
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array], ids=["list", "tuple", "numbers of NumPy"])
+def test_a_pair_is_height_and_width(make: Callable[..., Any]) -> None:
+    kernel, stride, padding = ([make([a, b])[0], make([a, b])[1]] for a, b in ((3, 5), (2, 1), (1, 0)))
+    layer = Conv2D(np.int64(4), kernel, tuple(stride), padding)  # type: ignore[arg-type]
+    assert output_of(layer, Image(9, 9, 2)) == Image((9 + 2 - 3) // 2 + 1, 9 - 5 + 1, 4)
+    assert layer.weight.shape == (3, 5, 2, 4)
+    assert layer.window == Window((3, 5), (2, 1), ((1, 1), (0, 0)))
+    assert layer.describe() == "3x5, 4 filters, stride 2x1, padding 1x0, identity"
 
 
 @every_backend
@@ -86,7 +108,13 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
         ({"filters": 4, "kernel": "3"}, "Conv2D kernel='3'"),
         ({"filters": 4, "kernel": 3, "stride": 0}, "Conv2D stride=0"),
         ({"filters": 4, "kernel": 3, "padding": -1}, "Conv2D padding=-1: must be an integer of at least 0"),
-        ({"filters": 4, "kernel": 3, "padding": "valid"}, "Conv2D padding='valid': must be 'same' or an integer"),
+        (
+            {"filters": 4, "kernel": 3, "padding": "valid"},
+            "Conv2D padding='valid': must be an integer of at least 0, or a pair of them (height, width), or 'same'",
+        ),
+        ({"filters": 4, "kernel": (3, 0)}, "Conv2D kernel=(3, 0): must be an integer of at least 1, or a pair of them"),
+        ({"filters": 4, "kernel": (3, 3, 3)}, "Conv2D kernel=(3, 3, 3): must be"),
+        ({"filters": 4, "kernel": []}, "Conv2D kernel=[]: must be"),
         ({"filters": 4, "kernel": 3, "padding": None}, "Conv2D padding=None"),
         ({"filters": 4, "kernel": 3, "activation": "tanh"}, "activation=tanh: must be one of identity, relu, softmax"),
         ({"filters": 4, "kernel": 3, "init": "ones"}, "init=ones: must be one of xavier"),

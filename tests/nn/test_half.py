@@ -59,8 +59,6 @@ def test_what_is_stored_is_half_and_what_is_added_up_is_not(name: str, kind: str
     logits, backward = model.forward(x, Context(train=True))
     losses, gradient = model.loss(backend, logits, labels)
     assert (logits.dtype, gradient.dtype, losses.dtype) == (np.float16, np.float16, np.float32)
-    network: Any = model.network
-    network.needs_dx = True
     assert all(value.dtype == np.float32 for value in model.weights().values())
     backend.give_back(backward(gradient))
 

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Backend, create_backend
 from cupynet.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,
+    Backward,
     Context,
     Conv2D,
     Dense,
     Flat,
     Flatten,
     Image,
+    InputType,
+    Layer,
     MaxPool2D,
     Model,
     Params,
+    Scope,
     Sequential,
+    build,
+    no_backward,
 )
 from cupynet.optim import Nesterov
 from tests.backends import every_backend, every_dtype
 from tests.gradients import check_layer
-from tests.nn.networks import SMALL, examples, gradients, lenet, small_networks, train_step
+from tests.nn.networks import SMALL, Residual, examples, gradients, lenet, small_networks, train_step
 
 every_network = pytest.mark.parametrize("kind", small_networks())
 
@@ -129,7 +137,7 @@ def test_micro_batches_in_flight_add_up_in_any_order(name: str, kind: str, order
     assert backend.workspace.on_loan == 0
 
 
-# the derivative by the images is not computed ------------------------------------------------------------------------
+# the derivative with respect to the images is not computed ------------------------------------------------------------
 
 
 class Spy(Activation):
@@ -172,6 +180,28 @@ def test_layers_before_the_first_weights_compute_no_derivative() -> None:
 
 
 @every_backend
+@every_network
+def test_a_stage_behind_another_gives_its_derivative(name: str, kind: str) -> None:
+    """Whatever it begins with; and the gradients of its weights are those that it has as the first stage."""
+    backend, found = create_backend(name, "double"), []
+    for needs_dx in (False, True):
+        params, network = Params(), small_networks()[kind]
+        output = build(network, SMALL, params, backend, needs_dx=needs_dx)
+        params.allocate(backend, seed=1)
+        x, _ = examples(backend, 3)
+        y, backward = network.forward(x, Context(train=True))
+        dy = backend.borrow((3, *output.shape))
+        dy[...] = 1
+        dx = backward(dy)
+        assert dx is not None or not needs_dx
+        assert dx is None or dx.shape == x.shape
+        found.append(np.array(backend.to_host(params.grad)))
+        backend.give_back(dx)
+        assert backend.workspace.on_loan == 0
+    np.testing.assert_array_equal(*found)
+
+
+@every_backend
 @pytest.mark.parametrize("layer", [Conv2D(2, 3), Dense(3)], ids=["conv", "dense"])
 def test_the_first_layer_computes_no_dx(name: str, layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = create_backend(name, "double")
@@ -187,6 +217,159 @@ def test_the_first_layer_computes_no_dx(name: str, layer: Any, monkeypatch: pyte
         monkeypatch.setattr(backend, operation, spied)
     train_step(model, *examples(backend, 2))
     assert asked == [True, False]
+
+
+# layers of one's own ------------------------------------------------------------------------------------------------
+
+
+class Scale(Layer):
+    """The example in the docstring of `Layer`."""
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        self.factor = params.add("factor", input.shape, lambda rng, shape: np.ones(shape))
+        return input
+
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+        backend, factor = self.backend, self.factor
+        y = backend.borrow(x.shape)
+        y[...] = x * factor.data
+
+        def backward(dy: Any) -> Any:
+            factor.grad[...] += (dy * x).sum(axis=0)
+            dy *= factor.data  # dy is this layer's own
+            backend.give_back(y)
+            return dy
+
+        return y, backward if context.train else no_backward
+
+
+@every_backend
+@pytest.mark.parametrize("input", [Flat(4), Image(3, 2, 2)], ids=str)
+def test_a_layer_of_ones_own(name: str, input: InputType) -> None:
+    check_layer(Scale(), input, create_backend(name, "double"))
+    check_layer(
+        Sequential([Scale(), Residual(Scale()), Dense(3, "relu"), Scale()]), input, create_backend(name, "double")
+    )
+
+
+def test_the_example_in_the_docstring_is_the_one_that_is_tested() -> None:
+    documented, tested = (
+        "".join(re.sub(r": [\w\[\], ]+(?=[,)=])| -> [^:]+(?=:)", "", line) for line in text.split("\n") if line.strip())
+        for text in (str(Layer.__doc__), inspect.getsource(Scale.forward))
+    )
+    assert re.sub(r"\s+", "", tested) in re.sub(r"\s+", "", documented)
+
+
+class AddsIntoTheBranch(Residual):
+    """What the note on ownership forbids."""
+
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+        y, branch_backward = self.branch.forward(x, context)
+        y += x
+
+        def backward(dy: Any) -> Any:
+            copy = dy.copy()
+            dx = branch_backward(dy)
+            dx += copy
+            return dx
+
+        return y, backward
+
+
+def test_who_changes_the_output_of_a_branch_gets_wrong_gradients() -> None:
+    """It cannot be refused at no cost, so that a gradient check sees it must be known."""
+    branch = Sequential([Conv2D(2, 3, padding="same", activation="relu")])
+    check_layer(Residual(branch), SMALL, create_backend("numpy", "double"))
+    with pytest.raises(AssertionError, match="by differences"):
+        check_layer(AddsIntoTheBranch(branch), SMALL, create_backend("numpy", "double"))
+
+
+def test_a_built_layer_knows_where_it_stands_and_what_it_does() -> None:
+    network = small_networks()["residual"]
+    model = Model(network, SMALL, create_backend("numpy"))
+    layers = {layer.path: layer for layer in model.network.walk()}
+    conv = layers["block.branch.conv"]
+    assert list(layers)[:4] == ["", "pool", "block", "block.branch"] and "again.branch.conv2d1" in layers
+    assert (conv.input, conv.output, conv.needs_dx) == (Image(4, 4, 2), Image(4, 4, 2), False)
+    assert layers["again.branch.conv2d1"].needs_dx and conv.backend is model.backend
+    assert conv.multiply_adds() == 4 * 4 * 3 * 3 * 2 * 2 and layers["output"].multiply_adds() == 32 * 3
+    assert [name for name, _ in layers["block"].children()] == ["branch"]
+    assert not hasattr(network, "output"), "the description was built"
+
+
+# errors --------------------------------------------------------------------------------------------------------------
+
+
+class Fails(Layer):
+    """Borrows an array, then raises, forwards or backwards, while `armed`."""
+
+    armed = True
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        return input
+
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+        y = self.backend.borrow(x.shape)
+        y[...] = x
+        if self.where == "forward" and self.armed:
+            raise ZeroDivisionError
+
+        def backward(dy: Any) -> Any:
+            self.backend.borrow(x.shape)
+            if self.armed:
+                raise ZeroDivisionError
+            return dy
+
+        return y, backward
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_nothing_stays_on_loan_after_an_error(name: str, dtype: str, where: str) -> None:
+    backend = create_backend(name, dtype)
+    layers = [Conv2D(3, 3, padding=1), MaxPool2D(2), Dense(4, "relu"), Fails(where), Dense(4, "relu"), Dense(3)]
+    model = Model(Sequential(layers), SMALL, backend)
+    allocated = []
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            train_step(model, *examples(backend, 4))
+        assert backend.workspace.on_loan == 0
+        allocated.append(backend.workspace.allocated_bytes)
+    assert allocated == [allocated[0]] * 3, "something was neither lent nor free"
+    if where == "forward":
+        for predict in (model.predict, model.scores):
+            with pytest.raises(ZeroDivisionError):
+                predict(examples(backend, 4)[0])
+            assert backend.workspace.on_loan == 0
+
+
+@every_backend
+def test_an_error_leaves_other_passes_alone(name: str) -> None:
+    backend = create_backend(name, "double")
+    network = Sequential([Conv2D(3, 3), MaxPool2D(2), Dense(4, "relu"), Fails("backward"), Dense(3)])
+    model = Model(network, SMALL, backend)
+    failing: Any = dict(model.network.children())["fails1"]
+    passes = []
+    for seed in (1, 2):
+        x, labels = examples(backend, 4, seed=seed)
+        logits, backward = model.forward(x, Context(train=True))
+        passes.append((backward, model.loss(backend, logits, labels)[1]))
+    on_loan = backend.workspace.on_loan
+    with pytest.raises(ZeroDivisionError):
+        passes[0][0](passes[0][1])
+    assert backend.workspace.on_loan == on_loan // 2
+    failing.armed = False
+    model.params.grad[...] = 0
+    passes[1][0](passes[1][1])
+    found = gradients(model)
+    model.params.grad[...] = 0
+    train_step(model, *examples(backend, 4, seed=2))
+    for parameter, expected in gradients(model).items():
+        np.testing.assert_array_equal(found[parameter], expected)
 
 
 # names ----------------------------------------------------------------------------------------------------------------
@@ -206,14 +389,30 @@ def test_names_are_paths_in_order_of_declaration() -> None:
     ]
 
 
+def test_a_list_of_layers_is_named_by_kind_and_count() -> None:
+    network = Sequential([Conv2D(2, 3), MaxPool2D(2), Conv2D(2, 1), Residual(Sequential((Conv2D(2, 1),))), Dense(3)])
+    assert [name for name, _ in network] == ["conv2d1", "maxpool2d1", "conv2d2", "residual1", "dense1"]
+    model = Model(network, SMALL, create_backend("numpy"))
+    assert "residual1.branch.conv2d1.weight" in model.weights()
+    named = Model(Sequential(dict(network)), SMALL, create_backend("numpy"))
+    assert all((value == named.weights()[name]).all() for name, value in model.weights().items())
+
+
 def test_what_is_no_chain_of_layers_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one layer"):
         Sequential({})
     for name in ("a.b", "", 3):
         with pytest.raises(ConfigError, match="layer name .*: must be text, not empty, without a dot"):
             Sequential({name: Flatten()})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="layer 'a' is a str, not a Layer"):
+    with pytest.raises(ConfigError, match="layer 'a' is a str: must be a Layer, such as Dense"):
         Sequential({"a": "Dense"})  # type: ignore[dict-item]
+    for layers in ({"dense1": Dense}, [Dense]):
+        with pytest.raises(
+            ConfigError, match="layer 'dense1' is the class Dense: must be a Layer, such as Dense\\(10\\)"
+        ):
+            Sequential(layers)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least one layer"):
+        Sequential([])
     shared = Dense(3)
     with pytest.raises(ConfigError, match="layers 'a' and 'c' are one object: make a Dense for each"):
         Sequential({"a": shared, "b": Flatten(), "c": shared})

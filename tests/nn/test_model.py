@@ -14,6 +14,7 @@ from cupynet.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,
+    Context,
     Conv2D,
     Dense,
     Flat,
@@ -22,6 +23,7 @@ from cupynet.nn import (
     MaxPool2D,
     Model,
     Sequential,
+    SoftmaxNLL,
     check_output,
 )
 from cupynet.optim import SGD
@@ -153,32 +155,115 @@ def test_images_that_do_not_fit_are_refused() -> None:
     assert model.predict(np.zeros((0, *SMALL.shape), np.uint8)).shape == (0, 3)
 
 
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("kind", ["uint8", "float32", "float64", "float16"])
+def test_any_view_of_images_is_predicted(name: str, dtype: str, kind: str) -> None:
+    model = small(name, dtype)
+    images = np.random.default_rng(1).integers(0, 256, (8, *SMALL.shape[1::-1], 2)).astype(np.uint8)
+    if kind != "uint8":
+        images = (images / 255).astype(kind)
+    every_second = images.transpose(0, 2, 1, 3)[::2]
+    whole = model.predict(np.ascontiguousarray(every_second))
+    np.testing.assert_array_equal(model.predict(every_second), whole)
+    np.testing.assert_array_equal(
+        model.predict(np.repeat(images.transpose(0, 2, 1, 3), 2, axis=3)[::2, ..., ::2]), whole
+    )
+    assert model.backend.workspace.on_loan == 0
+
+
+@every_backend
+def test_predictions_are_made_in_batches(name: str) -> None:
+    model = small(name, "double")
+    images = np.random.default_rng(1).random((700, *SMALL.shape))
+    whole = model.predict(images, batch_size=700)
+    small_at_a_time, other = small(name, "double"), small(name, "double")
+    for batch_size in (1, 7, 256):
+        np.testing.assert_allclose(small_at_a_time.predict(images, batch_size), whole, rtol=1e-12)
+        x = small_at_a_time.backend.asarray(images)
+        scores, logits = small_at_a_time.scores(x, batch_size=batch_size)
+        np.testing.assert_allclose(scores, whole, rtol=1e-12)
+        assert logits.shape == (700, 3)
+    other.predict(images[:256])
+    assert small_at_a_time.backend.workspace.allocated_bytes <= other.backend.workspace.allocated_bytes * 1.1
+    assert model.backend.workspace.allocated_bytes > 2 * other.backend.workspace.allocated_bytes
+    for wrong in (0, 2.0, True):
+        with pytest.raises(ConfigError, match=f"batch_size={wrong}: must be an integer of at least 1"):
+            model.predict(images, wrong)  # type: ignore[arg-type]
+
+
+def test_grey_images_may_lack_their_axis_of_channels() -> None:
+    grey = Model(Sequential([Conv2D(2, 3), Dense(3)]), Image(5, 4, 1), create_backend("numpy"))
+    images = np.random.default_rng(1).integers(0, 256, (6, 5, 4), np.uint8)
+    expected = grey.predict(images[..., None])
+    for given in (images, images.tolist(), images / 255):
+        taken = np.asarray(given, np.uint8) if isinstance(given, list) else given
+        np.testing.assert_allclose(grey.predict(taken), expected, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"images of shape \(6, 9, 8\): this network takes N of \(9, 8, 2\)"):
+        small().predict(np.zeros((6, 9, 8), np.uint8))
+
+
+@every_backend
+@pytest.mark.parametrize("shape", [(9, 8, 3), (9, 8, 1), (8, 9, 2), (9, 8), (10, 8, 2)], ids=str)
+def test_a_batch_of_another_size_is_refused(name: str, shape: tuple[int, ...]) -> None:
+    """Compiled code would read beyond the images: garbage, or the end of the process."""
+    model = small(name)
+    x = model.backend.asarray(np.ones((4, *shape), np.float32))
+    for context in (INFERENCE, Context(train=True)):
+        with pytest.raises(ConfigError, match=rf"a batch of shape {re.escape(str((4, *shape)))}: this network takes N"):
+            model.forward(x, context)
+    assert model.backend.workspace.on_loan == 0
+
+
 # summary --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_summary_of_lenet() -> None:
     summary = Model(lenet(), Image(28, 28, 1), create_backend("numpy")).summary()
     assert [re.split(" {2,}", line) for line in summary.splitlines()] == [
-        ["layer", "kind", "settings", "output", "parameters"],
-        ["-" * 85],
+        ["layer", "kind", "settings", "output", "parameters", "multiply-adds"],
+        ["-" * 100],
         ["input", "Image(28, 28, 1)"],
-        ["conv1", "Conv2D", "5x5, 20 filters, stride 1, identity", "Image(24, 24, 20)", "520"],
-        ["pool1", "MaxPool2D", "2x2, stride 2", "Image(12, 12, 20)", "0"],
-        ["conv2", "Conv2D", "5x5, 50 filters, stride 1, identity", "Image(8, 8, 50)", "25,050"],
-        ["pool2", "MaxPool2D", "2x2, stride 2", "Image(4, 4, 50)", "0"],
-        ["dense1", "Dense", "500 units, relu", "Flat(500)", "400,500"],
-        ["output", "Dense", "10 units, identity", "Flat(10)", "5,010"],
-        ["total 431,080 parameters"],
+        ["conv1", "Conv2D", "5x5, 20 filters, stride 1, identity", "Image(24, 24, 20)", "520", "288,000"],
+        ["pool1", "MaxPool2D", "2x2, stride 2", "Image(12, 12, 20)", "0", "0"],
+        ["conv2", "Conv2D", "5x5, 50 filters, stride 1, identity", "Image(8, 8, 50)", "25,050", "1,600,000"],
+        ["pool2", "MaxPool2D", "2x2, stride 2", "Image(4, 4, 50)", "0", "0"],
+        ["dense1", "Dense", "500 units, relu", "Flat(500)", "400,500", "400,000"],
+        ["output", "Dense", "10 units, identity", "Flat(10)", "5,010", "5,000"],
+        ["total 431,080 parameters, 2,293,000 multiply-adds per example"],
     ]
     assert len({line.rindex("  ") for line in summary.splitlines()[3:9]}) == 1  # in columns
 
 
-def test_the_summary_counts_blocks_and_single_layers() -> None:
-    nested = Model(small_networks()["nested"], SMALL, create_backend("numpy")).summary().splitlines()
-    assert [line.split()[-1] for line in nested[3:6]] == ["27", str(4 * 4 * 3 * 5 + 5 + 30), "18"]
+def table(model: Model) -> dict[str, list[str]]:
+    """Indented name -> cells, of the summary's rows of layers."""
+    rows = [re.split(" {2,}", line.strip()) for line in model.summary().splitlines()[3:-1]]
+    indents = [len(line) - len(line.lstrip()) for line in model.summary().splitlines()[3:-1]]
+    return {" " * indent + row[0]: row[1:] for row, indent in zip(rows, indents, strict=True)}
+
+
+@every_backend
+def test_the_summary_counts_blocks_and_what_is_in_them(name: str) -> None:
+    nested = table(Model(small_networks()["nested"], SMALL, create_backend(name)))
+    dense = 4 * 4 * 3 * 5
+    assert list(nested) == ["block", "  conv", "  relu", "head", "  inner", "    flat", "    a", "    b", "output"]
+    assert [nested[layer][-2] for layer in ("block", "head", "output")] == ["27", str(dense + 5 + 30), "18"]
+    assert [nested[layer][-2] for layer in ("  conv", "  inner", "    a")] == [
+        "27",
+        str(dense + 5 + 30),
+        str(dense + 5),
+    ]
+    assert [nested[layer][-1] for layer in ("block", "  conv", "head")] == ["384", "384", str(dense + 25)]
+    assert nested["  conv"][-3] == nested["block"][-3] == "Image(4, 4, 3)"
+    residual = table(Model(small_networks()["residual"], SMALL, create_backend(name)))
+    assert [layer.strip() for layer in residual][1:4] == ["block", "branch", "conv"]
+    assert residual["block"][-2] == residual["    conv"][-2] == "38"
+
+
+def test_the_summary_of_a_single_layer() -> None:
     single = Model(Dense(3), Flat(4), create_backend("numpy")).summary().splitlines()
-    assert single[3].split() == ["network", "Dense", "3", "units,", "identity", "Flat(3)", "15"]
-    assert single[4] == "total 15 parameters"
+    assert single[3].split() == ["network", "Dense", "3", "units,", "identity", "Flat(3)", "15", "12"]
+    assert single[4] == "total 15 parameters, 12 multiply-adds per example"
 
 
 # refusals -------------------------------------------------------------------------------------------------------------
@@ -197,6 +282,44 @@ def test_the_summary_counts_blocks_and_single_layers() -> None:
 def test_softmax_is_not_applied_twice(network: Sequential) -> None:
     with pytest.raises(ConfigError, match="layer 'output' has activation softmax, but SoftmaxNLL applies softmax itse"):
         Model(network, SMALL, create_backend("numpy"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": None}, "seed=None: must be an integer of at least 0 and below 18446744073709551616"),
+        ({"seed": -1}, "seed=-1: must be an integer"),
+        ({"seed": 1.5}, "seed=1.5: must be an integer"),
+        ({"seed": 2**64}, "seed=18446744073709551616: must be an integer"),
+        ({"loss": SoftmaxNLL}, "loss is the class SoftmaxNLL: must be a Loss, such as SoftmaxNLL()"),
+        ({"network": Dense}, "network is the class Dense: must be a Layer, such as Sequential([Dense(10)])"),
+        ({"network": [Dense(3)]}, "network is a list: must be a Layer"),
+        ({"input": (28, 28, 1)}, "input=(28, 28, 1): must be an Image or a Flat, such as Image(28, 28, 1)"),
+        ({"backend": "numba"}, "backend is a str: must be a Backend, such as create_backend('numba')"),
+    ],
+)
+def test_arguments_are_checked(change: dict[str, Any], message: str) -> None:
+    arguments = {"network": Dense(3), "input": Flat(4), "backend": create_backend("numpy"), **change}
+    with pytest.raises(ConfigError) as caught:
+        Model(**arguments)
+    assert message in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    of = np.int64
+    network = Sequential([Conv2D(of(2), of(3), of(1), of(1)), MaxPool2D(of(2), of(1)), Dense(of(3))])
+    model = Model(network, Image(of(6), np.uint8(5), of(1)), create_backend("numpy"), of(7))
+    assert equal(model, Model(copy.deepcopy(network), Image(6, 5, 1), create_backend("numpy"), 7))
+    assert all(type(side) is int for side in (*model.input.shape, *model.output.shape, model.seed))
+
+
+@pytest.mark.parametrize("wrong", [28.0, "28", 0, -1, None, True])
+def test_sizes_of_inputs_are_whole_and_positive(wrong: Any) -> None:
+    for name in ("height", "width", "channels"):
+        with pytest.raises(ConfigError, match=rf"Image {name}={wrong!r}: must be an integer of at least 1"):
+            Image(**{"height": 2, "width": 2, "channels": 2, name: wrong})
+    with pytest.raises(ConfigError, match=rf"Flat features={wrong!r}: must be an integer of at least 1"):
+        Flat(wrong)
 
 
 def test_softmax_elsewhere_is_welcome() -> None:

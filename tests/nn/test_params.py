@@ -66,6 +66,22 @@ def vectors(params: Params, p: Any) -> list[tuple[Any, Any]]:
     return [(p.master, params.master), (p.data, params.data), (p.grad, params.grad)]
 
 
+@every_backend
+def test_any_vector_laid_out_like_the_weights_is_walked_by_name(name: str) -> None:
+    backend = create_backend(name, "half")
+    params = declared(backend)
+    state = backend.asarray(np.arange(params.master.size, dtype=np.float32))
+    views = dict(params.views(state))
+    assert list(views) == [label for label, _ in params.named()]
+    for label, p in params.named():
+        assert views[label].shape == p.shape
+        assert offset(backend, views[label], state) == offset(backend, p.master, params.master)
+    with pytest.raises(ConfigError, match=r"a vector of shape \(3,\) is not laid out like the weights: these weights"):
+        next(params.views(state[:3]))
+    with pytest.raises(ConfigError, match="not laid out like the weights: nothing is allocated"):
+        next(Params().views(state))
+
+
 @every_dtype
 def test_segments_cover_the_vector_and_part_it_by_treatment(dtype: str) -> None:
     backend = create_backend("numpy", dtype)

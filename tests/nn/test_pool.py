@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Window, create_backend
 from cupynet.errors import ConfigError
 from cupynet.nn import Context, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
 from tests.backends import every_backend, every_dtype
@@ -22,6 +23,13 @@ GEOMETRIES = [(kernel, stride) for kernel in (1, 2, 3) for stride in (1, 2, 3, 4
 def test_gradients_for_every_geometry(name: str, kernel: int, stride: int, image: Image) -> None:
     x = distinct((2, *image.shape))
     check_layer(MaxPool2D(kernel, stride), image, create_backend(name, "double"), x)
+
+
+@every_backend
+@pytest.mark.parametrize(("kernel", "stride"), [((3, 2), None), ((1, 3), (2, 1)), ([2, 1], [1, 4])])
+def test_gradients_of_windows_that_are_not_square(name: str, kernel: Any, stride: Any) -> None:
+    image = Image(6, 7, 2)
+    check_layer(MaxPool2D(kernel, stride), image, create_backend(name, "double"), distinct((2, *image.shape)))
 
 
 def test_a_tie_is_a_kink() -> None:
@@ -61,7 +69,7 @@ def test_of_equal_values_the_first_gets_it_all(name: str, dtype: str, kernel: in
     np.testing.assert_array_equal(found, naive_gradient(x, dy, kernel, stride))
 
 
-def test_stride_is_the_kernel_unless_told() -> None:
+def test_stride_is_the_kernel_by_default() -> None:
     pool, scope = MaxPool2D(3), Params().scope("pool")
     assert pool.build(Image(8, 9, 5), scope, create_backend("numpy")) == Image(2, 3, 5)
     assert pool.describe() == "3x3, stride 3"
@@ -92,6 +100,99 @@ def test_gradients_of_a_convolution_and_its_pooling(
         conv = Conv2D(3, kernel, padding=padding, activation=activation, bias=bias)
         network = Sequential({**first, "conv": conv, "pool": MaxPool2D(pool, pool_stride)})
         check_layer(network, Image(7, 6, 2), create_backend(name, "double"))
+
+
+PAIRS = [
+    (Conv2D(3, (3, 2), (1, 2), (1, 0)), MaxPool2D((1, 3))),
+    (Conv2D(17, (2, 5), padding="same", bias=False), MaxPool2D((3, 2), (3, 4))),
+    (Conv2D(9, [1, 3], activation="relu"), MaxPool2D([2, 1])),
+    (Conv2D(2, (3, 1)), MaxPool2D(2, (2, 1))),  # windows that overlap
+]
+
+
+@every_backend
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].describe()}; {pair[1].describe()}")
+@pytest.mark.parametrize("channels", [1, 8], ids=["short rows", "long rows"])
+def test_gradients_of_pairs_that_are_not_square(name: str, pair: tuple[Conv2D, MaxPool2D], channels: int) -> None:
+    conv, pool = copy.deepcopy(pair)
+    network = Sequential({"before": Conv2D(channels, 1), "conv": conv, "pool": pool})
+    check_layer(network, Image(6, 9, 2), create_backend(name, "double"))
+
+
+def test_pairs_are_fused_where_windows_are_apart_and_small() -> None:
+    pytest.importorskip("numba")
+    for pool, steps in (((2, 2), 1), ((1, 3), 1), ((3, 3), 1), ((1, 1), 2), ((2, 5), 2)):
+        network = Sequential([Conv2D(3, 2), MaxPool2D(pool)])
+        network.build(Image(7, 8, 1), Params().scope(), create_backend("numba"))
+        assert len(network.steps) == steps, pool
+
+
+# NaN ------------------------------------------------------------------------------------------------------------------
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("second", [False, True], ids=["one", "two"])
+def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: int, second: bool) -> None:
+    x = np.arange(2 * 2 * 3 * 20.0).reshape(2, 2, 3, 20)
+    x[0, place // 3, place % 3, 7] = np.nan
+    if second:
+        x[0, 1, 2, 7] = np.nan
+    backend = create_backend(name, dtype)
+    y, winners = backend.max_pool2d(backend.asarray(x.astype(backend.policy.storage)), Window((2, 3)))
+    found, won = np.array(backend.to_host(y)), backend.to_host(winners)
+    assert np.isnan(found[0, 0, 0, 7]) and won[0, 0, 0, 7] == place, "the first NaN wins"
+    found[0, 0, 0, 7] = 0
+    assert np.isfinite(found).all() and (won[1] == 5).all()
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("channels", [1, 16])
+@pytest.mark.parametrize("activation", ["identity", "relu"])
+@pytest.mark.parametrize("place", range(4))
+def test_a_nan_under_a_convolution_is_passed_on(
+    name: str, dtype: str, channels: int, activation: str, place: int
+) -> None:
+    """Whichever of a pooling window's pixels it comes from; a backend may do the pair in one operation."""
+    backend, params = create_backend(name, dtype), Params()
+    network = Sequential({"conv": Conv2D(21, 1, activation=activation), "pool": MaxPool2D(2)})
+    network.build(Image(4, 4, channels), params.scope(), backend)
+    params.allocate(backend, seed=0)
+    params.master[...] = 0.5
+    params.publish()
+    x = np.ones((2, 4, 4, channels), backend.policy.storage)
+    x[1, 2 + place // 2, place % 2, 0] = np.nan
+    y, backward = network.forward(backend.asarray(x), Context(train=True))
+    found = np.array(backend.to_host(y))
+    assert np.isnan(found[1, 1, 0]).all()
+    found[1, 1, 0] = 0
+    assert np.isfinite(found).all()
+    dy = backend.borrow(y.shape)
+    dy[...] = 1
+    dx = backend.to_host(backward(dy))
+    hit = np.zeros((2, 4, 4), bool)
+    hit[:, ::2, ::2] = True  # all others are equal: the first of a window
+    if activation == "identity":
+        hit[1, 2, 0] = False
+        hit[1, 2 + place // 2, place % 2] = True
+    else:
+        hit[1, 2, 0] = False  # relu lets no gradient through where NaN came out
+    np.testing.assert_array_equal(dx.any(axis=3), hit)
+
+
+@every_backend
+def test_a_gradient_that_is_nan_stays_in_its_place(name: str) -> None:
+    """Times zero it would spread over the window, or through what ReLU has closed."""
+    backend = create_backend(name, "float")
+    dy = np.full((1, 2, 2, 1), np.nan, np.float32)
+    winners = backend.asarray(np.full((1, 2, 2, 1), 3, np.uint8))
+    dx = backend.max_pool2d_backward(backend.asarray(dy), winners, (1, 4, 4, 1), Window((2, 2), (2, 2)))
+    assert np.isnan(backend.to_host(dx)).sum() == 4 and not np.nan_to_num(backend.to_host(dx)).any()
+    closed = backend.asarray(np.array([[[[0.0], [-1.0]], [[1.0], [0.0]]]], np.float32))
+    dx = backend.to_host(backend.relu_backward(backend.asarray(dy), closed))
+    np.testing.assert_array_equal(np.isnan(dx).ravel(), [False, False, True, False])
 
 
 @every_backend

@@ -174,6 +174,25 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not(name: str, dtype: s
         assert moved[1] == pytest.approx(0.1 * length * factor, rel=1e-6)
 
 
+@every_backend
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+def test_parts_of_a_gradient_are_clipped_by_the_norm_of_the_whole(name: str, dtype: str) -> None:
+    """As the stages of a pipeline are: each has a part, and their squared norms add up."""
+    backend = create_backend(name, dtype)
+    parts = [weights(backend), weights(backend)]
+    optimizers = [SGD(0.1, max_grad_norm=4.0) for _ in parts]
+    before = np.array(backend.to_host(parts[0].master), np.float64)
+    for params, optimizer, length in zip(parts, optimizers, (6.0, 8.0), strict=True):
+        optimizer.init(params, backend)
+        params.grad[1] = length * backend.policy.loss_scale
+    total = sum(backend.squared_norm(params.grad) for params in parts)
+    assert math.sqrt(float(total)) == pytest.approx(10 * backend.policy.loss_scale)
+    for params, optimizer, length in zip(parts, optimizers, (6.0, 8.0), strict=True):
+        optimizer.step(params, 0, total)
+        moved = before - np.array(backend.to_host(params.master), np.float64)
+        assert moved[1] == pytest.approx(0.1 * length * 0.4, rel=1e-5)
+
+
 @pytest.mark.parametrize("norm", [0, -1.0, True, "1", math.nan])
 def test_a_norm_to_clip_at_is_positive(norm: Any) -> None:
     with pytest.raises(ConfigError, match="SGD max_grad_norm=.*: must be a number above 0"):

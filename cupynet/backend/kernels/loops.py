@@ -17,6 +17,7 @@ import numba
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.backend.window import Pair
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -51,15 +52,15 @@ def gather_scale(images: Array, samples: Array, batch: Array) -> None:
 
 
 @kernel
-def im2col(x: Array, windows: Array, rows: int, stride: int, channels: int) -> None:
-    """Copy each window as K contiguous segments of K·C: (N, H, W·C) -> (N·H', W', K, K·C)."""
-    kernel_size, segment = windows.shape[2], windows.shape[3]
+def im2col(x: Array, windows: Array, rows: int, stride: Pair, channels: int) -> None:
+    """Copy each window as K_h contiguous segments of K_w·C: (N, H, W·C) -> (N·H', W', K_h, K_w·C)."""
+    kernel_height, segment = windows.shape[2], windows.shape[3]
     for line in range(windows.shape[0]):
         image = x[line // rows]
-        top = line % rows * stride
+        top = line % rows * stride[0]
         for col in range(windows.shape[1]):
-            left = col * stride * channels
-            for ky in range(kernel_size):
+            left = col * stride[1] * channels
+            for ky in range(kernel_height):
                 source = image[top + ky, left : left + segment]
                 target = windows[line, col, ky]
                 for j in range(segment):
@@ -67,56 +68,56 @@ def im2col(x: Array, windows: Array, rows: int, stride: int, channels: int) -> N
 
 
 @kernel
-def col2im(windows: Array, x: Array, rows: int, stride: int, channels: int) -> None:
+def col2im(windows: Array, x: Array, rows: int, stride: Pair, channels: int) -> None:
     """The transpose of im2col: x = 0, then every segment is added where it came from."""
-    kernel_size, segment = windows.shape[2], windows.shape[3]
+    kernel_height, segment = windows.shape[2], windows.shape[3]
     for n in range(x.shape[0]):
         image = x[n]
         image[...] = 0
         for row in range(rows):
             line = n * rows + row
             for col in range(windows.shape[1]):
-                left = col * stride * channels
-                for ky in range(kernel_size):
-                    target = image[row * stride + ky, left : left + segment]
+                left = col * stride[1] * channels
+                for ky in range(kernel_height):
+                    target = image[row * stride[0] + ky, left : left + segment]
                     source = windows[line, col, ky]
                     for j in range(segment):
                         target[j] += source[j]
 
 
 @kernel
-def max_pool(x: Array, y: Array, winners: Array, kernel_size: int, stride: int) -> None:
-    """The largest of each window and its place ky·K + kx, the first among equals."""
+def max_pool(x: Array, y: Array, winners: Array, kernel_size: Pair, stride: Pair) -> None:
+    """The largest of each window and its place ky·K_w + kx, the first among equals, and the first NaN of any."""
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
             for col in range(y.shape[2]):
                 best, place = y[n, row, col], winners[n, row, col]
-                first = x[n, row * stride, col * stride]
+                first = x[n, row * stride[0], col * stride[1]]
                 for c in range(best.size):
                     best[c] = first[c]
                     place[c] = 0
-                for ky in range(kernel_size):
-                    for kx in range(kernel_size):
-                        candidate = x[n, row * stride + ky, col * stride + kx]
+                for ky in range(kernel_size[0]):
+                    for kx in range(kernel_size[1]):
+                        candidate = x[n, row * stride[0] + ky, col * stride[1] + kx]
                         for c in range(best.size):
-                            better = candidate[c] > best[c]
+                            better = (not candidate[c] <= best[c]) & (best[c] == best[c])
                             best[c] = candidate[c] if better else best[c]
-                            place[c] = ky * kernel_size + kx if better else place[c]
+                            place[c] = ky * kernel_size[1] + kx if better else place[c]
 
 
 @kernel
-def max_pool_backward(dy: Array, winners: Array, dx: Array, kernel_size: int, stride: int) -> None:
+def max_pool_backward(dy: Array, winners: Array, dx: Array, kernel_size: Pair, stride: Pair) -> None:
     """dx = 0, then each gradient is added at its window's winner."""
     dx[...] = 0
     for n in range(dy.shape[0]):
         for row in range(dy.shape[1]):
             for col in range(dy.shape[2]):
                 gradient, place = dy[n, row, col], winners[n, row, col]
-                for ky in range(kernel_size):
-                    for kx in range(kernel_size):
-                        target = dx[n, row * stride + ky, col * stride + kx]
+                for ky in range(kernel_size[0]):
+                    for kx in range(kernel_size[1]):
+                        target = dx[n, row * stride[0] + ky, col * stride[1] + kx]
                         for c in range(gradient.size):
-                            target[c] += gradient[c] if place[c] == ky * kernel_size + kx else 0
+                            target[c] += gradient[c] if place[c] == ky * kernel_size[1] + kx else 0
 
 
 @kernel
@@ -159,12 +160,18 @@ def mean_in_place(parts: Any, shares: Array) -> None:
 
 
 @kernel
-def clip_norm(grad: Array, largest: Any) -> None:
-    """Shorten a vector to the length `largest` if it is longer; a length that is not a number stays one."""
+def squared_norm(grad: Array) -> Any:
+    """The sum of squares of a vector."""
     total = grad.dtype.type(0)
     for i in range(grad.size):
         total += grad[i] * grad[i]
-    length = np.sqrt(total)
+    return total
+
+
+@kernel
+def clip_norm(grad: Array, squared_norm: Any, largest: Any) -> None:
+    """Shorten a vector of this squared norm to the length `largest` if it is longer; NaN stays NaN."""
+    length = np.sqrt(squared_norm)
     if not length <= largest:
         for i in range(grad.size):
             grad[i] *= largest / length
@@ -180,15 +187,9 @@ def sgd_update(weight: Array, grad: Array, learning_rate: Any, l2: Any, grad_sca
 
 @kernel
 def momentum_update(
-    weight: Array,
-    velocity: Array,
-    grad: Array,
-    learning_rate: Any,
-    momentum: Any,
-    l2: Any,
-    grad_scale: Any,
+    weight: Array, velocity: Array, grad: Array, learning_rate: Any, momentum: Any, l2: Any, grad_scale: Any,
     nesterov: bool,
-) -> None:
+) -> None:  # fmt: skip
     """v = mu · v - lr · (scale · g + l2 · w); w += v, or mu · v - lr · (...) with Nesterov; g = 0."""
     for i in range(weight.size):
         step = learning_rate * (grad_scale * grad[i] + l2 * weight[i])

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
 from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.patches import Block, Passed, Patches
 from cupynet.backend.kernels.vectors import (
     I64,
     bytes_like,
@@ -37,9 +38,11 @@ def outer_sums(
     typing: Any, pixels: Any, height: Any, length: Any, filters: Any, x: Any, x_at: Any, row_step: Any, corners: Any,
     places: Any, windows: Any, dy: Any, winners: Any, dy_at: Any, pitch: Any, grad: Any, grad_at: Any, grad_step: Any,
 ) -> Any:  # fmt: skip
-    """grad[grad_at + h · grad_step + i · pitch + j] += sum over k < windows of
-    x[x_at + corners[k] + places[won] + h · row_step + i] · dy[dy_at + k · pitch + j], won = winners[dy_at + k · pitch +
-    j], for h < height, i < length, j < filters.
+    """Adds values of the winners' patches times dy to a block of the gradient, for one image.
+
+    grad[grad_at + h · grad_step + i · pitch + j] += sum over k < windows of
+    x[x_at + corners[k] + places[won] + h · row_step + i] · dy[dy_at + k · pitch + j],
+    won = winners[dy_at + k · pitch + j], for h < height, i < length, j < filters.
 
     `pixels` (how many may win), `height`, `length` and `filters` are constants; all arrays are flat and contiguous;
     corners and places are int32. Nothing is checked.
@@ -64,8 +67,8 @@ def outer_sums(
 def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
     """The loop over windows with all sums in registers. (Over 40 lines: one loop, read in one piece.)
 
-    A pixel that did not win multiplies zeros: that is pool² times the arithmetic of the winners alone, but it is
-        regular.
+    A pixel that did not win multiplies zeros: that is as many times the arithmetic of the winners alone as a pooling
+    window has pixels, but it is regular.
     """
     pixels, height, length, filters = known
     x, row_step, corners, places, windows, dy, winners, pitch = inputs
@@ -130,21 +133,20 @@ def weight_gradient(pixels: int, height: int, length: int, filters: int) -> Call
     """The kernel for `height` x `length` values of a patch and a block of `filters`."""
 
     @kernel
-    def gradient(
-        x: Array, x_at: int, row_step: int, corners: Array, places: Array, dy: Array, winners: Array, filter_at: int,
-        grad: Array, grad_at: int, grad_step: int,
-    ) -> None:  # fmt: skip
-        """grad += sum over images and windows of (values of the winner's patch) ⊗ dy.
+    def gradient(x: Array, patches: Patches, passed: Passed, block: Block, grad: Array) -> None:
+        """grad += sum over images and windows of (values of the winner's patch) ⊗ dy, where `block` begins.
 
-        x: (N, F) images, whose values begin at x_at, rows of the patch row_step apart; corners, places: as in
-            `windows`; dy, winners:
-        (N, P, O), filters from filter_at on; grad: (K·K·C, O), from row grad_at on, rows of the patch grad_step apart.
+        x: (N, F) images; grad: (K_h·K_w·C, O).
         """
+        dy, winners, corners, places, row_step = (
+            passed.dy, passed.winners, patches.corners, patches.places, patches.step
+        )  # fmt: skip
         size, windows, pitch = x.shape[1], dy.shape[1], dy.shape[2]
         images, gradients, won, out = x.reshape(-1), dy.reshape(-1), winners.reshape(-1), grad.reshape(-1)
-        target, step = grad_at * pitch + filter_at, grad_step * pitch
+        step, x_at = patches.row * pitch, block.line * row_step + block.value
+        target = block.line * step + block.value * pitch + block.filter
         for n in range(x.shape[0]):
-            base, own = n * size + x_at, n * windows * pitch + filter_at
+            base, own = n * size + x_at, n * windows * pitch + block.filter
             outer_sums(
                 pixels, height, length, filters, images, base, row_step, corners, places, windows, gradients, won, own,
                 pitch, out, target, step,

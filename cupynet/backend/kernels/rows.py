@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
 from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.patches import Passed, Patches
 from cupynet.backend.kernels.vectors import (
     I64,
     constants,
@@ -38,17 +39,9 @@ L1_BYTES = 24 * 1024  # of the L1 cache for images; it has 32 KB and more
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def weighted_rows(
-    typing: Any,
-    length: Any,
-    out: Any,
-    out_at: Any,
-    rows: Any,
-    rows_at: Any,
-    offsets: Any,
-    factors: Any,
-    at: Any,
+    typing: Any, length: Any, out: Any, out_at: Any, rows: Any, rows_at: Any, offsets: Any, factors: Any, at: Any,
     count: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """out[out_at + j] += sum over t < count of factors[at + t] · rows[rows_at + offsets[at + t] + j], for j < length.
 
     `length` is a constant; all arrays are flat and contiguous; offsets are int32. Nothing is checked.
@@ -105,17 +98,14 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
     """The kernel for rows of `full` blocks and a rest, see `blocks`. (Over 40 lines: two loops, read in one piece.)"""
 
     @kernel
-    def gradient(
-        dy: Array, winners: Array, corners: Array, places: Array, x: Array, height: int, row_step: int, grad: Array
-    ) -> None:
+    def gradient(x: Array, patches: Patches, passed: Passed, grad: Array) -> None:
         """grad[o, ky] += sum over images and windows of dy · (row ky of the winner's patch).
 
-        dy, winners: (N, P, O), P windows of an image; corners: (P,) where the first patch of each window begins in an
-            image; places:
-        where the others begin from there; x: (N, F) images; height: rows of a patch, `row_step` apart; grad: (O ·
-        height, row).
+        x: (N, F) images; grad: (O · patches.height, patches.row).
         """
-        windows, filters, size, length = dy.shape[1], dy.shape[2], x.shape[1], grad.shape[1]
+        dy, winners, corners, places = passed.dy, passed.winners, patches.corners, patches.places
+        height, length, row_step = patches.height, patches.row, patches.step
+        windows, filters, size = dy.shape[1], dy.shape[2], x.shape[1]
         group = max(1, L1_BYTES // x[0].nbytes)  # images at a time: sums are loaded and stored once for all of them
         most = windows * group
         offsets = np.empty(filters * most, np.int32)
@@ -149,13 +139,13 @@ def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
     """The kernel for rows of `full` blocks and a rest, see `blocks`. (Over 40 lines: two loops, read in one piece.)"""
 
     @kernel
-    def gradient(
-        dy: Array, winners: Array, corners: Array, places: Array, weight: Array, height: int, row_step: int, dx: Array
-    ) -> None:
+    def gradient(weight: Array, patches: Patches, passed: Passed, dx: Array) -> None:
         """dx = 0, then each winner's patch gets dy · filter.
 
-        As in `weight_gradient`; weight: (height, O, row padded to a cache line); dx: (N, F).
+        weight: (patches.height, O, patches.row padded to a cache line); dx: (N, F).
         """
+        dy, winners, corners, places = passed.dy, passed.winners, patches.corners, patches.places
+        height, row_step = patches.height, patches.step
         windows, filters, choices = dy.shape[1], dy.shape[2], places.size
         offsets = np.empty(windows * choices * filters, np.int32)
         factors = np.empty(windows * choices * filters, dy.dtype)

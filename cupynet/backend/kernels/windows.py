@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
 from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.patches import Patches
 from cupynet.backend.kernels.vectors import (
     I64,
     bytes_like,
@@ -33,11 +34,12 @@ from cupynet.backend.kernels.vectors import (
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def window_maximum(
-    typing: Any, pixels: Any, filters: Any, x: Any, x_at: Any, places: Any, table: Any, weight: Any, bias: Any, first:
-        Any,
-    pitch: Any, count: Any, y: Any, winners: Any, y_at: Any,
+    typing: Any, pixels: Any, filters: Any, x: Any, x_at: Any, places: Any, table: Any, weight: Any, bias: Any,
+    first: Any, pitch: Any, count: Any, y: Any, winners: Any, y_at: Any,
 ) -> Any:  # fmt: skip
-    """y[y_at + j] = bias[first + j] + the largest over p < pixels of
+    """The largest of a window's pixels for each of some filters, and which it was.
+
+    y[y_at + j] = bias[first + j] + the largest over p < pixels of
     sum over k < count of x[x_at + places[p] + table[k]] · weight[k · pitch + first + j], for j < filters;
     winners[y_at + j] = the first p it was.
 
@@ -91,11 +93,12 @@ def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
 
 
 def _emit_largest(b: Any, parts: Any, sums: Any, bias: Any, y: Any, winners: Any) -> None:
-    """Of each filter, the largest of its pixels, the first among equals."""
+    """Of each filter, the largest of its pixels, the first among equals; if one is NaN, the first that is."""
     for v, (at, kind) in enumerate(parts):
         best, won = sums[0][v], bytes_like(kind, 0)
         for p in range(1, len(sums)):
-            better = b.fcmp_ordered(">", sums[p][v], best)
+            larger_or_nan = b.fcmp_unordered(">", sums[p][v], best)  # true as well where `best` is NaN
+            better = b.and_(larger_or_nan, b.fcmp_ordered("ord", best, best))
             best, won = b.select(better, sums[p][v], best), b.select(better, bytes_like(kind, p), won)
         store(b, b.fadd(best, load(b, bias, at, kind)), y, at)
         store(b, won, winners, at)
@@ -113,15 +116,13 @@ def conv_pool(pixels: int, full: int, block: int, rest: int) -> Callable[..., No
     """The kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`."""
 
     @kernel
-    def forward(
-        x: Array, corners: Array, places: Array, table: Array, weight: Array, bias: Array, y: Array, winners: Array
-    ) -> None:
+    def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, winners: Array) -> None:
         """Pooled convolution and its winners.
 
-        x: (N, F) images; corners: (P,) where the first patch of each window begins in an image, places: (pixels,) where
-            the others
-        begin from there, table: (K·K·C,) the values of a patch; weight: (K·K·C, O); bias: (O,); y, winners: (N, P, O).
+        x: (N, F) images; table: (K_h·K_w·C,) where the values of a patch lie, from its first; weight: (K_h·K_w·C, O);
+        bias: (O,); y, winners: (N, P, O).
         """
+        corners, places = patches.corners, patches.places
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size
         images, factors, out, won = x.reshape(-1), weight.reshape(-1), y.reshape(-1), winners.reshape(-1)
         for n in range(x.shape[0]):

@@ -1,0 +1,48 @@
+"""What operations require of the shapes they are given: once per call, so that compiled code need not look.
+
+NumPy refuses most of it too, in its own words, but it broadcasts, and compiled code reads whatever memory is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cupynet.backend.array import Array
+from cupynet.backend.window import Window
+from cupynet.errors import ConfigError
+
+
+def windows(operation: str, shape: tuple[int, ...], window: Window, *, pads: bool = True) -> None:
+    """Refuse a `shape` that is not (N, H, W, C) with room for a window; `pads`: whether zeros around it are known."""
+    if len(shape) != 4 or not window.fits(*shape[1:3]):
+        raise ConfigError(
+            f"{operation}: images of shape {tuple(shape)} have no room for a window of {window.kernel} with padding "
+            f"{window.padding}: they must be (N, H, W, C)"
+        )
+    if window.pads and not pads:
+        raise ConfigError(f"{operation}: padding {window.padding}: only convolutions pad")
+
+
+def convolution(operation: str, shape: tuple[int, ...], weight: Array, window: Window) -> None:
+    """Refuse images of `shape` that the weight (K_h, K_w, C, O) cannot be applied to."""
+    windows(operation, shape, window)
+    expected = (*window.kernel, shape[3])
+    if weight.ndim != 4 or weight.shape[:3] != expected:
+        raise ConfigError(
+            f"{operation}: the weight {weight.shape} is not for windows of {window.kernel} on images of {shape[3]} "
+            f"channels: it must be ({', '.join(map(str, expected))}, O)"
+        )
+
+
+def shape_of(operation: str, name: str, array: Array, expected: Iterable[int]) -> None:
+    """Refuse an array of another shape."""
+    if tuple(array.shape) != tuple(expected):
+        raise ConfigError(f"{operation}: {name} has shape {tuple(array.shape)}, it must be {tuple(expected)}")
+
+
+def alike(operation: str, *arrays: Array) -> None:
+    """Refuse arrays that do not all have the first one's shape."""
+    for array in arrays:
+        if array.shape != arrays[0].shape:
+            shapes = ", ".join(str(tuple(each.shape)) for each in arrays)
+            raise ConfigError(f"{operation}: arrays of shapes {shapes}: they must be equal")

@@ -1,0 +1,57 @@
+"""The geometry of a window that moves over an image, for convolutions and for pooling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Pair: TypeAlias = tuple[int, int]  # (height, width)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of `kernel` pixels every `stride` pixels of an image with `padding` zeros around it.
+
+    Attributes:
+        kernel: (K_h, K_w), height and width in pixels.
+        stride: pixels from one window to the next, (down, across).
+        padding: rows of zeros (above, below) and columns of zeros (left, right).
+    """
+
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: tuple[Pair, Pair] = ((0, 0), (0, 0))
+
+    @property
+    def places(self) -> int:
+        """Pixels of the window; their places are numbered row by row, ky · K_w + kx."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def pads(self) -> bool:
+        """Whether there are any zeros around the image."""
+        return any(self.padding[0]) or any(self.padding[1])
+
+    def padded(self, height: int, width: int) -> Pair:
+        """The size of an image of `height` x `width` with its zeros."""
+        return height + sum(self.padding[0]), width + sum(self.padding[1])
+
+    def output(self, height: int, width: int) -> Pair:
+        """How many windows such an image has, (H', W'); those that do not fit are left out (0 or less: none fits)."""
+        padded = self.padded(height, width)
+        rows, cols = ((padded[i] - self.kernel[i]) // self.stride[i] + 1 for i in (0, 1))
+        return rows, cols
+
+    def fits(self, height: int, width: int) -> bool:
+        """Whether such an image, with its zeros, has room for at least one window."""
+        return min(self.output(height, width)) > 0
+
+    def inside(self, height: int, width: int) -> tuple[slice, ...]:
+        """The index of the images in padded ones (N, H, W, C)."""
+        (top, _), (left, _) = self.padding
+        return slice(None), slice(top, top + height), slice(left, left + width)
+
+    def seen(self, ky: int, kx: int, output: Pair) -> tuple[slice, ...]:
+        """The index of what place (ky, kx) of all the `output` windows sees in padded images (N, H, W, C)."""
+        (down, across), (rows, cols) = self.stride, output
+        return slice(None), slice(ky, ky + down * rows, down), slice(kx, kx + across * cols, across)

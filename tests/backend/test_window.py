@@ -1,0 +1,45 @@
+"""The geometry of windows, against counting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupynet.backend import Window
+
+sides = st.tuples(st.integers(1, 5), st.integers(1, 5))
+paddings = st.tuples(st.integers(0, 2), st.integers(0, 2))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(
+    window=st.builds(Window, kernel=sides, stride=sides, padding=st.tuples(paddings, paddings)),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+)
+def test_windows_are_those_that_fit(window: Window, size: tuple[int, int]) -> None:
+    starts = [
+        [at for at in range(0, size[i] + sum(window.padding[i]), window.stride[i]) if at + window.kernel[i] <= padded]
+        for i, padded in enumerate(window.padded(*size))
+    ]
+    fits = all(starts)
+    assert window.fits(*size) == fits and window.pads == any(map(sum, window.padding))
+    if not fits:
+        return
+    output = window.output(*size)
+    assert output == (len(starts[0]), len(starts[1]))
+    rows, cols = np.indices(window.padded(*size))[:, None]  # (1, H, W)
+    for ky, kx in np.ndindex(*window.kernel):
+        seen = window.seen(ky, kx, output)
+        np.testing.assert_array_equal(rows[seen][0, :, 0], np.add(starts[0], ky))
+        np.testing.assert_array_equal(cols[seen][0, 0, :], np.add(starts[1], kx))
+    inside = rows[window.inside(*size)]
+    assert inside.shape == (1, *size) and inside[0, 0, 0] == window.padding[0][0]
+
+
+def test_a_window_is_square_and_bare_by_default() -> None:
+    window = Window((2, 3))
+    assert (window.stride, window.pads, window.places) == ((1, 1), False, 6)
+    with pytest.raises(AttributeError):
+        window.kernel = (1, 1)  # type: ignore[misc]
