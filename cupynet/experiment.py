@@ -18,7 +18,7 @@ from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import Placement, Synchronizer
-from cupynet.parts import build as build_part
+from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, TrainerView
@@ -61,10 +61,7 @@ class Experiment:
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""
-        part = build_part(node, key, self.settings.trusted_modules)
-        if not isinstance(part, kind):
-            raise ConfigError(f"{key}: must be a {kind.__name__}, got {type(part).__name__}: give it a _target_")
-        return part
+        return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _check_network(self) -> None:
         """Infer the network's shapes without allocating anything."""
@@ -94,7 +91,7 @@ class Experiment:
         """A new model in the wrapper that trains it; `callbacks` in place of the settings' own, `changes` to other
         arguments of `ParallelWrapper`.
         """
-        parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self._trimming()]
+        parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self.trimming()]
         arguments: dict[str, Any] = {
             "workers": self.placement.workers,
             "devices": self.placement.devices or None,
@@ -153,7 +150,7 @@ class Experiment:
 
             cuda.limit_pools(list(self.placement.devices), size(limit, share=True))
 
-    def _trimming(self) -> list[Callback]:
+    def trimming(self) -> list[Callback]:
         """What keeps the memory pools small on the way; nothing to do on a CPU."""
         memory = self.settings.memory
         above = memory.device_pool_trim_above

@@ -31,7 +31,7 @@ RESULT = {
 
 
 def test_ratios() -> None:
-    found = bench.ratios(SimpleNamespace(workers=2), RESULT)
+    found = bench.ratios(SimpleNamespace(placement=SimpleNamespace(workers=2)), RESULT)
     assert found == {
         "loop as dense arithmetic / ceiling of all cores": pytest.approx(76000 * 1.0e-3 / 100),  # 1 MFLOP per image
         "loop, workers=2 / bare step": pytest.approx(0.95),
@@ -42,7 +42,7 @@ def test_ratios() -> None:
 
 
 def test_the_table_has_a_line_for_everything() -> None:
-    lines = bench.table({**RESULT, "ratios": bench.ratios(SimpleNamespace(workers=2), RESULT)})
+    lines = bench.table({**RESULT, "ratios": bench.ratios(SimpleNamespace(placement=SimpleNamespace(workers=2)), RESULT)})
     for name in (*RESULT["images_per_s"], "conv forward", "update"):  # type: ignore[misc]
         assert any(line.startswith(name) for line in lines)
     assert any(line.split() == ["sum", "6.500"] for line in lines)

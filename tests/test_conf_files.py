@@ -60,17 +60,7 @@ def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -
         assert plain(settings)[group] == OmegaConf.to_container(file, resolve=True)[group]  # type: ignore[call-overload, index]
 
 
-# Strict: once these take their settings from the configuration, the test passes and asks for the mark to go.
-NOT_YET = pytest.mark.xfail(raises=(AttributeError, AssertionError), strict=True, reason="not built by settings yet")
-
-
-@pytest.mark.parametrize(
-    ("group", "name"),
-    [
-        pytest.param(*choice, marks=[NOT_YET] if choice[0] in ("parallel", "callbacks") else [], id="-".join(choice))
-        for choice in CHOICES
-    ],
-)
+@pytest.mark.parametrize(("group", "name"), CHOICES, ids="-".join)
 def test_every_argument_of_a_part_is_listed(group: str, name: str) -> None:
     if group == "experiment":
         return
@@ -140,7 +130,7 @@ def test_defaults_of_the_contract() -> None:
     assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
     assert set(plain(settings)["memory"].values()) == {None} and settings.report_every_iterations == 50
     assert settings.callbacks == {
-        "history": {"_target_": "cupynet.training.History"},
+        "history": {"_target_": "cupynet.training.History", "path": None},
         "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
     }
 

@@ -2,44 +2,60 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cupynet.backend import cuda
-from cupynet.data import Loader
+from cupynet.data import Data, Dataset, Source
+from cupynet.errors import DataError
 from cupynet.experiment import Experiment
-from cupynet.optim import SGD
-from cupynet.settings import MemorySettings
-from cupynet.training import Trainer
+from cupynet.parallel import Placement
+from cupynet.training import ParallelWrapper
+from tests.test_conf_files import settings_of
 from tests.training.conftest import small_dataset, small_model
 
 
-def experiment(devices: list[int], **memory: Any) -> Experiment:
-    """One of which only its devices and its memory group are known."""
-    bare = object.__new__(Experiment)
-    bare.settings, bare.devices = SimpleNamespace(memory=MemorySettings(**memory)), devices  # type: ignore[assignment]
-    return bare
+def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
+    """One on devices that this machine does not have."""
+    found = Experiment(settings_of("data=synthetic", "workers=1", "backend=numpy", *overrides))
+    found.placement = Placement(1, devices)
+    return found
 
 
 def test_pools_are_trimmed_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(cuda, "trim_pools", lambda *arguments: asked.append(arguments))
-    callbacks = experiment([0, 2], device_pool_trim_above="2KiB", pinned_pool_trim_above=64).callbacks()
-    Trainer(small_model(), SGD(0.01), callbacks=callbacks).fit(Loader(small_dataset(12), 4), 3)
+    settings = ("memory.device_pool_trim_above=2KiB", "memory.pinned_pool_trim_above=64")
+    callbacks = experiment((0, 2), *settings).trimming()
+    with ParallelWrapper(small_model(), 1, callbacks=callbacks) as wrapper:
+        wrapper.fit(small_dataset(12), 3)
     assert asked == [([0, 2], 2048, 64)] * 3
 
 
 def test_pools_are_capped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(cuda, "limit_pools", lambda *arguments: asked.append(arguments))
-    experiment([1], device_pool_limit="80%").limit_memory()
-    experiment([1]).limit_memory()
+    experiment((1,), "memory.device_pool_limit=80%").limit_memory()
+    experiment((1,)).limit_memory()
     assert asked == [([1], 0.8)]
 
 
 def test_a_cpu_has_no_pools() -> None:
-    bare = experiment([], device_pool_limit="80%", device_pool_trim_above=1)
-    bare.limit_memory()
-    assert bare.callbacks() == []
+    on_cpu = experiment((), "memory.device_pool_limit=80%", "memory.device_pool_trim_above=1")
+    on_cpu.limit_memory()
+    assert on_cpu.trimming() == []
+
+
+def test_a_source_that_promised_something_else_is_found_out() -> None:
+    class Liar(Source):
+        image_shape, classes = (8, 8, 3), 3
+
+        def load(self) -> Data:
+            grey: Dataset = small_dataset(12)
+            return Data("grey", grey, None, grey)
+
+    found = experiment(())
+    found.source = Liar(0, 0, None)
+    with pytest.raises(DataError, match="8 x 8 x 3.*8 x 8 x 1"):
+        found.load()

@@ -145,7 +145,7 @@ BAD = {
     "model.layers.output.units=7": "the data has 10 classes",
     "model.layers.output.activation=softmax": "SoftmaxNLL applies softmax itself",
     "backend=cupy": "backend=cupy: CuPy",
-    "devices=[0]": "leave devices=null",
+    "devices=[0]": "leave devices out",
     "data.validation=-1": "validation",
 }
 

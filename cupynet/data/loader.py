@@ -57,7 +57,7 @@ class Loader:
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
-        self.dataset = checks.instance("dataset", dataset, Dataset, "data.train")
+        self.dataset = checks.instance("dataset", dataset, Dataset, "Synthetic().load().train")
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
@@ -124,7 +124,7 @@ def as_loader(
         data = Dataset("arrays", images, labels, largest + 1 if classes is None else classes)
     if not isinstance(data, Dataset):
         kind = f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
-        part = {Data: "; take a part of it, such as data.train", Source: "; take a part of what it loads"}
+        part = {Data: "; take one of its parts: train, validation or test", Source: "; take a part of what it loads"}
         hint = next((text for known, text in part.items() if isinstance(data, known)), "")
         raise ConfigError(f"data must be a Loader, a Dataset or a pair (images, labels), got {kind}{hint}")
     return Loader(data, batch_size, seed, shuffle)

@@ -47,7 +47,7 @@ class Model:
             raise ConfigError(f"input={input!r}: must be an Image or a Flat, such as Image(28, 28, 1)")
         self.input = input
         self.backend = checks.instance("backend", backend, Backend, "create_backend('numba')")
-        self.seed = checks.integer("seed", seed, 0, below=2**64)
+        self.seed = checks.seed("seed", seed)
         self.loss = SoftmaxNLL() if loss is None else checks.instance("loss", loss, Loss, "SoftmaxNLL()")
         self.network = copy.deepcopy(network)
         self.params = Params()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
+from cupynet.checks import instance
 from cupynet.data import Batch, Dataset
 from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Model, check_output
@@ -34,7 +35,8 @@ class Replica:
     """
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
+        self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
         self.updates = 0
         self.losses: Array = 0.0
         optimizer.init(model.params, model.backend)

@@ -14,7 +14,7 @@ from cupynet.errors import ConfigError
 from cupynet.nn.init import xavier
 from cupynet.nn.params import Params
 from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer, Schedule
-from cupynet.training import ParallelWrapper, Trainer
+from cupynet.training import ParallelWrapper, Replica
 from tests.backends import every_backend
 from tests.training.conftest import small_model
 
@@ -211,7 +211,7 @@ def test_a_class_is_no_learning_rate(kind: Any) -> None:
 @pytest.mark.parametrize(("given", "said"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])
 def test_only_an_optimizer_is_one(given: Any, said: str) -> None:
     message = rf"optimizer is {said}: must be an Optimizer, such as Nesterov\(0.01\)"
-    for make in (Trainer, ParallelWrapper):
+    for make in (Replica, ParallelWrapper):
         with pytest.raises(ConfigError, match=message):
             make(small_model(), optimizer=given)
 
