@@ -37,6 +37,7 @@ from cupynet.checks import one_line
 from cupynet.errors import ConfigError, DataError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, stdout_is_gone, tell
 from cupynet.explain import GROUPS, explain
+from cupynet.parts import only_asked
 from cupynet.settings import Group, Settings, read
 
 S = TypeVar("S", bound=Settings)  # what a command is asked for
@@ -236,10 +237,11 @@ def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> 
     """The composed configuration as plain, valid values; ConfigError."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        plain = OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)
+        plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, overrides, schema)) from error
-    return read(schema, plain)
+    asked = OverridesParser.create().parse_overrides(list(overrides))
+    return read(schema, only_asked(plain, [(each.key_or_group, each.value()) for each in asked]))
 
 
 def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:

@@ -58,6 +58,31 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
     return node
 
 
+def only_asked(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The settings with each part whose class was chosen by an override left with the arguments of overrides alone.
+
+    `optimizer._target_=mine.Adam optimizer.beta=0.9`: what the file of the group gave its own class is none of Adam's.
+    The same for `optimizer={_target_: mine.Adam, beta: 0.9}`.
+
+    overrides: (dotted key, value) of each.
+    """
+    asked: set[str] = set()
+    for key, value in overrides:
+        asked.add(key)
+        if isinstance(value, Mapping):
+            asked.update(f"{key}.{name}" for name in value)
+    for key in asked:
+        place, _, last = key.rpartition(".")
+        part: Any = plain
+        for name in place.split("."):
+            part = part.get(name) if isinstance(part, dict) else None
+        if last == "_target_" and isinstance(part, dict):
+            kept = {other[len(place) + 1 :].split(".")[0] for other in asked if other.startswith(f"{place}.")}
+            for name in part.keys() - kept:
+                del part[name]
+    return plain
+
+
 def _lies_in(name: str, modules: Iterable[str]) -> bool:
     """Whether a dotted name is one of the modules or lies in one: cupynet.nn lies in cupynet, cupynetx does not."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)

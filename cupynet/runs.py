@@ -20,6 +20,7 @@ class Summary:
     Attributes:
         dataset, fallback: the data's name, and whether they stand in for data that could not be had.
         backend, devices, dtype, workers, seed, batch_size, averaging_frequency: what the run was made with.
+        synchronizer: how the replicas were kept together, in words.
         epochs, iterations, images: how much was trained.
         parameters: weights of the network.
         stopped_by: why training ended early; None where it did not.
@@ -41,6 +42,7 @@ class Summary:
     iterations: int
     batch_size: int
     averaging_frequency: int | str
+    synchronizer: str
     parameters: int
     stopped_by: str | None
     images: int

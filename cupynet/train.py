@@ -118,6 +118,7 @@ def summarise(
         iterations=trainer.iteration,
         batch_size=settings.batch_size,
         averaging_frequency=settings.parallel.averaging_frequency,
+        synchronizer=experiment.synchronizer.describe(),
         parameters=wrapper.model.params.count,
         stopped_by=None if stopped is None else stopped.text,
         images=clock.images,

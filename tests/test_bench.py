@@ -42,7 +42,9 @@ def test_ratios() -> None:
 
 
 def test_the_table_has_a_line_for_everything() -> None:
-    lines = bench.table({**RESULT, "ratios": bench.ratios(SimpleNamespace(placement=SimpleNamespace(workers=2)), RESULT)})
+    lines = bench.table(
+        {**RESULT, "ratios": bench.ratios(SimpleNamespace(placement=SimpleNamespace(workers=2)), RESULT)}
+    )
     for name in (*RESULT["images_per_s"], "conv forward", "update"):  # type: ignore[misc]
         assert any(line.startswith(name) for line in lines)
     assert any(line.split() == ["sum", "6.500"] for line in lines)

@@ -94,7 +94,7 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """A JSON-ready fingerprint of the machine and the program: commit, Python, system, processor and its vector
+    """A JSON-ready fingerprint of the machine and the program: Python, system, processor and its vector
     instructions, cores, BLAS libraries with their kernels and threads, versions.
     """
     versions = {}
@@ -109,7 +109,6 @@ def environment() -> dict[str, Any]:
         if info.get("user_api") == "blas"
     ]
     return {
-        "commit": commit(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_model(),

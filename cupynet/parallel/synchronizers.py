@@ -88,6 +88,10 @@ class Synchronizer:
         """Whether all replicas hold the same weights now, so that any of them may stand for the model."""
         return True
 
+    def describe(self) -> str:
+        """How it keeps replicas together, in a few words for people."""
+        return f"kept together by {type(self).__name__}"
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold to go on exactly: numbers, and arrays on the host, by name."""
         return {}
@@ -109,6 +113,10 @@ class When:
         if self.frequency not in ("epoch", "end"):
             whole = integer("averaging_frequency", self.frequency, 1, ", epoch or end")
             object.__setattr__(self, "frequency", whole)
+
+    def __str__(self) -> str:
+        named = {"epoch": "after every epoch", "end": "at the end", 1: "in every iteration"}
+        return named.get(self.frequency, f"every {self.frequency} iterations")
 
     def after(self, iteration: int) -> bool:
         """Whether iteration `iteration` (from 0) is followed by an average."""
@@ -168,6 +176,9 @@ class ParameterAveraging(Synchronizer):
     @property
     def identical(self) -> bool:
         return self._pending == 0 or self.communicator.size == 1
+
+    def describe(self) -> str:
+        return f"averaged {self.when}"
 
     def state(self) -> dict[str, Any]:
         counts = {"pending": self._pending, "measured": self._measured, "samples": self._samples}

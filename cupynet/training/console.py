@@ -104,13 +104,11 @@ class Progress(Callback):
 def result_table(summary: Summary, run: Run) -> None:
     """Print what a run came to."""
     dataset = f"[bold red]{summary.dataset} (fallback: not MNIST)[/]" if summary.fallback else summary.dataset
-    frequency = summary.averaging_frequency
-    every = {"epoch": "after every epoch", "end": "at the end"}.get(str(frequency), f"every {frequency} iterations")
     rows = {
         "data": dataset,
         "backend": f"{summary.backend}, {summary.dtype}",
         "workers": f"{summary.workers} on {', '.join(dict.fromkeys(summary.devices))}",
-        "averaged": every if summary.workers > 1 else "-",
+        "replicas": summary.synchronizer if summary.workers > 1 else "-",
         "training": f"{summary.epochs} epochs in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
     }
     if summary.test_accuracy is not None:

@@ -1,0 +1,70 @@
+"""Where replicas live, for machines that are not at hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.errors import ConfigError
+from cupynet.parallel import Placement, placement
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine with so many GPUs and cores."""
+
+    def of(gpus: int, cores: int = 8) -> None:
+        monkeypatch.setattr(placement, "device_count", lambda name: gpus if name == "cupy" else 0)
+        monkeypatch.setattr(placement, "available_cores", lambda: cores)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "backend", "workers", "devices", "names"),
+    [
+        (2, 8, "cupy", None, None, ["cuda:0", "cuda:1"]),
+        (4, 8, "cupy", None, [0, 2], ["cuda:0", "cuda:2"]),
+        (2, 8, "cupy", 4, None, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
+        (4, 8, "cupy", 3, [3, 1], ["cuda:3", "cuda:1", "cuda:3"]),
+        (4, 8, "cupy", 1, None, ["cuda:0"]),
+        (0, 8, "numba", None, None, ["cpu"] * 4),
+        (0, 2, "numpy", None, None, ["cpu"] * 2),
+        (0, 1, "numpy", None, None, ["cpu"]),
+        (0, 2, "numpy", 5, None, ["cpu"] * 5),
+    ],
+)
+def test_workers_take_devices_in_turn(machine, gpus, cores, backend, workers, devices, names):
+    machine(gpus, cores)
+    found = Placement.of(backend, workers, devices)
+    assert found.names() == names and found.workers == len(names)
+
+
+def test_the_models_own_device_is_the_first(machine):
+    machine(3)
+    assert Placement.of("cupy", first=2).devices == (2, 0, 1)
+
+
+def test_numpy_integers_are_taken(machine):
+    machine(3)
+    assert Placement.of("cupy", np.int64(2), np.array([0, 2])) == Placement(2, (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("backend", "workers", "devices", "message"),
+    [
+        ("numpy", None, [0], r"devices=\[0\]: backend numpy runs on the CPU and has none; leave devices out"),
+        ("cupy", None, [0, 2], r"devices=\[0, 2\]: there is no device 2, this machine has 2"),
+        ("cupy", None, [1, 1], r"devices=\[1, 1\]: must name at least one device, and none twice"),
+        ("cupy", None, [], r"devices=\[\]: must name at least one device"),
+        ("cupy", None, [-1], "devices=-1: must be an integer of at least 0"),
+        ("cupy", 0, None, "workers=0: must be an integer of at least 1"),
+        ("numpy", 1.5, None, "workers=1.5: must be an integer of at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(machine, backend, workers, devices, message):
+    machine(2)
+    with pytest.raises(ConfigError, match=message):
+        Placement.of(backend, workers, devices)

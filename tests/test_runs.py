@@ -1,0 +1,94 @@
+"""A run's folder: what is saved is read again, and what is no run is said to be none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.errors import ConfigError, DataError
+from cupynet.runs import Run, Summary
+
+SUMMARY = Summary(
+    dataset="mnist", fallback=False, backend="numba", devices=["cpu", "cpu"], dtype="float", workers=2, seed=1, epochs=3,
+    iterations=30, batch_size=8, averaging_frequency="epoch", synchronizer="averaged after every epoch", parameters=10,
+    stopped_by=None, images=480, images_per_s=100.0, wall_s=6.0, train_s=4.8, compile_s=0.5, evaluate_s=0.5, data_s=0.1,
+    averaging_s=0.2, validation_accuracy=None, test_accuracy=0.99, test_loss=0.03, test_f1=0.99, test={"samples": 10},
+    commit=None, environment={"cores": 2},
+)  # fmt: skip
+
+
+def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
+    run, weights = Run(tmp_path), {"conv1.weight": np.arange(6.0).reshape(2, 3)}
+    run.save(SUMMARY, weights)
+    run.history_path.write_text('{"kind": "epoch"}\n{"kind": "report"}\n')
+    assert run.summary() == SUMMARY
+    np.testing.assert_array_equal(run.weights()["conv1.weight"], weights["conv1.weight"])
+    assert [row["kind"] for row in run.history()] == ["epoch", "report"]
+
+
+def test_equal_runs_leave_equal_bytes(tmp_path: Path) -> None:
+    weights = {name: np.ones(3) for name in ("b", "a")}
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        Run(folder).save(SUMMARY, dict(sorted(weights.items())) if written else weights)
+        written.append(Run(folder).weights_path.read_bytes())
+    assert written[0] == written[1]
+
+
+def test_a_new_run_in_an_old_folder_begins_with_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(SUMMARY, {"a": np.ones(1)})
+    run.history_path.write_text("{}\n")
+    (tmp_path / "notes.txt").write_text("mine")
+    run.begin()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(SUMMARY, {})
+    run.summary_path.write_text(json.dumps({**json.loads(run.summary_path.read_text()), "colour": "red"}))
+    assert run.summary() == SUMMARY
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "is not a summary, expected an object, found list"),
+        ('{"dataset": "mnist"}', "is not a whole summary, it lacks fallback, backend, devices"),
+    ],
+)
+def test_a_damaged_summary_is_named(content: str, message: str, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.summary_path.write_text(content)
+    with pytest.raises(DataError, match=f"summary.json: {message}"):
+        run.summary()
+
+
+def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="is not a finished run, it has no summary.json: name a folder under outputs/"
+    ):
+        Run(tmp_path).summary()
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_missing_or_damaged_history_is_named(content: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    if content is not None:
+        run.history_path.write_text(content)
+    with pytest.raises(DataError, match=r"history.jsonl: cannot be read"):
+        run.history()
+
+
+def test_the_contract_has_its_keys() -> None:
+    promised = "dataset fallback backend devices dtype workers seed epochs images_per_s wall_s train_s test_accuracy"
+    assert {*promised.split(), "test_loss", "commit", "environment"} <= {each.name for each in fields(Summary)}
+    assert replace(SUMMARY, workers=3).workers == 3
