@@ -51,10 +51,15 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.optim import Schedule as Schedule
     from cupynet.parallel import ParameterAveraging as ParameterAveraging
     from cupynet.parallel import Synchronizer as Synchronizer
+    from cupynet.runs import Run as Run
+    from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
     from cupynet.training import Evaluation as Evaluation
     from cupynet.training import History as History
     from cupynet.training import ParallelWrapper as ParallelWrapper
+    from cupynet.training import Progress as Progress
+    from cupynet.training import Replica as Replica
+    from cupynet.training import StopReason as StopReason
     from cupynet.training import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -67,7 +72,8 @@ _ROOMS = {
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle"),
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher"),
     "parallel": ("Synchronizer", "ParameterAveraging"),
-    "training": ("ParallelWrapper", "Trainer", "Evaluation", "Callback", "History"),
+    "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress", "StopReason"),
+    "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),
 }

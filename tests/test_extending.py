@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,23 @@ def test_the_source_promises_what_it_loads() -> None:
     data.check(source.image_shape, source.classes)
     assert data.validation is not None
     assert (len(data.train), len(data.validation), len(data.test)) == (30, 20, 20)
+
+
+# The README ----------------------------------------------------------------------------------------------------------
+
+README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+SHOWN = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_synchronizer_in_the_readme_is_the_one_tested() -> None:
+    shown = next(code for code in SHOWN if "class GradientMean" in code)
+    tested = (EXAMPLES / "gradient_mean.py").read_text("utf-8")
+    assert shown.split("\n", 1)[1].strip() == tested.split('"""\n', 1)[1].strip()  # without title and docstring
+
+
+def test_the_readmes_program_runs() -> None:
+    program = SHOWN[0].replace("Synthetic()", "Synthetic(train=300, test=100)").replace("epochs=5", "epochs=1")
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "431,080 parameters" in done.stdout and "Accuracy" in done.stdout
