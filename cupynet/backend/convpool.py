@@ -5,8 +5,8 @@ Forward: one pooling window after the other, its pixels computed in registers an
 through the pool's winners only (`kernels/rows.py`; `kernels/outer.py` for patches with short rows). There are no im2col
 rows, and the convolution itself never exists in memory.
 
-Where values are not finite, one thing differs from the two operations: a gradient of zero adds nothing to the weight's
-gradient even where it meets NaN or infinity in the image (in `rows`), or the pixels that did not win do (in `outer`).
+Where an image holds NaN or infinity one thing differs from the two operations: `rows` leaves out gradients that are
+zero, so that zero times NaN is not added to the gradient of a filter. (`outer` multiplies by zero, as they do.)
 """
 
 from __future__ import annotations
@@ -132,12 +132,17 @@ class ConvPool(Pair):
         backend, n, pixels = self.backend, len(images), self.pool.places
         y = backend.borrow((n, *self.pooled, self.filters), self.dtype)
         winners = backend.borrow(y.shape, backend.winner_dtype(self.pool))
-        forward = self.windows.conv_pool(pixels, *self.windows.blocks(pixels, self.filters, y.itemsize))
-        by_window = (n, len(self.patches.corners), self.filters)
-        forward(
-            images.reshape(n, self.size[0] * self.patches.step), self.patches, self.table,
-            weight.reshape(-1, self.filters), bias, y.reshape(by_window), winners.reshape(by_window),
-        )  # fmt: skip
+        blocks, by_window = (
+            self.windows.blocks(pixels, self.filters, y.itemsize),
+            (n, len(self.patches.corners), self.filters),
+        )
+        images, weight = images.reshape(n, self.size[0] * self.patches.step), weight.reshape(-1, self.filters)
+        for nan in (0, 1):  # the second is compiled and run where the first has seen that there may be a NaN
+            forward = self.windows.conv_pool(pixels, *blocks, nan)
+            if forward(
+                images, self.patches, self.table, weight, bias, y.reshape(by_window), winners.reshape(by_window)
+            ):
+                break
         return y, winners
 
     # backward --------------------------------------------------------------------------------------------------------
@@ -184,11 +189,13 @@ class ConvPool(Pair):
         """The same where rows are shorter than a vector: the vectors lie along the filters. grad (K_h·K_w·C, O)."""
         pixels, rows, row = self.pool.places, self.patches.height, self.patches.row
         for filter_at, filters, length, height in self.outer.blocks(self.filters, row, grad.itemsize):
-            for line in range(0, rows, height):
-                for value in range(0, row, length):
-                    shape = min(height, rows - line), min(length, row - value), filters
-                    block = self.groups.Block(line, value, filter_at)
-                    self.outer.weight_gradient(pixels, *shape)(images, self.patches, passed, block, grad)
+            for value in range(0, row, length):
+                values, rest = min(length, row - value), rows % height
+                for line, lines, most in ((0, rows - rest, height), (rows - rest, rest, rest)):
+                    if lines:
+                        block = self.groups.Block(line, lines, value, filter_at)
+                        gradient = self.outer.weight_gradient(pixels, most, values, filters)
+                        gradient(images, self.patches, passed, block, grad)
 
     def _input_gradient(self, passed: Passed, weight: Array) -> Array:
         """dx (N, H, W, C), borrowed."""

@@ -10,8 +10,8 @@ import pytest
 
 from cupynet.backend import Window, create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn import Context, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
-from tests.backends import every_backend, every_dtype
+from cupynet.nn import INFERENCE, Context, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
+from tests.backends import Reference, every_backend, every_dtype
 from tests.gradients import OnAKink, check_layer, distinct
 
 GEOMETRIES = [(kernel, stride) for kernel in (1, 2, 3) for stride in (1, 2, 3, 4)]
@@ -180,6 +180,33 @@ def test_a_nan_under_a_convolution_is_passed_on(
     else:
         hit[1, 2, 0] = False  # relu lets no gradient through where NaN came out
     np.testing.assert_array_equal(dx.any(axis=3), hit)
+
+
+@every_backend
+@np.errstate(all="ignore")
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e30, 1.0], ids=str)
+@pytest.mark.parametrize("weight", [np.inf, np.nan, 1e30, 1.0], ids=str)
+@pytest.mark.parametrize("filters", [1, 9, 40])
+def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float, weight: float, filters: int) -> None:
+    """Of infinities that meet, or of zero times infinity, in a few pixels and filters; too large sums among them."""
+    found = []
+    for backend in (create_backend(name, "float"), Reference("float")):
+        params, rng = Params(), np.random.default_rng(3)
+        network = Sequential({"conv": Conv2D(filters, 2), "pool": MaxPool2D(2)})
+        network.build(Image(7, 7, 2), params.scope(), backend)
+        params.allocate(backend, seed=1)
+        factors = rng.integers(-2, 3, (2, 2, 2, filters)).astype(np.float32)
+        factors[rng.random(factors.shape) < 0.1] *= np.float32(weight)
+        dict(params.named())["conv.weight"].master[...] = backend.asarray(factors)
+        params.publish()
+        x = rng.integers(-2, 3, (3, 7, 7, 2)).astype(np.float32)
+        x[rng.random(x.shape) < 0.1] *= np.float32(value)
+        y, _ = network.forward(backend.asarray(x), INFERENCE)
+        found.append(np.array(backend.to_host(y)))
+    np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(found[1]))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=50)  # small numbers are lost where large ones cancel
+    assert np.isnan(found[1]).any() or not np.isnan(value)
+    assert np.isfinite(found[1]).all() or (value, weight) != (1.0, 1.0)
 
 
 @every_backend

@@ -134,22 +134,24 @@ def weight_gradient(pixels: int, height: int, length: int, filters: int) -> Call
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, block: Block, grad: Array) -> None:
-        """grad += sum over images and windows of (values of the winner's patch) ⊗ dy, where `block` begins.
+        """grad += sum over images and windows of (values of the winner's patch) ⊗ dy, in `block`.
 
-        x: (N, F) images; grad: (K_h·K_w·C, O).
+        x: (N, F) images; grad: (K_h·K_w·C, O). The block's lines are a multiple of `height`.
         """
         dy, winners, corners, places, row_step = (
             passed.dy, passed.winners, patches.corners, patches.places, patches.step
         )  # fmt: skip
         size, windows, pitch = x.shape[1], dy.shape[1], dy.shape[2]
         images, gradients, won, out = x.reshape(-1), dy.reshape(-1), winners.reshape(-1), grad.reshape(-1)
-        step, x_at = patches.row * pitch, block.line * row_step + block.value
-        target = block.line * step + block.value * pitch + block.filter
-        for n in range(x.shape[0]):
-            base, own = n * size + x_at, n * windows * pitch + block.filter
-            outer_sums(
-                pixels, height, length, filters, images, base, row_step, corners, places, windows, gradients, won, own,
-                pitch, out, target, step,
-            )  # fmt: skip
+        step, windows_of_image = patches.row * pitch, windows * pitch
+        for line in range(block.line, block.line + block.lines, height):
+            x_at = line * row_step + block.value
+            target = line * step + block.value * pitch + block.filter
+            for n in range(x.shape[0]):
+                base, own = n * size + x_at, n * windows_of_image + block.filter
+                outer_sums(
+                    pixels, height, length, filters, images, base, row_step, corners, places, windows, gradients, won,
+                    own, pitch, out, target, step,
+                )  # fmt: skip
 
     return gradient

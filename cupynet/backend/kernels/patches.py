@@ -36,8 +36,9 @@ class Passed(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Where a block of a weight's gradient begins: row of the patch, value in that row, filter."""
+    """A block of a weight's gradient: from row `line` of the patch on, `lines` rows; from that value and filter on."""
 
     line: int
+    lines: int
     value: int
     filter: int

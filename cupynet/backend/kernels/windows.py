@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
@@ -31,30 +32,34 @@ from cupynet.backend.kernels.vectors import (
     store,
 )
 
+FAR_FROM_OVERFLOW = 1e37  # in single precision, and so in double
+
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def window_maximum(
-    typing: Any, pixels: Any, filters: Any, x: Any, x_at: Any, places: Any, table: Any, weight: Any, bias: Any,
-    first: Any, pitch: Any, count: Any, y: Any, winners: Any, y_at: Any,
+    typing: Any, pixels: Any, filters: Any, nan: Any, x: Any, x_at: Any, places: Any, table: Any, weight: Any,
+    bias: Any, first: Any, pitch: Any, count: Any, y: Any, winners: Any, y_at: Any,
 ) -> Any:  # fmt: skip
     """The largest of a window's pixels for each of some filters, and which it was.
 
     y[y_at + j] = bias[first + j] + the largest over p < pixels of
     sum over k < count of x[x_at + places[p] + table[k]] · weight[k · pitch + first + j], for j < filters;
-    winners[y_at + j] = the first p it was.
+    winners[y_at + j] = the first p it was. With `nan`, a sum that is NaN is the largest, the first of them.
 
-    `pixels` and `filters` are constants; all arrays are flat and contiguous; places and table are int32. Nothing is
-    checked.
+    `pixels`, `filters` and `nan` (0 or 1) are constants; all arrays are flat and contiguous; places and table are
+    int32. Nothing is checked.
     """
-    known = constants(pixels, filters)
+    known = constants(pixels, filters, nan)
     if known is None:
         return None
-    signature = types.void(pixels, filters, x, x_at, places, table, weight, bias, first, pitch, count, y, winners, y_at)
+    signature = types.void(
+        pixels, filters, nan, x, x_at, places, table, weight, bias, first, pitch, count, y, winners, y_at
+    )  # fmt: skip
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         pointer = pointers(context, builder, signature, given)
-        inputs = pointer(2, 3), pointer(4), pointer(5), pointer(6, 8), given[9], given[10]
-        _emit(builder, known, inputs, (pointer(7, 8), pointer(11, 13), pointer(12, 13)))
+        inputs = pointer(3, 4), pointer(5), pointer(6), pointer(7, 9), given[10], given[11]
+        _emit(builder, known, inputs, (pointer(8, 9), pointer(12, 14), pointer(13, 14)))
         return context.get_dummy_value()
 
     return signature, generate
@@ -62,7 +67,7 @@ def window_maximum(
 
 def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
     """The loop over k with all sums in registers, then the largest."""
-    pixels, filters = known
+    pixels, filters, nan = known
     x, places, table, weight, pitch, count = inputs
     parts = split(filters, x.type.pointee)
     patches = [b.gep(x, [element(b, places, ir.Constant(I64, p))]) for p in range(pixels)]
@@ -89,16 +94,19 @@ def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
     b.cbranch(b.icmp_signed("<", following, count), loop, done)
 
     b.position_at_end(done)
-    _emit_largest(b, parts, after, *outputs)
+    _emit_largest(b, parts, after, bool(nan), *outputs)
 
 
-def _emit_largest(b: Any, parts: Any, sums: Any, bias: Any, y: Any, winners: Any) -> None:
-    """Of each filter, the largest of its pixels, the first among equals; if one is NaN, the first that is."""
+def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, winners: Any) -> None:
+    """Of each filter, the largest of its pixels, the first among equals; with `nan`, the first NaN if one is."""
     for v, (at, kind) in enumerate(parts):
         best, won = sums[0][v], bytes_like(kind, 0)
         for p in range(1, len(sums)):
-            larger_or_nan = b.fcmp_unordered(">", sums[p][v], best)  # true as well where `best` is NaN
-            better = b.and_(larger_or_nan, b.fcmp_ordered("ord", best, best))
+            if nan:
+                larger_or_nan = b.fcmp_unordered(">", sums[p][v], best)  # true as well where `best` is NaN
+                better = b.and_(larger_or_nan, b.fcmp_ordered("ord", best, best))
+            else:
+                better = b.fcmp_ordered(">", sums[p][v], best)
             best, won = b.select(better, sums[p][v], best), b.select(better, bytes_like(kind, p), won)
         store(b, b.fadd(best, load(b, bias, at, kind)), y, at)
         store(b, won, winners, at)
@@ -112,12 +120,17 @@ def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
 
 
 @functools.cache
-def conv_pool(pixels: int, full: int, block: int, rest: int) -> Callable[..., None]:
-    """The kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`."""
+def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Callable[..., bool]:
+    """The kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`.
+
+    `nan`: 1 for the one that looks at every sum for NaN. The other looks at the numbers that go in, which costs next to
+    nothing: while those are finite and so small that no sum can overflow, no sum is NaN. (In one kernel the few
+    registers that this takes would be missing in the innermost loop, a fifth of its speed.)
+    """
 
     @kernel
-    def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, winners: Array) -> None:
-        """Pooled convolution and its winners.
+    def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, winners: Array) -> bool:
+        """Pooled convolution and its winners; False where there may be a NaN: y and winners are then not to be used.
 
         x: (N, F) images; table: (K_h·K_w·C,) where the values of a patch lie, from its first; weight: (K_h·K_w·C, O);
         bias: (O,); y, winners: (N, P, O).
@@ -125,19 +138,28 @@ def conv_pool(pixels: int, full: int, block: int, rest: int) -> Callable[..., No
         corners, places = patches.corners, patches.places
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size
         images, factors, out, won = x.reshape(-1), weight.reshape(-1), y.reshape(-1), winners.reshape(-1)
+        weights = np.sum(np.abs(factors))
         for n in range(x.shape[0]):
+            if nan == 0:
+                total = x.dtype.type(0)
+                for i in range(size):
+                    total += abs(images[n * size + i])
+                if not total * weights < FAR_FROM_OVERFLOW:  # no sum of products is larger; NaN is not smaller
+                    return False
             for part in range(full):
                 at = part * block
                 for k in range(windows):
                     base, target = n * size + corners[k], (n * windows + k) * filters + at
                     window_maximum(
-                        pixels, block, images, base, places, table, factors, bias, at, filters, count, out, won, target
+                        pixels, block, nan, images, base, places, table, factors, bias, at, filters, count, out, won,
+                        target,
                     )  # fmt: skip
             at = full * block
             for k in range(windows if rest else 0):
                 base, target = n * size + corners[k], (n * windows + k) * filters + at
                 window_maximum(
-                    pixels, rest, images, base, places, table, factors, bias, at, filters, count, out, won, target
+                    pixels, rest, nan, images, base, places, table, factors, bias, at, filters, count, out, won, target
                 )  # fmt: skip
+        return True
 
     return forward
