@@ -67,9 +67,10 @@ class Replica:
             return 0
         model = self.model
         context = Context(train=True, epoch=batch.epoch, iteration=self.updates, samples=batch.samples)
-        logits, backward = model.forward(batch.images, context)
-        losses, gradient = model.loss(model.backend, logits, batch.labels)
-        model.backend.give_back(backward(gradient))
+        with model.backend.loans():  # also where the loss fails, between the two passes
+            logits, backward = model.forward(batch.images, context)
+            losses, gradient = model.loss(model.backend, logits, batch.labels)
+            model.backend.give_back(backward(gradient))
         self.losses = losses.sum()
         return len(batch)
 
@@ -90,10 +91,11 @@ class Replica:
         worker has them: in all stages of a pipeline but the last.
         """
         model, backend = self.model, self.backend
-        logits, _ = model.forward(batch.images, INFERENCE)
-        losses, gradient = model.loss(backend, logits, batch.labels)
-        scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
-        backend.give_back(gradient, logits)
+        with backend.loans():
+            logits, _ = model.forward(batch.images, INFERENCE)
+            losses, gradient = model.loss(backend, logits, batch.labels)
+            scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
+            backend.give_back(gradient, logits)
         return scores, backend.to_host(losses)
 
     def check(self, dataset: Dataset) -> None:

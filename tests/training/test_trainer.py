@@ -10,12 +10,21 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.errors import ConfigError
-from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential, SoftmaxNLL
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.runs import Run
 from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer
-from tests.training.conftest import Recorder, alone, fingerprint, on_threads, small_dataset, small_model, train
+from tests.training.conftest import (
+    Recorder,
+    alone,
+    fingerprint,
+    on_threads,
+    small_dataset,
+    small_model,
+    small_network,
+    train,
+)
 
 
 def lenet() -> Sequential:
@@ -70,6 +79,20 @@ def test_a_step_leaves_nothing_on_loan_and_allocates_once(backend):
     assert model.backend.workspace.allocated_bytes == allocated
     trainer.evaluate(Loader(small_dataset(50), 8, shuffle=False))
     assert model.backend.workspace.on_loan == 0
+
+
+@pytest.mark.parametrize("method", ["gradient", "scores"])
+def test_a_loss_that_fails_leaves_nothing_on_loan(method):
+    class Broken(SoftmaxNLL):
+        def __call__(self, backend, prediction, target):
+            raise ZeroDivisionError("on purpose")
+
+    backend = create_backend("numba")
+    model = Model(small_network(), Image(8, 8, 1), backend, loss=Broken())
+    batch = next(Loader(small_dataset(8), 8).epoch(0, backend))
+    with pytest.raises(ZeroDivisionError):
+        getattr(Replica(model, SGD(0.1)), method)(batch)
+    assert backend.workspace.on_loan == 0
 
 
 def test_reports_add_up():
