@@ -194,7 +194,7 @@ def test_arrays_become_a_loader() -> None:
         ((np.zeros((4, 3, 3)),), "tuple"),
         (None, "NoneType"),
         (Loader, "the class Loader"),
-        (Data("x", numbered(3), None, numbered(2)), "Data; take a part of it, such as data.train"),
+        (Data("x", numbered(3), None, numbered(2)), "Data; take one of its parts: train, validation or test"),
         (Synthetic(10, 10), "Synthetic; take a part of what it loads"),
     ],
 )
