@@ -54,11 +54,13 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
+    from cupynet.training import EpochRecord as EpochRecord
     from cupynet.training import Evaluation as Evaluation
     from cupynet.training import History as History
     from cupynet.training import ParallelWrapper as ParallelWrapper
     from cupynet.training import Progress as Progress
     from cupynet.training import Replica as Replica
+    from cupynet.training import Report as Report
     from cupynet.training import StopReason as StopReason
     from cupynet.training import Trainer as Trainer
 
@@ -73,7 +75,7 @@ _ROOMS = {
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher"),
     "parallel": ("Synchronizer", "ParameterAveraging"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
-                 "StopReason"),
+                 "StopReason", "Report", "EpochRecord"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),

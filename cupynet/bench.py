@@ -95,9 +95,7 @@ def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) ->
 
 def ceiling(experiment: Experiment) -> Row:
     """GFLOP/s of a large product in the run's precision, on one core and on all of them."""
-    from threadpoolctl import threadpool_limits
-
-    from cupynet.backend import available_cores
+    from cupynet.backend import available_cores, blas
 
     backend = experiment.model().backend
     backend.activate()
@@ -105,7 +103,7 @@ def ceiling(experiment: Experiment) -> Row:
     a[...], b[...] = 0.5, 0.25
     found = {}
     for name, threads in (("one core", 1), ("all cores", available_cores())):
-        with threadpool_limits(threads, user_api="blas"):
+        with blas.limited(threads):
             seconds = timed(lambda: backend.xp.matmul(a, b, out=out), backend, 1.5)
         found[name] = 2 * LARGE**3 / seconds / 1e9
     return found
@@ -114,9 +112,10 @@ def ceiling(experiment: Experiment) -> Row:
 def operations(experiment: Experiment, one_core: float) -> list[Row]:
     """Each step of the network forwards and backwards, the loss and the update, on one core."""
     import numpy as np
-    from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1, user_api="blas"):
+    from cupynet.backend import blas
+
+    with blas.limited(1):
         model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
         backend = model.backend
         backend.activate()

@@ -127,8 +127,8 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     """`value` if it is a `kind`; a class where an object is needed is said to be one. `example`: what to write."""
     if isinstance(value, kind):
         return value
-    own = f"the class {value.__name__}" if isinstance(value, type) else _one(type(value).__name__)
-    raise ConfigError(f"{name} is {own}: must be {_one(kind.__name__)}, such as {example}")
+    own = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
+    raise ConfigError(f"{name} is {own}: must be {one(kind.__name__)}, such as {example}")
 
 
 def is_bool(value: Any) -> bool:
@@ -144,7 +144,7 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def _one(noun: str) -> str:
+def one(noun: str) -> str:
     """The noun with its article."""
     return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
@@ -154,7 +154,7 @@ def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     try:
         text = one_line(text_of(value))
     except ValueError:  # an int of more digits than Python prints
-        return f"<{_one(type(value).__name__)}, too long to print>"
+        return f"<{one(type(value).__name__)}, too long to print>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 

@@ -37,7 +37,7 @@ from cupynet.checks import one_line
 from cupynet.errors import ConfigError, DataError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, stdout_is_gone, tell
 from cupynet.explain import GROUPS, explain
-from cupynet.parts import only_asked
+from cupynet.parts import for_chosen_classes
 from cupynet.settings import Group, Settings, read
 
 S = TypeVar("S", bound=Settings)  # what a command is asked for
@@ -241,7 +241,7 @@ def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> 
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, overrides, schema)) from error
     asked = OverridesParser.create().parse_overrides(list(overrides))
-    return read(schema, only_asked(plain, [(each.key_or_group, each.value()) for each in asked]))
+    return read(schema, for_chosen_classes(plain, [(each.key_or_group, each.value()) for each in asked]))
 
 
 def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:
@@ -276,9 +276,18 @@ def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules:
                 config[key] = _group_file(key, value)
             else:
                 OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
-        return _settings(config, overrides, Settings)
+        return _settings(config, [*_own_overrides(path), *overrides], Settings)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, overrides)) from error
+
+
+def _own_overrides(config_path: Path) -> list[str]:
+    """What the command line of a finished run asked for; nothing where that is not stored."""
+    try:
+        stored = OmegaConf.load(config_path.with_name("overrides.yaml"))
+        return [str(override) for override in stored]
+    except Exception:  # it only says which arguments count where a class was chosen
+        return []
 
 
 def _group_file(group: str, name: str) -> Any:

@@ -48,6 +48,11 @@ class Experiment:
         )
         self.placement = Placement.of(self.backend_name, settings.workers, settings.devices)
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
+        if not _is_shape(getattr(self.source, "image_shape", None)) or not hasattr(self.source, "classes"):
+            kind = type(self.source).__name__
+            raise ConfigError(
+                f"data: {kind} must have image_shape, three integers (height, width, channels), and classes"
+            )
         self.loss = self._part("loss", settings.loss, Loss)
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
         self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
@@ -157,6 +162,10 @@ class Experiment:
         bytes_above = None if above is None else int(size(above))
         devices = list(self.placement.devices)
         return [_TrimPools(devices, bytes_above, memory.pinned_pool_trim_above)] if devices else []
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 3 and all(isinstance(side, int) for side in value)
 
 
 class _TrimPools(Callback):

@@ -25,7 +25,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from cupynet.checks import listed, nearest, one_line
+from cupynet.checks import guess, listed, nearest, one_line
 from cupynet.settings import Settings, refused, rules
 
 GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
@@ -135,7 +135,10 @@ def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> st
         return f"; did you mean {listed(repr(name) for name in inside)}?"
     above, parent = key.rpartition(".")[0], error.parent_node
     known = [str(name) for name in parent if name != "hydra"] if isinstance(parent, DictConfig) else []
-    return nearest(key, [f"{above}.{name}" if above else name for name in known])
+    hint = nearest(key, [f"{above}.{name}" if above else name for name in known])
+    # an argument that the file does not list: of another class, which was chosen by its `_target_`
+    strange = "_target_" in known and not guess(key.rpartition(".")[2], known)
+    return f"; for an argument of another class write ++{key}=..." if strange else hint
 
 
 def _raw(error: OmegaConfBaseException) -> str:

@@ -13,27 +13,34 @@ from inspect import Parameter
 from types import ModuleType
 from typing import Any, TypeVar
 
-from cupynet.checks import listed, nearest, one_line, shown, written
+from cupynet.checks import listed, nearest, one, one_line, shown, written
 from cupynet.errors import ConfigError
 
 T = TypeVar("T")
 
 
+ABSTRACT = ("Layer", "Loss", "Optimizer")  # classes of cupynet that do nothing by themselves
+
+
 def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:
     """What `build` makes of a node, which must be a `kind`; else a ConfigError that says what to write."""
     part = build(node, key, trusted_modules)
-    if not isinstance(part, kind):
-        # a value is shown as it was written; what was built from a _target_ is named by its class
-        place = key if isinstance(node, Mapping) else f"{key}={shown(node, written)}"
-        raise ConfigError(f"{place}: must be a {kind.__name__}, got {type(part).__name__}: give it a _target_")
-    return part
+    if isinstance(part, kind) and not (type(part) is kind and kind.__name__ in ABSTRACT):
+        return part
+    needed = f"must be {one(kind.__name__)}"
+    if isinstance(node, Mapping) and "_target_" in node:
+        whole = f"{node['_target_']} is " + ("what all of them are made from" if isinstance(part, kind) else "none")
+        raise ConfigError(f"{key}._target_: {needed}, and {whole}: name another class")
+    # a value is shown as it was written; a mapping by its type
+    place = key if isinstance(node, Mapping) else f"{key}={shown(node, written)}"
+    raise ConfigError(f"{place}: {needed}, got {type(part).__name__}: give it a _target_")
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
     """Make what a piece of the configuration stands for, parts inside parts included.
 
     node: plain values; a mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class, any other
-    mapping or list is built item by item, in order, and what else there is is returned as it is.
+    mapping or list is built item by item, in order, and everything else is returned as it is.
     key: where the node stands in the configuration ("model"), which every message begins with.
     trusted_modules: modules besides cupynet whose classes may be built, with all that lies in them.
 
@@ -58,11 +65,12 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
     return node
 
 
-def only_asked(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The settings with each part whose class was chosen by an override left with the arguments of overrides alone.
+def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The settings with each part whose class was chosen by an override left with the arguments that concern it: those
+    of overrides, and of the file's own those that the class has too.
 
-    `optimizer._target_=mine.Adam optimizer.beta=0.9`: what the file of the group gave its own class is none of Adam's.
-    The same for `optimizer={_target_: mine.Adam, beta: 0.9}`.
+    `optimizer._target_=cupynet.optim.SGD`, or `optimizer={_target_: cupynet.optim.SGD}`: the file's learning_rate goes
+    on to count, its momentum does not.
 
     overrides: (dotted key, value) of each.
     """
@@ -71,15 +79,21 @@ def only_asked(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> d
         asked.add(key)
         if isinstance(value, Mapping):
             asked.update(f"{key}.{name}" for name in value)
+    trusted = plain.get("trusted_modules") or ()
     for key in asked:
         place, _, last = key.rpartition(".")
         part: Any = plain
         for name in place.split("."):
             part = part.get(name) if isinstance(part, dict) else None
-        if last == "_target_" and isinstance(part, dict):
-            kept = {other[len(place) + 1 :].split(".")[0] for other in asked if other.startswith(f"{place}.")}
-            for name in part.keys() - kept:
-                del part[name]
+        if last != "_target_" or not isinstance(part, dict):
+            continue
+        try:
+            taken, takes_any = arguments(_find(part[last], place, ("cupynet", *trusted)))
+        except ConfigError:  # told when the part is built
+            continue
+        kept = {other[len(place) + 1 :].split(".")[0] for other in asked if other.startswith(f"{place}.")}
+        for name in part.keys() - kept - taken.keys() if not takes_any else ():
+            del part[name]
     return plain
 
 
@@ -117,18 +131,20 @@ def _import(name: str, where: str) -> ModuleType:
         raise ConfigError(f"{where}: {name} needs '{missing}', which is not installed") from error
 
 
-def _fit(cls: type, arguments: Mapping[Any, Any], key: str) -> None:
-    """Hold the arguments against the constructor's signature."""
+def arguments(cls: type) -> tuple[dict[str, Parameter], bool]:
+    """What the constructor takes by name, and whether it takes any name."""
     parameters = inspect.signature(cls).parameters
-    named = {
-        name: each
-        for name, each in parameters.items()
-        if each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    }
-    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
-    for name in arguments:
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    named = {name: each for name, each in parameters.items() if each.kind in by_name}
+    return named, any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+
+
+def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
+    """Hold the given arguments against the constructor's signature."""
+    named, takes_any = arguments(cls)
+    for name in given:
         if name not in named and not takes_any:
             raise ConfigError(f"{key}.{name}: {cls.__name__} has no argument '{name}'{nearest(str(name), named)}")
     for name, each in named.items():
-        if each.default is Parameter.empty and name not in arguments:
+        if each.default is Parameter.empty and name not in given:
             raise ConfigError(f"{key}.{name}: is missing: {cls.__name__} needs it")

@@ -7,7 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cupynet.errors import ConfigError, DataError
+from cupynet.errors import ConfigError, DataError, OutputError
 from cupynet.files import load_weights, save_weights, write_json
 
 
@@ -41,7 +41,7 @@ class Summary:
     epochs: int
     iterations: int
     batch_size: int
-    averaging_frequency: int | str
+    averaging_frequency: int | str | None
     synchronizer: str
     parameters: int
     stopped_by: str | None
@@ -76,6 +76,19 @@ class Run:
         self.weights_path = self.folder / "weights.safetensors"
         self.history_path = self.folder / "history.jsonl"
 
+    @classmethod
+    def of(cls, run: Run | str | Path) -> Run:
+        """A run, or one in the folder of that name, which is made if it is not there. ConfigError, OutputError."""
+        if isinstance(run, Run):
+            return run
+        if not isinstance(run, str | Path):
+            raise ConfigError(f"run={run!r}: must be a Run or the name of a folder")
+        try:
+            Path(run).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{run}: cannot be made ({error.strerror})") from error
+        return cls(run)
+
     def __str__(self) -> str:
         return str(self.folder)
 
@@ -98,7 +111,7 @@ class Run:
             )
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path}: cannot be read ({error})") from error
         if not isinstance(found, dict):
             raise DataError(f"{path}: is not a summary, expected an object, found {type(found).__name__}")

@@ -77,14 +77,15 @@ def train(experiment: Experiment, folder: Path) -> float | None:
             evaluate_every=settings.evaluate_every_epochs,
             split=split,
         )
-        chosen = wrapper.trainer.evaluation  # of the last epoch, which is always evaluated
-        test = chosen if split == "test" else None
-        if split != "test" and wrapper.trainer.stopped is None:
+        chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off
+        if chosen is None and not received:
+            chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
+        test, validation = (chosen, None) if split == "test" else (None, chosen)
+        if split != "test" and not received:
             test = wrapper.evaluate(experiment.evaluation_loader(data.test))
-        validation = None if split == "test" else chosen
         summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
         run.save(summary, wrapper.model.weights())
-    if summary.test is not None:
+    if summary.test is not None or not received:
         result_table(summary, run)
     if received:  # which may also have come too late to stop anything: a sweep must not go on
         raise Interrupted(received[0], f"what was trained is in {folder}")
@@ -117,7 +118,7 @@ def summarise(
         epochs=trainer.epoch,
         iterations=trainer.iteration,
         batch_size=settings.batch_size,
-        averaging_frequency=settings.parallel.averaging_frequency,
+        averaging_frequency=experiment.synchronizer.frequency,
         synchronizer=experiment.synchronizer.describe(),
         parameters=wrapper.model.params.count,
         stopped_by=None if stopped is None else stopped.text,

@@ -80,7 +80,6 @@ def test_an_import_that_leads_up_is_seen() -> None:
 DECIDED = {
     "device_count": "parallel/placement.py",  # which devices there are to share
     "threads_per_worker": "training/wrapper.py",  # BLAS threads
-    "limited": "training/wrapper.py",  # and their limit
     "ParameterAveraging": "training/wrapper.py",  # how the replicas are kept together, where nothing else is said
     "ThreadLauncher": "training/wrapper.py",  # how workers are started
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
@@ -105,6 +104,12 @@ def test_placement_is_asked_for() -> None:
     """By the class that trains, and by who must refuse a wrong one before that is made."""
     places = {s.path for s in SOURCES if "Placement.of(" in s.text}
     assert places == {"training/wrapper.py", "experiment.py"}
+
+
+def test_blas_threads_are_limited_in_one_way() -> None:
+    """For the workers by the wrapper; the bench, which measures operations on one core, holds the rest still."""
+    assert {s.path for s in SOURCES if "limited" in calls(s)} == {"training/wrapper.py", "bench.py"}
+    assert {s.path for s in SOURCES if "threadpool_limits" in calls(s)} == {"backend/blas.py"}
 
 
 def test_a_second_place_would_be_seen() -> None:

@@ -5,9 +5,12 @@ OpenBLAS chooses its kernels when it is loaded, by the processor, or by OPENBLAS
 
 from __future__ import annotations
 
+import itertools
 import os
-from contextlib import ExitStack
-from typing import Any
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, ClassVar
 
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -49,11 +52,54 @@ def threads_now() -> int:
     return min((info["num_threads"] for info in _libraries()), default=1)
 
 
-def limited(threads: int) -> ExitStack:
+class Limit:
+    """Gives BLAS no more than `threads` threads, in the whole process, until it is closed; a context manager.
+
+    Of several limits the lowest counts, whatever the order they are closed in; after the last one BLAS has what it had
+    before the first. One that is dropped is closed.
+    """
+
+    _held: ClassVar[dict[int, int]] = {}  # limits that are not closed -> threads
+    _before: ClassVar[Any] = None  # knows what was set before the first of them
+    _lock: ClassVar[threading.RLock] = threading.RLock()  # reentrant: a dropped one is closed at any moment
+
+    def __init__(self, threads: int) -> None:
+        threads, key = integer("threads", threads, 1), next(_numbers)
+        with self._lock:
+            if not self._held:
+                Limit._before = threadpool_limits(threads, user_api="blas")
+            self._held[key] = threads
+            self._apply()
+        self.close = weakref.finalize(self, Limit._release, key)
+
+    def __enter__(self) -> Limit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @classmethod
+    def _release(cls, key: int) -> None:
+        with cls._lock:
+            del cls._held[key]
+            cls._apply()
+
+    @classmethod
+    def _apply(cls) -> None:
+        if cls._held:
+            threadpool_limits(min(cls._held.values()), user_api="blas")
+        else:
+            cls._before.restore_original_limits()
+
+
+_numbers = itertools.count()
+
+
+def limited(threads: int) -> Limit:
     """Give BLAS `threads` threads, in the whole process, until `close` of what is returned; a context manager too."""
-    stack = ExitStack()
-    stack.enter_context(threadpool_limits(threads, user_api="blas"))
-    return stack
+    return Limit(threads)
 
 
 # kernels --------------------------------------------------------------------------------------------------------------

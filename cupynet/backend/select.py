@@ -46,7 +46,7 @@ def create_backend(name: str, dtype: str = "float", device: int = 0) -> Backend:
         device: number of the GPU.
 
     Raises:
-        ConfigError: there is no such backend or dtype.
+        ConfigError: there is no such backend or dtype, or CuPy is not installed.
     """
     checks.one_of("backend", name, ("auto", *BACKENDS))
     if name == "auto":
@@ -54,7 +54,12 @@ def create_backend(name: str, dtype: str = "float", device: int = 0) -> Backend:
     if name == "cupy":
         from cupynet.backend.cuda import CupyBackend
 
-        return CupyBackend(dtype, device)
+        try:
+            return CupyBackend(dtype, device)
+        except ImportError as error:
+            raise ConfigError(
+                f"backend=cupy: CuPy is not installed ({error}); take auto for what works here"
+            ) from error
     from cupynet.backend.cpu import NumbaBackend, NumpyBackend
 
     return NumbaBackend(dtype, device) if name == "numba" else NumpyBackend(dtype, device)

@@ -29,7 +29,7 @@ from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.context import Context
-from cupynet.nn.params import Scope
+from cupynet.nn.params import Params, Scope
 from cupynet.nn.types import Image, InputType
 
 Backward: TypeAlias = Callable[["Array | None"], "Array | None"]
@@ -77,6 +77,7 @@ class Layer:
 
     backend: Backend
     path = ""
+    _declared_in: Params | None = None
     needs_dx = True
     input: InputType
     output: InputType
@@ -136,6 +137,12 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
 
     @functools.wraps(build)
     def noted(self: Layer, input: InputType, params: Scope, backend: Backend) -> InputType:
+        first = self.path
+        if self._declared_in is params.params and first != params.layer:  # it would keep the weights of the second
+            raise ConfigError(
+                f"layers '{first}' and '{params.layer}' are one object: make a {type(self).__name__} for each"
+            )
+        self._declared_in = params.params
         self.backend, self.path, self.needs_dx, self.input = backend, params.layer, params.needs_dx, input
         self.output = build(self, input, params, backend)
         return self.output

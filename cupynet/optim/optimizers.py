@@ -43,6 +43,7 @@ class Optimizer:
     def init(self, params: Params, backend: Backend) -> None:
         """Make the state for these weights."""
         self.backend = backend
+        self.state = {}
 
     def step(self, params: Params, iteration: int, squared_norm: Array | None = None) -> None:
         """Move the weights along the gradients, set the gradients to zero, and let the layers see it.

@@ -4,7 +4,7 @@ from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommun
 from cupynet.parallel.groups import Groups
 from cupynet.parallel.launch import Launcher, ThreadLauncher
 from cupynet.parallel.placement import Placement
-from cupynet.parallel.replica import Replica
+from cupynet.parallel.replica import ReplicaView
 from cupynet.parallel.synchronizers import Average, Moment, ParameterAveraging, Synchronizer, When, is_finite
 from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
 
@@ -17,7 +17,7 @@ __all__ = [
     "ParameterAveraging",
     "PeerFailed",
     "Placement",
-    "Replica",
+    "ReplicaView",
     "SerialCommunicator",
     "Synchronizer",
     "ThreadCommunicator",

@@ -6,16 +6,20 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from cupynet.checks import integer
+from cupynet.checks import integer, number
 from cupynet.errors import CupynetError, annotate
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator
 from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
 
 T = TypeVar("T")
+Inbox: TypeAlias = "queue.SimpleQueue[Callable[[Communicator], Any] | None]"
+Results: TypeAlias = "queue.SimpleQueue[tuple[int, Any]]"  # rank, what its task returned
+
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # how long the others may take to notice that a worker failed
@@ -38,9 +42,11 @@ class Launcher(Protocol):
 
 
 class ThreadLauncher:
-    """`workers` threads that live until `close`, so that what a thread owns (a GPU's library handles) is made once.
+    """`workers` threads that live until `close`, so that what a thread owns (a GPU's library handles) is made once, and
+    their communicators as long.
 
-    A context manager. With one worker the task runs in the calling thread: no thread, no parallel code.
+    A context manager. With one worker the task runs in the calling thread: no thread, no parallel code. After a failure
+    nothing more can be run: workers stand where they were stopped.
 
     Args:
         workers: how many.
@@ -48,15 +54,21 @@ class ThreadLauncher:
     """
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
-        self.workers, self.timeout_s = integer("workers", workers, 1), timeout_s
-        self._inboxes: list[queue.SimpleQueue[Any]] = []
-        self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
-        self._broken = False
+        self.workers = integer("workers", workers, 1)
+        self._group = ThreadGroup(self.workers, number("timeout_s", timeout_s, above=0, unit="seconds"))
+        self._results: Results = queue.SimpleQueue()
+        self._inboxes: list[Inbox] = []
+        self._threads: list[threading.Thread] = []
+        self._usable, self._running = True, threading.Lock()
         for rank in range(self.workers if self.workers > 1 else 0):
-            inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            self._inboxes.append(inbox)
+            inbox: Inbox = queue.SimpleQueue()
+            arguments = (ThreadCommunicator(self._group, rank), inbox, self._results)
             name = f"cupynet worker {rank}"
-            threading.Thread(target=self._serve, args=(rank, inbox), name=name, daemon=True).start()
+            self._threads.append(threading.Thread(target=_serve, args=arguments, name=name, daemon=True))
+            self._inboxes.append(inbox)
+            self._threads[-1].start()
+        # the threads do not hold this object: one that is dropped without `close` lets go of them too
+        self._dismiss = weakref.finalize(self, _dismiss, self._inboxes)
 
     def __enter__(self) -> ThreadLauncher:
         return self
@@ -67,59 +79,74 @@ class ThreadLauncher:
         self.close()
 
     def close(self) -> None:
-        """End the threads; harmless when done before."""
-        for inbox in self._inboxes:
-            inbox.put(None)
-        self._inboxes = []
+        """End the threads and wait for them, for a grace period; harmless when done before."""
+        self._usable = False
+        self._dismiss()
+        deadline = time.monotonic() + GRACE_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0))
+        self._threads = []
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
-        """See `Launcher.run`. RuntimeError after a failure or `close`."""
-        if self.workers == 1:
-            return task(SerialCommunicator())
-        if self._broken or not self._inboxes:
-            raise RuntimeError("these workers have failed or been closed: make new ones")
-        group = ThreadGroup(self.workers, self.timeout_s)
-        for rank, inbox in enumerate(self._inboxes):
-            inbox.put((task, ThreadCommunicator(group, rank)))
+        """See `Launcher.run`. RuntimeError after a failure or `close`, and while another task is running."""
+        if not self._usable:
+            raise RuntimeError("these workers have failed, been interrupted or closed: make a new ParallelWrapper")
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError("these workers are busy: a task cannot begin in the middle of another")
         try:
-            result: T | None = self._collect(group)
-            return result
-        except BaseException as error:
-            self._broken = True
-            group.fail(-1, error)  # a KeyboardInterrupt here: the workers must not go on alone
+            return task(SerialCommunicator()) if self.workers == 1 else self._on_threads(task)
+        except BaseException:
+            self._usable = False
             raise
+        finally:
+            self._running.release()
 
-    def _collect(self, group: ThreadGroup) -> Any:
-        """Wait for all workers; after a failure, only for a grace period. Rank 0's result."""
-        first: Any = None
-        deadline: float | None = None
-        for _ in range(self.workers):
-            try:
-                rank, result, error = self._results.get(timeout=deadline and max(deadline - time.monotonic(), 0))
-            except queue.Empty:
-                break
-            first = result if rank == 0 else first
-            if error is not None and deadline is None:
-                deadline = time.monotonic() + GRACE_S
-        if group.failure is not None:
-            log.info("worker %d failed; the others were stopped", group.failed_rank)
-            raise group.failure
+    def _on_threads(self, task: Callable[[Communicator], T]) -> T | None:
+        for inbox in self._inboxes:
+            inbox.put(task)
+        first, waiting = None, set(range(self.workers))
+        try:
+            while waiting and self._group.failure is None:
+                rank, result = self._results.get()
+                waiting.remove(rank)
+                first = result if rank == 0 else first
+        except BaseException as error:  # a KeyboardInterrupt: the workers must not go on alone
+            self._group.fail(-1, error)
+            self._wait(waiting)
+            raise
+        if self._group.failure is not None:
+            self._wait(waiting)
+            log.info("worker %d failed; the others were stopped", self._group.failed_rank)
+            raise self._group.failure
         return first
 
-    def _serve(self, rank: int, inbox: queue.SimpleQueue[Any]) -> None:
-        """A worker's life: take a task, do it, report."""
-        while (job := inbox.get()) is not None:
-            task, communicator = job
-            result: Any = None
-            error: BaseException | None = None
+    def _wait(self, waiting: set[int]) -> None:
+        """After a failure, for the workers that are still at it, no longer than they may take to notice."""
+        deadline = time.monotonic() + GRACE_S
+        while waiting:
             try:
-                result = task(communicator)
-            except PeerFailed as stopped:
-                error = stopped
-            except BaseException as failure:
-                if not isinstance(failure, CupynetError) and not getattr(failure, "__notes__", None):
-                    annotate(failure, f"worker {rank}")
-                communicator.group.fail(rank, failure)
-                error = failure
-            self._results.put((rank, result, error))
-            del job, task, communicator, result, error
+                waiting.discard(self._results.get(timeout=max(deadline - time.monotonic(), 0))[0])
+            except queue.Empty:
+                return
+
+
+def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> None:
+    """A worker's life: take a task, do it, report."""
+    while (task := inbox.get()) is not None:
+        result: Any = None
+        try:
+            result = task(communicator)
+        except PeerFailed:
+            pass
+        except BaseException as failure:
+            if not isinstance(failure, CupynetError) and not getattr(failure, "__notes__", None):
+                annotate(failure, f"worker {communicator.rank}")
+            communicator.group.fail(communicator.rank, failure)
+        results.put((communicator.rank, result))
+        del task, result
+
+
+def _dismiss(inboxes: list[Inbox]) -> None:
+    for inbox in inboxes:
+        inbox.put(None)

@@ -36,6 +36,8 @@ class Placement:
         """
         there = device_count(backend_name)
         if devices is not None:
+            if not isinstance(devices, Sequence) and not hasattr(devices, "__array__"):
+                raise ConfigError(f"devices={devices!r}: must be a list of device numbers, such as [0, 2]")
             shown = f"devices={list(devices)}"
             if not there:
                 raise ConfigError(f"{shown}: backend {backend_name} runs on the CPU and has none; leave devices out")

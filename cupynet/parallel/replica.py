@@ -10,7 +10,7 @@ from cupynet.backend.array import Array
 from cupynet.nn.params import Params
 
 
-class Replica(Protocol):
+class ReplicaView(Protocol):
     """One worker's weights and what moves them: a whole model, or a stage of one."""
 
     @property
@@ -26,5 +26,7 @@ class Replica(Protocol):
         """Name -> (P,) vector; the optimizer's own."""
 
     @property
-    def losses(self) -> Array:
-        """The sum of the last batch's losses: a number, or a 0-d array on the device; 0 where there was no batch."""
+    def losses(self) -> Array | None:
+        """The sum of the last batch's losses: a number, or a 0-d array on the device; 0 where there was no batch, None
+        where another worker has them.
+        """

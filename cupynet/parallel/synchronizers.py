@@ -1,7 +1,8 @@
 """When replicas are brought together, and what of them.
 
-A synchronizer is described by its constructor and bound by `start`, so that a configuration can name one. Every method
-is called on every worker in every round, whether that worker had a batch or not: each may hold collective operations.
+A synchronizer is described by its constructor and bound by `start`, so that a configuration can name one. What is
+needed between fits (residuals, momentum) lives on it from `start` on. Every method is called on every worker in every
+round, whether that worker had a batch or not: each may hold collective operations.
 
 A replica trains alone between averages. An average weights each replica by the samples it has seen since the last one,
 so that with frequency 1 and a linear optimizer (SGD, momentum, Nesterov, without clipping) W replicas do what one does
@@ -16,9 +17,9 @@ from typing import Any, Literal, TypeAlias
 
 from cupynet.backend.array import Array
 from cupynet.checks import flag, integer
-from cupynet.errors import DivergedError
+from cupynet.errors import ConfigError, DivergedError
 from cupynet.parallel.communicator import Communicator
-from cupynet.parallel.replica import Replica
+from cupynet.parallel.replica import ReplicaView
 
 Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 
@@ -28,19 +29,18 @@ class Average:
     """What one average found; the same on every worker.
 
     Attributes:
-        samples: how many all replicas trained on since the last one.
-        score: their mean loss, weighted by samples; NaN where it was not asked for or nobody trained.
+        score: mean loss of all that the replicas trained on since the last one, NaN where it was not asked for or
+            nobody has it.
         divergence: the largest relative distance |w_r - mean| / |mean| of a replica from the mean; NaN where it was not
             measured.
     """
 
-    samples: int
     score: float
     divergence: float
 
 
 class Synchronizer:
-    """Keeps replicas together; this one, used as it is, only makes them begin equal: one replica alone.
+    """Keeps replicas together. This one, used as it is, does nothing: for one replica alone.
 
     A subclass overrides what it needs. Gradients averaged in every iteration, so that all replicas stay one:
 
@@ -51,33 +51,49 @@ class Synchronizer:
 
     Attributes:
         communicator: the way to the other replicas; exists after `start`.
+        frequency: iterations between averages, or `epoch`, or `end`; None where no such rule is followed.
     """
 
     communicator: Communicator
+    frequency: int | str | None = None
 
-    def start(self, replica: Replica, communicator: Communicator) -> None:
-        """Bind to a worker's replica, before each `fit`. Replicas that are to be identical begin as rank 0's."""
+    def start(self, replica: ReplicaView, communicator: Communicator) -> None:
+        """Bind to a worker's replica, once, when it has been made.
+
+        Raises:
+            ConfigError: this class itself is to keep several replicas together, which it does not.
+        """
+        if type(self) is Synchronizer and communicator.size > 1:
+            raise ConfigError(
+                f"Synchronizer keeps nothing together, and there are {communicator.size} workers: take "
+                "ParameterAveraging or another subclass"
+            )
         self.communicator = communicator
-        if self.identical and communicator.size > 1:
+
+    def begin(self, replica: ReplicaView) -> None:
+        """Before a fit, and before an evaluation by itself: replicas that are identical by rule become rank 0's, whose
+        weights somebody may have changed.
+        """
+        if self.identical and self.communicator.size > 1:
             for vector in self.shared(replica):
-                communicator.broadcast(vector)
+                self.communicator.broadcast(vector)
             replica.params.publish()
 
-    def shared(self, replica: Replica) -> list[Array]:
+    def shared(self, replica: ReplicaView) -> list[Array]:
         """The flat vectors that replicas have in common whenever they are identical."""
         return [replica.params.master, *replica.optimizer_state.values()]
 
-    def before_update(self, replica: Replica, samples: int) -> bool:
+    def before_update(self, replica: ReplicaView, samples: int) -> bool:
         """After the gradients of a round, of `samples` examples (0 without a batch, and the gradients are zero).
         Whether the optimizer is to move the weights.
         """
         return samples > 0
 
-    def after_update(self, replica: Replica, iteration: int) -> Average | None:
+    def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         """After iteration `iteration` (from 0). What was averaged, if anything: the same on every worker."""
         return None
 
-    def finish(self, replica: Replica, moment: Moment) -> Average | None:
+    def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         """At the end of an `epoch`, of an epoch that is to be evaluated (`evaluation`), and of a `fit`, which always
         leaves identical replicas.
         """
@@ -149,28 +165,30 @@ class ParameterAveraging(Synchronizer):
         measure_every: int = 50,
     ) -> None:
         self.when = When(frequency)
+        self.frequency = self.when.frequency
         self.average_updaters = flag("average_updaters", average_updaters)
         self.report_score = flag("report_score", report_score)
         self.measure_every = integer("measure_every", measure_every, 0)
         self._pending = 0  # rounds since the last average: the same on every worker
         self._measured = -1  # the last stretch of `measure_every` iterations that was measured in
-        self._samples = 0  # this replica's since the last average, and the sum of their losses
+        self._samples = 0  # this replica's since the last average
+        self._scored = 0  # those of them whose losses are here, and the sum of these
         self._losses: Array = 0.0
 
-    def before_update(self, replica: Replica, samples: int) -> bool:
+    def before_update(self, replica: ReplicaView, samples: int) -> bool:
         self._pending += 1
         self._samples += samples
-        if self.report_score and samples:
-            self._losses = self._losses + replica.losses
+        if self.report_score and samples and replica.losses is not None:
+            self._scored, self._losses = self._scored + samples, self._losses + replica.losses
         return samples > 0
 
-    def after_update(self, replica: Replica, iteration: int) -> Average | None:
+    def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         return self._average(replica, iteration) if self.when.after(iteration) else None
 
-    def finish(self, replica: Replica, moment: Moment) -> Average | None:
+    def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         return self._average(replica, None) if self._pending and self.when.at(moment) else None
 
-    def shared(self, replica: Replica) -> list[Array]:
+    def shared(self, replica: ReplicaView) -> list[Array]:
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     @property
@@ -181,24 +199,24 @@ class ParameterAveraging(Synchronizer):
         return f"averaged {self.when}"
 
     def state(self) -> dict[str, Any]:
-        counts = {"pending": self._pending, "measured": self._measured, "samples": self._samples}
-        return {**counts, "losses": float(self._losses)}
+        counts = {"samples": self._samples, "scored": self._scored, "losses": float(self._losses)}
+        return {"pending": self._pending, "measured": self._measured, **counts}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._pending, self._measured, self._samples = state["pending"], state["measured"], state["samples"]
-        self._losses = state["losses"]
+        self._scored, self._losses = state["scored"], state["losses"]
 
-    def _average(self, replica: Replica, iteration: int | None) -> Average:
+    def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
         """One average, after `iteration`, or None at the end of an epoch or of the fit."""
         loss = float(self._losses)
         finite = math.isfinite(loss) and is_finite(replica.params.master)
-        gathered = self.communicator.gather_numbers(self._samples, loss, finite).tolist()  # (W, 3)
+        gathered = self.communicator.gather_numbers(self._scored, loss, finite).tolist()  # (W, 3)
         refuse_divergence([fine for _, _, fine in gathered], iteration)
-        samples = int(sum(count for count, _, _ in gathered))
         divergence = self._reduce(replica, measure=self._measure(iteration))
-        score = sum(total for _, total, _ in gathered) / samples if self.report_score and samples else math.nan
-        self._samples, self._losses, self._pending = 0, 0.0, 0
-        return Average(samples, score, divergence)
+        scored = sum(count for count, _, _ in gathered)
+        score = sum(total for _, total, _ in gathered) / scored if scored else math.nan
+        self._samples, self._scored, self._losses, self._pending = 0, 0, 0.0, 0
+        return Average(score, divergence)
 
     def _measure(self, iteration: int | None) -> bool:
         """Whether the average after `iteration` measures the divergence."""
@@ -207,7 +225,7 @@ class ParameterAveraging(Synchronizer):
         self._measured = iteration // self.measure_every
         return True
 
-    def _reduce(self, replica: Replica, *, measure: bool) -> float:
+    def _reduce(self, replica: ReplicaView, *, measure: bool) -> float:
         """Average the vectors and let the layers see the result; the divergence where it is measured, else NaN."""
         if self.communicator.size == 1:
             return 0.0 if measure else math.nan
@@ -234,7 +252,7 @@ def refuse_divergence(finite: list[float], iteration: int | None) -> None:
     """Raise on every worker alike if any replica is not finite: it must not be averaged into the others."""
     bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
     if bad:
-        when = "at the end" if iteration is None else f"after iteration {iteration + 1}"
+        when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
         raise DivergedError(
             f"the replica of worker {', '.join(bad)} is not finite {when} and was not averaged into the others: "
             "lower learning_rate, or train in a wider dtype"

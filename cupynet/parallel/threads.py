@@ -97,7 +97,7 @@ class ThreadCommunicator(Communicator):
     def broadcast(self, array: Array, root: int = 0) -> None:
         hosts = self._exchange(self._backend.to_host(array))
         if self.rank != root:
-            array[...] = self._backend.asarray(hosts[root])
+            self._put(array, hosts[root])
         self.barrier()  # root does not change its array before all have copied it
 
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
@@ -113,7 +113,11 @@ class ThreadCommunicator(Communicator):
         self.barrier()
         for array, host in zip(arrays, hosts, strict=True):
             if host is not array:
-                array[...] = self._backend.asarray(host)
+                self._put(array, host)
+
+    def _put(self, array: Array, host: Array) -> None:
+        """Write an array of the host into one that is on the host or on this worker's device."""
+        array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
 
     def _exchange(self, value: Any) -> list[Any]:
         """Every worker's value by reference, in rank order."""

@@ -22,7 +22,7 @@ class Callback:
     every_rank = False
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        """Once, when the worker's trainer is made. run: where files belong; None where nothing is written."""
+        """Once for each trainer, when it is made. run: where files belong; None where nothing is written."""
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Before the first iteration of a `fit`."""
@@ -37,13 +37,15 @@ class Callback:
         """After a complete epoch and its evaluation; not after one that a stop broke off."""
 
     def before_finish(self, trainer: TrainerView) -> None:
-        """Before the last average of a fit: the place to change weights, see `TrainerView`."""
+        """After the last round of a fit, before its last average and evaluation: the place to change weights, see
+        `TrainerView`.
+        """
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """After the last average, where a stop ended training early too; not after an error."""
 
     def close(self) -> None:
-        """Let go of what is held, once; after an error too."""
+        """Let go of what is held; after an error too, also one of `start`."""
 
 
 class History(Callback):
@@ -54,11 +56,12 @@ class History(Callback):
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = None if path is None else Path(path)
+        self._given = None if path is None else Path(path)
+        self.path = self._given
         self._file: TextIO | None = None
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        path = self.path
+        path = self._given
         if path is None and run is not None:
             path = run.history_path
         if path is None:

@@ -70,9 +70,9 @@ class Since:
     score: float = math.nan
     divergence: float = math.nan
 
-    def add(self, samples: int, losses: Array) -> None:
-        """A round of this replica."""
-        if samples:
+    def add(self, samples: int, losses: Array | None) -> None:
+        """A round of this replica; losses: None where another worker has them."""
+        if samples and losses is not None:
             self.samples, self.losses = self.samples + samples, self.losses + losses
 
     def averaged(self, average: Average) -> None:

@@ -111,6 +111,8 @@ def result_table(summary: Summary, run: Run) -> None:
         "replicas": summary.synchronizer if summary.workers > 1 else "-",
         "training": f"{summary.epochs} epochs in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
     }
+    if summary.stopped_by is not None:
+        rows["stopped"] = escape(summary.stopped_by)
     if summary.test_accuracy is not None:
         rows["test accuracy"] = f"[bold]{summary.test_accuracy:.2%}[/]"
         rows["test loss"] = "-" if summary.test_loss is None else f"{summary.test_loss:.4f}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
+from cupynet.errors import ConfigError
 from cupynet.nn import Model
 from cupynet.training.metrics import Evaluation
 
@@ -45,7 +46,7 @@ class EpochRecord:
     Attributes:
         epoch: complete epochs so far.
         iteration: iterations so far.
-        samples: (S,) how many samples all replicas trained on in this epoch.
+        samples: how many samples all replicas trained on in this epoch.
         train_s: seconds of its rounds, evaluation excluded.
         split: `test` or `validation`, what the evaluation was made on.
         evaluation: None where this epoch was not evaluated.
@@ -59,6 +60,9 @@ class EpochRecord:
     evaluation: Evaluation | None
 
 
+STOP_BYTES = 200  # of the text that tells why
+
+
 class StopReason(IntEnum):
     """Why training ends before its last epoch; the number is what workers tell each other."""
 
@@ -69,10 +73,28 @@ class StopReason(IntEnum):
 
 @dataclass(frozen=True)
 class Stop:
-    """A wish to end training: why, and what to tell people (up to 200 bytes of UTF-8)."""
+    """A wish to end training.
+
+    Attributes:
+        reason: why.
+        text: what to tell people; cut after 200 bytes of UTF-8, which is what workers send each other.
+
+    Raises:
+        ConfigError: the reason is none, or the text is no text.
+    """
 
     reason: StopReason
     text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise ConfigError(f"stop: text={self.text!r}: must be a text that says why, and a StopReason may follow it")
+        if self.reason not in list(StopReason):
+            raise ConfigError(
+                f"stop: reason={self.reason!r}: must be a StopReason: {', '.join(StopReason.__members__)}"
+            )
+        object.__setattr__(self, "reason", StopReason(self.reason))
+        object.__setattr__(self, "text", self.text.encode()[:STOP_BYTES].decode(errors="ignore"))
 
 
 class TrainerView(Protocol):
@@ -110,3 +132,6 @@ class TrainerView(Protocol):
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let all workers end after the same round; from any thread."""
+
+    def state(self) -> dict[str, Any]:
+        """All that is needed to go on from here, on this worker: numbers, and arrays on the host, by name."""

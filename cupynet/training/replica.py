@@ -22,6 +22,19 @@ from cupynet.optim import Optimizer
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
 
+def check_data(dataset: Dataset, model: Model) -> None:
+    """Refuse data that do not fit the network: no images, of another shape, another number of classes. ConfigError."""
+    if not len(dataset):
+        raise ConfigError(f"data set {dataset.name!r} is empty: there is nothing to train or evaluate on")
+    shape = tuple(dataset.images.shape[1:])
+    if shape != model.input.shape:
+        raise ConfigError(
+            f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
+            f"{model.input}: build the model for Image{shape}, or bring the images to its shape"
+        )
+    check_output(model.output, dataset.classes)
+
+
 class Replica:
     """The whole network on one worker. (A stage of a pipeline is another replica, with the same methods.)
 
@@ -31,14 +44,15 @@ class Replica:
 
     Attributes:
         updates: how often the optimizer has moved the weights.
-        losses: the sum of the last batch's losses, 0-d on the device; 0.0 where there was no batch.
+        losses: the sum of the last batch's losses, 0-d on the device; 0.0 where there was no batch. (None in a stage of
+            a pipeline that has none.)
     """
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
         self.updates = 0
-        self.losses: Array = 0.0
+        self.losses: Array | None = 0.0
         optimizer.init(model.params, model.backend)
 
     @property
@@ -55,6 +69,10 @@ class Replica:
     def optimizer_state(self) -> Mapping[str, Array]:
         """Name -> (P,) vector; the optimizer's own dictionary."""
         return self.optimizer.state
+
+    def begin(self) -> None:
+        """Before a fit: forget the gradient that a round which failed may have left."""
+        self.params.grad[...] = 0
 
     # a round --------------------------------------------------------------------------------------------------------
 
@@ -99,19 +117,14 @@ class Replica:
         return scores, backend.to_host(losses)
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse data that do not fit the network: images of another shape, another number of classes. ConfigError."""
-        shape = tuple(dataset.images.shape[1:])
-        if shape != self.model.input.shape:
-            raise ConfigError(
-                f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
-                f"{self.model.input}: build the model for Image{shape}, or bring the images to its shape"
-            )
-        check_output(self.model.output, dataset.classes)
+        """Refuse data that do not fit the network, see `check_data`. ConfigError."""
+        check_data(dataset, self.model)
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs, on a copy that is thrown away; the seconds it took."""
         began = time.perf_counter()
-        optimizer = copy.copy(self.optimizer)  # shallow: it makes its own state when it is bound to the copy
+        optimizer = copy.copy(self.optimizer)
+        optimizer.state = {}  # it makes its own when it is bound to the copy
         optimizer.learning_rate = copy.copy(self.optimizer.learning_rate)
         optimizer.learning_rate.span(0, 1)
         scratch = Replica(self.model.replicate(self.backend), optimizer)
@@ -126,19 +139,26 @@ class Replica:
     # to go on later -------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Copies of all that a checkpoint must hold: `weights` and each vector of the optimizer by the parameters'
-        names, on the host, and numbers.
+        """Copies of all that a checkpoint must hold: `weights`, and each vector of the `optimizer`, by the parameters'
+        names and on the host; and numbers.
         """
-        vectors = {"weights": self.params.master, **self.optimizer_state}
-        named = {name: self._by_name(vector) for name, vector in vectors.items()}
-        return {"updates": self.updates, **named}
+        optimizer = {name: self._by_name(vector) for name, vector in self.optimizer_state.items()}
+        return {"updates": self.updates, "weights": self._by_name(self.params.master), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, also that of another backend or precision. ConfigError: another network."""
+        """Take over what `state` returned, also that of another backend or precision.
+
+        Raises:
+            ConfigError: it is the state of another network, or of another kind of optimizer.
+        """
+        found, own = sorted(state["optimizer"]), sorted(self.optimizer_state)
+        if found != own:
+            kind = type(self.optimizer).__name__
+            raise ConfigError(f"this state is of another optimizer: it holds {found}, and {kind} needs {own}")
         self.model.load_weights(state["weights"])
         for name, vector in self.optimizer_state.items():
             for parameter, view in self.params.views(vector):
-                view[...] = self.backend.asarray(state[name][parameter], view.dtype)
+                view[...] = self.backend.asarray(state["optimizer"][name][parameter], view.dtype)
         self.updates = state["updates"]
 
     def _by_name(self, vector: Array) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cupynet.checks import integer, one_of
+from cupynet.checks import integer, is_bool, one_of
 from cupynet.data import Batch, Dataset, Loader, Prefetcher
 from cupynet.errors import ConfigError, DivergedError, annotate
 from cupynet.nn import Model
@@ -26,11 +27,10 @@ from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.clock import Clock, Since
 from cupynet.training.metrics import Evaluation
-from cupynet.training.records import EpochRecord, Report, Stop, StopReason
+from cupynet.training.records import STOP_BYTES, EpochRecord, Report, Stop, StopReason
 from cupynet.training.replica import Replica
 
 AGREE_EVERY = 10  # rounds between two agreements on whether to stop, where no average brings the workers together
-STOP_BYTES = 200  # of the text that tells why
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,15 @@ class Fit:
     evaluate_every: int
     split: str
 
+    @staticmethod
+    def check(epochs: int, evaluate_every: int, split: str) -> tuple[int, int, str]:
+        """The arguments of a fit, if they can work; ConfigError."""
+        return (
+            integer("epochs", epochs, 1),
+            integer("evaluate_every", evaluate_every, 1),
+            one_of("split", split, ("test", "validation")),
+        )
+
 
 class Trainer:
     """Trains one replica, alone or with others.
@@ -50,8 +59,8 @@ class Trainer:
     Args:
         replica: what is trained.
         groups: the other workers; alone by default.
-        synchronizer: keeps the replicas together; by default they only begin equal.
-        callbacks: told of events, see `Callback`; those of this worker.
+        synchronizer: keeps the replicas together; not needed by one alone.
+        callbacks: this worker's own, told of events, see `Callback`.
         prefetch_buffer: batches made ahead for this worker by a thread; 0 for none.
         report_every: iterations between reports; 0 for none.
         run: where callbacks write.
@@ -79,7 +88,7 @@ class Trainer:
         self.replica = replica
         self.groups = Groups.of() if groups is None else groups
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
-        self.callbacks = [c for c in callbacks if c.every_rank or self.rank == 0]
+        self.callbacks = list(callbacks)
         self.prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
         self.report_every = integer("report_every", report_every, 0)
         self.iteration = self.epoch = self.round = self.total_iterations = 0
@@ -91,8 +100,13 @@ class Trainer:
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
         self._since, self._epoch_start = Since(Clock()), Clock()
-        for callback in self.callbacks:
-            callback.start(self, run)
+        self.synchronizer.start(replica, self.groups.replicas)
+        self._closing = ExitStack()
+        with ExitStack() as started:
+            for callback in self.callbacks:
+                started.callback(callback.close)  # before it starts: one that fails there lets go of what it has
+                callback.start(self, run)
+            self._closing = started.pop_all()
 
     @property
     def rank(self) -> int:
@@ -111,12 +125,12 @@ class Trainer:
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
-        self._asked = self._asked or Stop(reason, text)
+        wish = Stop(reason, text)
+        self._asked = self._asked or wish
 
     def close(self) -> None:
-        """Let callbacks let go of what they hold."""
-        for callback in self.callbacks:
-            callback.close()
+        """Let callbacks let go of what they hold: all of them, also where one fails to, and once."""
+        self._closing.close()
 
     # training -------------------------------------------------------------------------------------------------------
 
@@ -144,23 +158,27 @@ class Trainer:
             ConfigError: an argument cannot work, or the data do not fit the network.
             DivergedError: a replica is no longer finite; looked for at averages, reports and the ends of epochs.
         """
-        last = self.epoch + integer("epochs", epochs, 1)
-        evaluate_every = integer("evaluate_every", evaluate_every, 1)
-        fit = Fit(train, last, evaluate_on, evaluate_every, one_of("split", split, ("test", "validation")))
+        epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split)
+        fit = Fit(train, self.epoch + epochs, evaluate_on, evaluate_every, split)
         for loader in (train, evaluate_on):
             if loader is not None:
                 self.replica.check(loader.dataset)
         self._begin(fit)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # divergence is looked for, not warned of
-            self.synchronizer.start(self.replica, self.groups.replicas)
-            self._tell("on_fit_start")
-            self._agree()
-            while self.epoch < fit.last and not self.stopped:
-                self._epoch(fit)
+        try:
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # it is looked for, not warned of
+                self.replica.begin()
+                self.synchronizer.begin(self.replica)
+                self._tell("on_fit_start")
                 self._agree()
-            self._finish()
-        self._asked, self._span_start = None, None
-        self._tell("on_fit_end")
+                while self.epoch < fit.last and not self.stopped:
+                    self._epoch(fit)
+                    self._agree()
+                self._finish()
+            if self.epoch == fit.last:
+                self.stopped = None  # somebody wished to stop when all was done
+            self._tell("on_fit_end")
+        finally:
+            self._asked, self._span_start = None, None  # these are of one fit
 
     def rounds(self, loader: Loader) -> int:
         """Rounds of an epoch: iterations of the busiest worker."""
@@ -180,15 +198,17 @@ class Trainer:
     def _epoch(self, fit: Fit) -> None:
         """One epoch, or what is left of it: its rounds, the average that ends it, its evaluation."""
         rounds, dealt = self.rounds(fit.train), self.groups.replicas
+        self.evaluation = None  # the last one is of weights that are about to move
         if self.round == 0:
             self._epoch_start = replace(self.clock)
         made = fit.train.epoch(self.epoch, self.replica.backend, dealt.rank, dealt.size, start=self.round)
-        batch: Batch | None = None
+        where = "before the first batch"
         try:
             with Prefetcher(made, self.prefetch_buffer) as batches:
                 while self.round < rounds and not self.stopped:
-                    began, waited = time.perf_counter(), batches.waited_s
+                    began, waited, where = time.perf_counter(), batches.waited_s, "loading a batch"
                     batch = next(batches, None)
+                    where = "without a batch" if batch is None else f"at batch {batch.index}"
                     self.clock.data_s += batches.waited_s - waited
                     images = _images_of_round(fit.train, self.round, dealt.size)
                     average = self._round(batch)
@@ -197,7 +217,9 @@ class Trainer:
         except DivergedError:
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
-            self._annotate(error, batch)
+            backend = self.replica.backend
+            place = f"worker {self.rank} ({backend.name}, device {backend.device})"
+            annotate(error, f"{place}, epoch {self.epoch + 1}, {where}")
             raise
         if self.round == rounds:
             self.epoch, self.round = self.epoch + 1, 0
@@ -209,8 +231,9 @@ class Trainer:
         samples = replica.gradient(batch)
         derived = time.perf_counter()
         update = synchronizer.before_update(replica, samples)
-        if update is None:
-            raise ConfigError(f"{type(synchronizer).__name__}.before_update returned None: return True or False")
+        if not is_bool(update):
+            name = type(synchronizer).__name__
+            raise ConfigError(f"{name}.before_update returned {update!r}: return True or False")
         seen = time.perf_counter()
         if update:
             replica.update(self.iteration)
@@ -250,10 +273,10 @@ class Trainer:
         """The average that the rules ask for here, then the evaluation of replicas that are identical."""
         last = self.epoch == fit.last
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
-        self._average("evaluation" if due else "epoch")
-        if last and not self.synchronizer.identical:
-            self._finish()  # only the end of the fit makes these replicas one
-        self.evaluation = None
+        if last:
+            self._finish()
+        else:
+            self._average("evaluation" if due else "epoch")
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
             self.evaluation = self.evaluate(fit.evaluate_on)
         start = self._epoch_start
@@ -267,6 +290,16 @@ class Trainer:
             self._finished = True
             self._tell("before_finish")
             self._average("fit")
+            self._refuse_different()
+
+    def _refuse_different(self) -> None:
+        """What a fit promises: a synchronizer that leaves replicas different is told so."""
+        own = float(self.replica.params.master.sum())
+        if len(set(self.groups.replicas.gather_numbers(own)[:, 0].tolist())) > 1:
+            raise ConfigError(
+                f"{type(self.synchronizer).__name__}: the replicas differ at the end of a fit: average them in "
+                "finish(replica, 'fit')"
+            )
 
     def _average(self, moment: Moment) -> None:
         """Whatever average the synchronizer makes at this moment; where it makes none, a look at the weights."""
@@ -291,15 +324,9 @@ class Trainer:
         wishing = np.flatnonzero(reasons)
         if len(wishing):
             first = int(wishing[0])
-            text = np.frombuffer((asked.text if asked else "").encode()[:STOP_BYTES].ljust(STOP_BYTES), np.uint8).copy()
+            text = np.frombuffer((asked.text if asked else "").encode().ljust(STOP_BYTES), np.uint8).copy()
             world.broadcast(text, first)
-            self.stopped = Stop(StopReason(int(reasons[first])), text.tobytes().decode(errors="ignore").rstrip())
-
-    def _annotate(self, error: Exception, batch: Batch | None) -> None:
-        where = "without a batch" if batch is None else f"at batch {batch.index}"
-        backend = self.replica.backend
-        place = f"worker {self.rank} ({backend.name}, device {backend.device})"
-        annotate(error, f"{place}, epoch {self.epoch + 1}, {where}")
+            self.stopped = Stop(StopReason(int(reasons[first])), text.tobytes().decode().rstrip())
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:

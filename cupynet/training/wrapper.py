@@ -8,14 +8,16 @@ keeps the replicas together is decided here and nowhere else.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 from cupynet.backend import Backend, blas, create_backend
 from cupynet.backend.array import Array
-from cupynet.checks import instance, integer, number
+from cupynet.checks import instance, integer
 from cupynet.data import Dataset, Loader, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
@@ -25,10 +27,11 @@ from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import StopReason
-from cupynet.training.replica import Replica
-from cupynet.training.trainer import Trainer
+from cupynet.training.replica import Replica, check_data
+from cupynet.training.trainer import Fit, Trainer
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 Examples: TypeAlias = Loader | Dataset | tuple[Array, Array]
 
 
@@ -95,9 +98,13 @@ class ParallelWrapper:
                 averaging_frequency, average_updaters=average_updaters, report_score=score
             )
         self.synchronizer = instance("synchronizer", synchronizer, Synchronizer, "ParameterAveraging(3)")
+        if not isinstance(callbacks, Sequence):
+            raise ConfigError(
+                f"callbacks={callbacks!r}: must be a list of callbacks, such as [History('history.jsonl')]"
+            )
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
         self.report_every = integer("report_every", report_every, 0)
-        self.run = run if run is None or isinstance(run, Run) else Run(run)
+        self.run = None if run is None else Run.of(run)
         own = model.backend
         self.placement = Placement.of(own.name, workers, devices, first=own.device)
         if self.placement.devices and self.placement.device(0) != own.device:
@@ -108,12 +115,12 @@ class ParallelWrapper:
         workers = self.placement.workers
         self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
         if blas_threads is not None:
-            integer("blas_threads", blas_threads, 1)
+            blas_threads = integer("blas_threads", blas_threads, 1)
         self.blas_threads = 0 if self.placement.devices else blas_threads or blas.threads_per_worker(own.name, workers)
-        self._blas = blas.limited(self.blas_threads) if self.blas_threads else None
-        self._launcher: Launcher = ThreadLauncher(workers, number("timeout_s", timeout_s, above=0, unit="seconds"))
         self._trainers: list[Trainer | None] = [None] * workers
         self._stop: tuple[str, StopReason] | None = None  # asked for before there were trainers to ask
+        self._launcher: Launcher = ThreadLauncher(workers, timeout_s)
+        self._blas = blas.limited(self.blas_threads) if self.blas_threads else None  # last: all else may be refused
 
     def __enter__(self) -> ParallelWrapper:
         return self
@@ -121,17 +128,23 @@ class ParallelWrapper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as second:
+            if error is None:
+                raise
+            log.warning("closing failed too: %s: %s", type(second).__name__, second)
 
     def close(self) -> None:
         """End the workers and let callbacks close what they hold; the model stays usable. Harmless when done before."""
-        self._launcher.close()
-        if self._blas is not None:
-            self._blas.close()
-        for trainer in self._trainers:
-            if trainer is not None:
-                trainer.close()
-        self._trainers = [None] * self.placement.workers
+        trainers, self._trainers = self._trainers, [None] * self.placement.workers
+        with ExitStack() as closing:
+            for trainer in trainers:
+                if trainer is not None:
+                    closing.callback(trainer.close)
+            if self._blas is not None:
+                closing.callback(self._blas.close)
+            closing.callback(self._launcher.close)  # first: nobody works any more while the rest is closed
 
     def fit(
         self,
@@ -143,9 +156,11 @@ class ParallelWrapper:
         evaluate_every: int = 1,
         split: str = "test",
     ) -> ParallelWrapper:
-        """Train for `epochs` more epochs; afterwards all replicas are identical.
+        """Train until `epochs` more epochs are complete, the rest of one that a stop broke off included; afterwards all
+        replicas are identical.
 
-        The first worker that fails stops the others and its exception is raised here.
+        The first worker that fails stops the others and its exception is raised here; the wrapper can do nothing more
+        then, and the model keeps what it has.
 
         Args:
             train: a `Loader`; or a `Dataset`, or images (S, H, W, C) and labels (S,), shuffled anew in each epoch.
@@ -155,6 +170,7 @@ class ParallelWrapper:
         """
         loader = self._loader(train, batch_size)
         held_out = None if evaluate_on is None else self._loader(evaluate_on, batch_size, shuffle=False)
+        Fit.check(epochs, evaluate_every, split)  # before any worker begins: what is refused here does no harm
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
@@ -170,9 +186,14 @@ class ParallelWrapper:
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
         """Evaluate in parallel over the replicas; `data` as for `fit`."""
         loader = self._loader(data, batch_size, shuffle=False)
-        found = self.on_workers(lambda trainer: trainer.evaluate(loader))
-        assert found is not None  # threads: this process is rank 0's
-        return found
+        found: list[Evaluation] = []  # the same of every worker of this process
+
+        def task(trainer: Trainer) -> None:
+            trainer.synchronizer.begin(trainer.replica)
+            found.append(trainer.evaluate(loader))
+
+        self.on_workers(task)
+        return found[0]
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs; the seconds it took."""
@@ -188,18 +209,24 @@ class ParallelWrapper:
                 trainer.stop(text, reason)
 
     def on_workers(self, task: Callable[[Trainer], T]) -> T | None:
-        """Run `task(trainer)` on every worker, in its thread, as `fit` and `evaluate` do; rank 0's result."""
+        """Run `task(trainer)` on every worker, in its thread, as `fit` and `evaluate` do; rank 0's result.
+
+        RuntimeError after a failure or `close`, and in the middle of another task: a callback works with its trainer.
+        """
         return self._launcher.run(lambda world: task(self._trainer(world)))
 
     def _loader(self, data: Examples, batch_size: int, *, shuffle: bool = True) -> Loader:
-        return as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features)
+        loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features)
+        check_data(loader.dataset, self.model)
+        return loader
 
     @property
     def trainer(self) -> Trainer:
-        """Worker 0's trainer: its counters and clock. RuntimeError before the first task."""
-        if self._trainers[0] is None:
+        """The trainer of this process's first worker: its counters and clock. RuntimeError before the first task."""
+        found = next((trainer for trainer in self._trainers if trainer is not None), None)
+        if found is None:
             raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
-        return self._trainers[0]
+        return found
 
     def replicas(self) -> list[Model]:
         """The replicas that exist so far in this process, in rank order."""
@@ -208,17 +235,16 @@ class ParallelWrapper:
     # in a worker ----------------------------------------------------------------------------------------------------
 
     def _trainer(self, world: Communicator) -> Trainer:
-        """This worker's trainer, made in its own thread at its first task; with this task's communicator."""
+        """This worker's trainer, made in its own thread at its first task."""
         trainer = self._trainers[world.rank]
         if trainer is None:
             trainer = self._trainers[world.rank] = self._make(world)
-        world.attach(trainer.replica.backend)
-        trainer.groups = Groups.of(world)
         return trainer
 
     def _make(self, world: Communicator) -> Trainer:
         backend = self._backend(world.rank)
         backend.activate()
+        world.attach(backend)
         first = world.rank == 0
         model = self.model if first else self.model.replicate(backend)
         replica = Replica(model, copy.deepcopy(self.optimizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -126,3 +127,17 @@ def test_an_environment_that_holds_blas_back_is_told(
     monkeypatch.setattr(blas, "cpu_flags", lambda: flags)
     libraries(monkeypatch, library(architecture=used))
     assert blas.held_below() == line
+
+
+def test_of_several_limits_the_lowest_counts_in_whatever_order_they_end() -> None:
+    before = blas.threads_now()
+    first, second = blas.limited(2), blas.limited(1)
+    assert blas.threads_now() == 1
+    first.close()
+    assert blas.threads_now() == 1
+    second.close()
+    assert blas.threads_now() == before
+    third = blas.limited(1)
+    del third  # dropped: closed
+    gc.collect()
+    assert blas.threads_now() == before

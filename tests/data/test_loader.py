@@ -206,5 +206,7 @@ def test_other_things_are_no_data(data: Any, found: str) -> None:
 
 
 def test_a_loader_needs_a_data_set() -> None:
-    with pytest.raises(ConfigError, match=r"dataset is a tuple: must be a Dataset, such as Synthetic\(\).load\(\).train"):
+    with pytest.raises(
+        ConfigError, match=r"dataset is a tuple: must be a Dataset, such as Synthetic\(\).load\(\).train"
+    ):
         Loader((np.zeros((4, 3, 3)), np.zeros(4)), 4)  # type: ignore[arg-type]

@@ -174,20 +174,38 @@ def test_a_failure_wakes_those_who_wait():
         ThreadCommunicator(group, 0).check()
 
 
+class DeviceArray:
+    """An array that the host cannot touch by itself, as CuPy's are."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def __array__(self, *arguments, **options):
+        raise TypeError("implicit conversion to a NumPy array is not allowed")
+
+    def __setitem__(self, where, other):
+        assert isinstance(other, DeviceArray), "the device takes arrays of its own"
+        self.values[where] = other.values
+
+
 class Device(type(create_backend("numpy", "double"))):
-    """A backend whose arrays are not the host's: every way between the two is a copy."""
+    """A backend of such arrays: every way between the two is a copy."""
 
     def to_host(self, array):
-        return array.copy()
+        return array.values.copy() if isinstance(array, DeviceArray) else array
+
+    def asarray(self, array, dtype=None):
+        return array if isinstance(array, DeviceArray) else DeviceArray(array)
 
 
 def test_arrays_of_a_device_travel_through_the_host(team):
     def task(c):
         c.attach(Device("double"))
-        mean, first = np.full(4, float(c.rank)), np.full(4, float(c.rank))
+        mean, first, host = DeviceArray([float(c.rank)] * 4), DeviceArray([float(c.rank)] * 4), np.full(4, c.rank)
         c.allreduce_mean([mean], 1)
         c.broadcast(first, team.workers - 1)
-        return mean.tolist(), first.tolist()
+        c.broadcast(host, team.workers - 1)  # a text, say
+        return mean.values.tolist(), first.values.tolist(), host.tolist()
 
     last = team.workers - 1
-    assert on_workers(team, task) == [([last / 2] * 4, [float(last)] * 4)] * team.workers
+    assert on_workers(team, task) == [([last / 2] * 4, [float(last)] * 4, [last] * 4)] * team.workers

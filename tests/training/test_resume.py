@@ -8,20 +8,14 @@ import numpy as np
 import pytest
 
 from cupynet.data import Loader
-from cupynet.optim import Nesterov, OneCycle
-from cupynet.parallel import Groups, ParameterAveraging, Synchronizer
+from cupynet.errors import ConfigError
+from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
+from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.training import Callback, Replica, Trainer
+from tests.extending.gradient_mean import GradientMean
 from tests.training.conftest import Recorder, fingerprint, on_threads, small_dataset, small_model
 
 EPOCHS, ROUNDS = 2, 5
-
-
-class GradientMean(Synchronizer):
-    """Gradients averaged in every iteration."""
-
-    def before_update(self, replica, samples):
-        self.communicator.allreduce_mean([replica.params.grad], samples)
-        return True
 
 
 class Keep(Callback):
@@ -96,7 +90,16 @@ def test_a_state_is_arrays_and_numbers_by_name():
     trainer = Trainer(Replica(small_model(), Nesterov(0.1)), synchronizer=ParameterAveraging(3))
     trainer.fit(Loader(small_dataset(20), 4), 1)
     assert {type(value) for value in leaves(trainer.state())} <= {int, float, np.ndarray}
-    assert set(trainer.state()["replica"]["velocity"]) == {name for name, _ in trainer.model.params.named()}
+    assert set(trainer.state()["replica"]["optimizer"]["velocity"]) == {
+        name for name, _ in trainer.model.params.named()
+    }
+
+
+@pytest.mark.parametrize(("saved", "taken"), [(SGD, Momentum), (Momentum, SGD)])
+def test_a_state_of_another_optimizer_is_refused(saved, taken):
+    state = Replica(small_model(), saved(0.1)).state()
+    with pytest.raises(ConfigError, match="this state is of another optimizer: it holds .*, and .* needs"):
+        Replica(small_model(), taken(0.1)).restore(state)
 
 
 def test_a_state_of_another_precision_is_taken():

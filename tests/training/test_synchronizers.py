@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cupynet.data import Loader
+from cupynet.errors import ConfigError
 from cupynet.optim import SGD, Momentum, Nesterov
-from cupynet.parallel import ParameterAveraging, Synchronizer
-from tests.training.conftest import fingerprint, train
-from tests.training.test_resume import GradientMean
+from cupynet.parallel import Groups, ParameterAveraging, Synchronizer
+from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
+from tests.extending.gradient_mean import GradientMean
+from tests.training.conftest import Recorder, fingerprint, on_threads, small_dataset, small_model, train
 
 COUNTS = [(60, 4, 2), (61, 4, 3), (10, 4, 4), (3, 8, 3), (97, 4, 4)]  # samples, batch size, workers
 
@@ -55,10 +58,11 @@ def test_every_method_is_called_on_every_worker_in_every_round():
 
         def finish(self, replica, moment):
             self.note("finish", moment)
+            self.communicator.allreduce_mean(self.shared(replica), 1)
 
     run = train(3, lambda: SGD(0.05), samples=17, batch_size=4, synchronizer=Noting)  # 5 batches
     one, two = [("before", True), ("after", 0)], [("before", True), ("after", 1)]
-    end = [("finish", "evaluation"), ("finish", "fit")]
+    end = [("finish", "fit")]
     assert calls[0] == calls[1] == one + two + end
     assert calls[2] == one + [("before", False), ("after", 1)] + end
     assert [trainer.replica.updates for trainer in run.trainers] == [2, 2, 1]
@@ -83,10 +87,6 @@ def test_the_divergence_is_measured_once_in_each_stretch():
 
 def test_replicas_begin_as_rank_0s():
     """Whatever they were made of: here each worker has a seed of its own."""
-    from cupynet.data import Loader
-    from cupynet.parallel import Groups
-    from cupynet.training import Callback, Replica, Trainer
-    from tests.training.conftest import on_threads, small_dataset, small_model
 
     class First(Callback):
         every_rank = True
@@ -97,7 +97,95 @@ def test_replicas_begin_as_rank_0s():
     def task(communicator):
         first = First()
         replica = Replica(small_model(seed=communicator.rank + 1), SGD(0.05))
-        Trainer(replica, groups=Groups.of(communicator), callbacks=[first]).fit(Loader(small_dataset(20), 4), 1)
+        averaging = ParameterAveraging(3)
+        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=[first])
+        trainer.fit(Loader(small_dataset(20), 4), 1)
         return first.weights
 
     assert on_threads(3, task) == [fingerprint(small_model(seed=1))] * 3
+
+
+def test_a_replica_that_was_changed_between_fits_and_evaluations_is_not_mixed_with_others():
+    """The user loads other weights into the model, which is replica 0: all are evaluated with these."""
+    data = small_dataset(60)
+    first = small_model(seed=9).weights()
+    losses = set()
+    for workers in (1, 2, 3):
+        with ParallelWrapper(small_model(), workers) as wrapper:
+            wrapper.fit(data, 1, batch_size=4)
+            wrapper.model.load_weights(first)
+            losses.add(wrapper.evaluate(data, batch_size=4).loss)
+    assert len(losses) == 1
+
+
+def test_the_class_itself_keeps_nobody_together_and_says_so():
+    with (
+        ParallelWrapper(small_model(), 2, synchronizer=Synchronizer()) as wrapper,
+        pytest.raises(ConfigError, match="Synchronizer keeps nothing together, and there are 2 workers: take"),
+    ):
+        wrapper.fit(small_dataset(20))
+
+
+def test_replicas_that_differ_at_the_end_of_a_fit_are_told():
+    class Forgetful(Synchronizer):
+        def before_update(self, replica, samples):
+            return samples > 0
+
+    with (
+        ParallelWrapper(small_model(), 2, synchronizer=Forgetful()) as wrapper,
+        pytest.raises(ConfigError, match="Forgetful: the replicas differ at the end of a fit: average them in finish"),
+    ):
+        wrapper.fit(small_dataset(20), batch_size=4)
+
+
+def test_what_start_makes_lives_over_fits_and_is_there_to_be_restored():
+    """A residual, as threshold encoding will have one."""
+
+    class Residual(GradientMean):
+        def start(self, replica, communicator):
+            super().start(replica, communicator)
+            self.residual = np.zeros_like(replica.params.grad)
+
+        def before_update(self, replica, samples):
+            self.residual += samples
+            return super().before_update(replica, samples)
+
+        def state(self):
+            return {"residual": self.residual.copy()}
+
+        def restore(self, state):
+            self.residual[...] = state["residual"]
+
+    def task(communicator):
+        def make():
+            replica = Replica(small_model(), SGD(0.1))
+            return Trainer(replica, groups=Groups.of(communicator), synchronizer=Residual())
+
+        one, loader = make(), Loader(small_dataset(24), 4)
+        one.state()  # before the first fit, too
+        one.fit(loader, 1)
+        two = make()
+        two.restore(one.state())
+        one.fit(loader, 1)
+        two.fit(loader, 1)
+        same = fingerprint(one.model) == fingerprint(two.model)
+        return one.synchronizer.residual[0], two.synchronizer.residual[0], same
+
+    assert on_threads(2, task) == [(24.0, 24.0, True)] * 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("frequency", [1, 3, "epoch", "end"])
+def test_what_is_evaluated_last_is_what_remains(frequency, workers):
+    """Weights that a callback changes in `before_finish` are those of the last evaluation."""
+
+    class Halve(Callback):
+        every_rank = True
+
+        def before_finish(self, trainer):
+            trainer.model.params.master *= 0.5
+
+    recorder, data = Recorder(), small_dataset(40)
+    with ParallelWrapper(small_model(), workers, frequency, callbacks=[Halve(), recorder]) as wrapper:
+        wrapper.fit(data, 2, batch_size=4, evaluate_on=data)
+        assert recorder.epochs[-1].evaluation.loss == wrapper.evaluate(data).loss

@@ -162,8 +162,8 @@ def test_of_several_wishes_that_of_the_lowest_rank_is_told():
                 trainer.stop(f"worker {trainer.rank}", StopReason(trainer.rank))
 
     def task(communicator):
-        replica = Replica(small_model(), SGD(0.01))
-        trainer = Trainer(replica, groups=Groups.of(communicator), callbacks=[StopAt()])
+        replica, averaging = Replica(small_model(), SGD(0.01)), ParameterAveraging("end")
+        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=[StopAt()])
         trainer.fit(Loader(small_dataset(600), 2, seed=1), 5)
         return trainer.stopped
 
@@ -217,6 +217,7 @@ def test_a_stop_while_the_last_epoch_ends_stops_nothing():
     with ParallelWrapper(small_model(), 2, callbacks=[Late()]) as wrapper:
         wrapper.fit(Loader(small_dataset(40), 4), 2)
         assert wrapper.trainer.epoch == 2 and wrapper.trainer.round == 0
+        assert wrapper.trainer.stopped is None
         wrapper.fit(Loader(small_dataset(40), 4), 1)
         assert wrapper.trainer.epoch == 3
 
@@ -301,11 +302,22 @@ def test_a_failing_loader_is_a_failing_worker():
         wrapper.fit(Broken(small_dataset(200), 4), 1)
 
 
-def test_warming_up_changes_nothing():
+class Filling(Nesterov):
+    """Fills the dictionary that is there, in place of making one."""
+
+    def init(self, params, backend):
+        self.backend = backend
+        self.state["velocity"] = np.zeros_like(params.master)
+
+
+@pytest.mark.parametrize("optimizer", [Nesterov, Filling])
+def test_warming_up_changes_nothing(optimizer):
     model = small_model("float", "numba")
     before = fingerprint(model)
-    assert Replica(model, Nesterov(OneCycle(0.1))).warm_up(4) > 0
-    assert fingerprint(model) == before
+    replica = Replica(model, optimizer(OneCycle(0.1)))
+    assert replica.warm_up(4) > 0
+    assert fingerprint(model) == before and replica.updates == 0
+    assert not any(vector.any() for vector in replica.optimizer_state.values())
     assert not model.params.grad.any()
     assert model.backend.workspace.on_loan == 0
 
@@ -445,3 +457,67 @@ def test_reports_at_other_times_on_other_ranks_disturb_nobody(rank):
         return fingerprint(trainer.model)
 
     assert len(set(on_threads(2, task))) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_weights_that_moved_on_have_no_evaluation(workers):
+    """A stop in the middle of an epoch: the evaluation of the one before is of other weights."""
+
+    class StopAt(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.epoch == 1 and trainer.round == 2:
+                trainer.stop()
+
+    data = small_dataset(40)
+    with ParallelWrapper(small_model(), workers, 1, callbacks=[StopAt()]) as wrapper:
+        wrapper.fit(data, 3, batch_size=4, evaluate_on=data)
+        assert (wrapper.trainer.epoch, wrapper.trainer.round) == (1, 2)
+        assert wrapper.trainer.evaluation is None
+
+
+def test_a_round_that_failed_leaves_no_gradient_and_no_wish_behind():
+    class FailsOnce(ParameterAveraging):
+        failed = False
+
+        def before_update(self, replica, samples):
+            if not self.failed:
+                self.failed = True
+                trainer.stop()
+                raise ZeroDivisionError("on purpose")
+            return super().before_update(replica, samples)
+
+    loader = Loader(small_dataset(40), 4, seed=1)
+    trainer = alone(small_model(), Nesterov(OneCycle(0.1)), synchronizer=FailsOnce(3))
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(loader, 1)
+    trainer.fit(loader, 1)
+    whole = alone(small_model(), Nesterov(OneCycle(0.1)))
+    whole.fit(loader, 1)
+    assert trainer.stopped is None and trainer.iteration == 10
+    np.testing.assert_array_equal(trainer.model.params.master, whole.model.params.master)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("arguments", [(StopReason.EARLY,), ("enough", 7), (None,)])
+def test_a_wish_that_is_none_is_refused(arguments, workers):
+    class StopNow(Callback):
+        def on_iteration_end(self, trainer):
+            trainer.stop(*arguments)
+
+    refused = pytest.raises(ConfigError, match="stop: (text|reason)=.* must be a")
+    with ParallelWrapper(small_model(), workers, callbacks=[StopNow()]) as wrapper, refused:
+        wrapper.fit(small_dataset(20))
+
+
+def test_a_failing_loader_is_told_as_such():
+    class Broken(Loader):
+        def epoch(self, *arguments, **options):
+            for batch in super().epoch(*arguments, **options):
+                if batch.index == 3:
+                    raise OSError("the disk is gone")
+                yield batch
+
+    trainer = alone(small_model(), SGD(0.01), prefetch_buffer=0)
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        trainer.fit(Broken(small_dataset(40), 4), 1)
+    assert caught.value.__notes__ == ["worker 0 (numpy, device 0), epoch 1, loading a batch"]

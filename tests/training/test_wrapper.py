@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
+import gc
+import threading
+import time
+
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import Synchronizer, placement
-from cupynet.training import ParallelWrapper
+from cupynet.runs import Run
+from cupynet.training import Callback, History, ParallelWrapper
 from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
 
 
@@ -138,7 +145,7 @@ def test_one_synchronizer_lives_as_long_as_the_wrapper():
 
         def before_update(self, replica, samples):
             self.rounds += 1
-            return samples > 0
+            return False  # nobody moves
 
     described = Counting()
     with ParallelWrapper(small_model(), 2, synchronizer=described) as wrapper:
@@ -173,3 +180,139 @@ def test_callbacks_are_the_users_own_on_rank_0_and_copies_elsewhere():
         wrapper.fit(Loader(small_dataset(24), 4), 1).fit(Loader(small_dataset(24), 4), 1)
     assert len({id(each) for each in everybody}) == 3 and mine.rank == 0
     assert {(each.rank, each.started, len(each.weights)) for each in everybody} == {(r, 1, 4) for r in range(3)}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_refused_argument_does_no_harm(workers):
+    odd = np.zeros((4, 9, 9), np.uint8), np.zeros(4, np.int64)
+    with ParallelWrapper(small_model(), workers) as wrapper:
+        for wrong in (
+            lambda: wrapper.fit(small_dataset(20), 0),
+            lambda: wrapper.fit(odd),
+            lambda: wrapper.evaluate(odd),
+        ):
+            with pytest.raises(ConfigError):
+                wrong()
+        wrapper.fit(small_dataset(20), batch_size=4)
+        assert wrapper.trainer.epoch == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_closed_wrapper_trains_nothing_more(workers):
+    wrapper = ParallelWrapper(small_model(), workers)
+    wrapper.close()
+    with pytest.raises(RuntimeError, match="been interrupted or closed: make a new ParallelWrapper"):
+        wrapper.fit(small_dataset(20))
+
+
+def blas_threads() -> set[int]:
+    return {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
+
+
+def test_a_refused_wrapper_leaves_blas_alone():
+    before = blas_threads()
+    with pytest.raises(ConfigError, match="timeout_s"):
+        ParallelWrapper(small_model(), 2, timeout_s=0)
+    assert blas_threads() == before
+
+
+def test_one_that_is_dropped_lets_go_of_threads_and_blas():
+    before = blas_threads()
+    wrapper = ParallelWrapper(small_model(), 3, blas_threads=1)
+    names = {thread.name for thread in threading.enumerate()}
+    assert {f"cupynet worker {rank}" for rank in range(3)} <= names
+    wrapper.fit(small_dataset(20))
+    del wrapper
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while any(t.name.startswith("cupynet worker") for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not [t for t in threading.enumerate() if t.name.startswith("cupynet worker")]
+    assert blas_threads() == before
+
+
+class Closing(Callback):
+    def __init__(self, name, log, fails=""):
+        self.name, self.log, self.fails = name, log, fails
+
+    def start(self, trainer, run):
+        self.log.append(f"{self.name} starts")
+        if self.fails == "start":
+            raise OSError("cannot start")
+
+    def close(self):
+        self.log.append(f"{self.name} closes")
+        if self.fails == "close":
+            raise OSError("cannot close")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_callbacks_are_closed_once_and_all_of_them(workers):
+    log = []
+    wrapper = ParallelWrapper(small_model(), workers, callbacks=[Closing("a", log), Closing("b", log, "close")])
+    wrapper.fit(small_dataset(20))
+    with pytest.raises(OSError, match="cannot close"):
+        wrapper.close()
+    wrapper.close()
+    assert log == ["a starts", "b starts", "b closes", "a closes"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_those_that_started_are_closed_where_another_cannot_start(workers):
+    log = []
+    callbacks = [Closing("a", log), Closing("b", log, "start"), Closing("c", log)]
+    failing = pytest.raises(OSError, match="cannot start")
+    with ParallelWrapper(small_model(), workers, callbacks=callbacks) as wrapper, failing:
+        wrapper.fit(small_dataset(20))
+    assert log == ["a starts", "b starts", "b closes", "a closes"]
+
+
+def test_the_users_own_error_is_the_one_that_is_seen(caplog):
+    with (
+        pytest.raises(ZeroDivisionError),
+        ParallelWrapper(small_model(), 1, callbacks=[Closing("a", [], "close")]) as wrapper,
+    ):
+        wrapper.fit(small_dataset(20))
+        raise ZeroDivisionError
+    assert "closing failed too: OSError: cannot close" in caplog.text
+
+
+def test_one_history_for_two_runs(tmp_path):
+    history = History()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        with ParallelWrapper(small_model(), 1, callbacks=[history], run=tmp_path / name) as wrapper:
+            wrapper.fit(small_dataset(20))
+    assert [len(Run(tmp_path / name).history()) for name in ("a", "b")] == [1, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_in_the_middle_of_another_is_refused(workers):
+    """Workers that wait for workers would wait until the time-out."""
+
+    class Evaluating(Callback):
+        def on_iteration_end(self, trainer):
+            wrapper.evaluate(small_dataset(20))
+
+    refused = pytest.raises(RuntimeError, match="these workers are busy")
+    with ParallelWrapper(small_model(), workers, callbacks=[Evaluating()]) as wrapper, refused:
+        wrapper.fit(small_dataset(20))
+
+
+def test_nobody_works_on_after_an_interruption():
+    """Ctrl-C reaches the main thread alone."""
+
+    class Interrupting(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 3:
+                _thread.interrupt_main()
+
+    model = small_model()
+    wrapper = ParallelWrapper(model, 2, callbacks=[Interrupting()])
+    with pytest.raises(KeyboardInterrupt):
+        wrapper.fit(small_dataset(4000), 50, batch_size=4)
+    before = fingerprint(model)
+    time.sleep(0.1)
+    assert fingerprint(model) == before
+    wrapper.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
