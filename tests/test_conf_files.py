@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from cupynet import config
+from cupynet.parallel import ParameterAveraging
 from cupynet.parts import build
 from cupynet.settings import BackendSettings, PrioritySettings, Settings
 
@@ -176,3 +177,36 @@ def test_backends(name: str) -> None:
     assert settings_of(f"backend={name}").backend == BackendSettings(
         name=name, priority=PrioritySettings(gpu=100, cpu=0)
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        # the file's own class, a subclass, another class that shares some arguments, one that shares none
+        (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging"],
+         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50}),
+        (["trusted_modules=[tests.test_conf_files]", "parallel.synchronizer._target_=tests.test_conf_files.Own"],
+         {"frequency": 10}),
+        (["trusted_modules=[tests]", "parallel.synchronizer={_target_: tests.extending.gradient_mean.GradientMean}"],
+         {}),
+        (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging", "parallel.synchronizer.frequency=7"],
+         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50}),
+    ],
+    ids=["same", "own", "another", "asked"],
+)  # fmt: skip
+def test_a_class_chosen_on_the_command_line_takes_the_files_arguments_that_it_has(
+    overrides: list[str], expected: dict[str, Any]
+) -> None:
+    settings = settings_of("parallel.averaging_frequency=10", *overrides)
+    assert {k: v for k, v in settings.parallel.synchronizer.items() if k != "_target_"} == expected
+
+
+class Own(ParameterAveraging):
+    def __init__(self, frequency: int = 1) -> None:
+        super().__init__(frequency)
+
+
+def test_another_optimizer_keeps_the_learning_rate() -> None:
+    settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.l2=0.25")
+    assert set(settings.optimizer) == {"_target_", "learning_rate", "l2", "max_grad_norm"}
+    assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2

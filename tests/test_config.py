@@ -713,7 +713,10 @@ def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.Mon
         ("mse", "loss=mse: must be a Conv, got str: give it a _target_"),
         (None, "loss=null: must be a Conv, got NoneType: give it a _target_"),
         ({"filters": 2}, "loss: must be a Conv, got dict: give it a _target_"),
-        ({"_target_": f"{HERE}.Anything"}, "loss: must be a Conv, got Anything: give it a _target_"),
+        (
+            {"_target_": f"{HERE}.Anything"},
+            f"loss._target_: must be a Conv, and {HERE}.Anything is none: name another class",
+        ),
     ],
 )
 def test_a_part_of_the_wrong_kind(node: Any, line: str) -> None:

@@ -354,3 +354,45 @@ def test_mnist_reaches_99_percent(tmp_path):
         run(folder, f"seed={seed}", "workers=2", "evaluate_every_epochs=10", "data.fallback=null", CUPYNET_DATA=data)
         accuracies.append(json.loads((run_folder(folder) / "summary.json").read_text())["test_accuracy"])
     assert sum(accuracies) / 3 >= 0.99 and min(accuracies) >= 0.989
+
+
+def test_a_run_with_other_classes_is_evaluated_again(tmp_path):
+    """The classes were chosen on the command line, and one is the user's own, which evaluation does not need."""
+    (tmp_path / "mine.py").write_text("from cupynet import Callback\n\n\nclass Quiet(Callback):\n    pass\n")
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    own = ["trusted_modules=[mine]", "+callbacks.own._target_=mine.Quiet", "optimizer._target_=cupynet.optim.SGD"]
+    run(tmp_path, *QUICK, "workers=2", *own, **path)
+    stdout, _ = run(tmp_path, str(run_folder(tmp_path)), command="evaluate")
+    assert "the same as in summary.json" in stdout
+
+
+def test_a_run_that_a_callback_stopped_says_so_and_is_evaluated(tmp_path):
+    code = "from cupynet import Callback\n\n\nclass Stop(Callback):\n    def on_iteration_end(self, trainer):\n"
+    code += "        if trainer.iteration == 4:\n            trainer.stop('it is enough [bold]')\n"
+    (tmp_path / "mine.py").write_text(code)
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    own = ["trusted_modules=[mine]", "+callbacks.own._target_=mine.Stop", "data.validation=100"]
+    stdout, _ = run(tmp_path, *QUICK, "workers=2", "parallel.averaging_frequency=2", *own, **path)
+    assert "stopped        it is enough [bold]" in stdout and "test accuracy" in stdout
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert (summary["stopped_by"], summary["iterations"], summary["epochs"]) == ("it is enough [bold]", 4, 0)
+    assert summary["validation_accuracy"] is not None
+    stdout, _ = run(tmp_path, str(run_folder(tmp_path)), command="evaluate")
+    assert "the same as in summary.json" in stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("optimizer._target_=cupynet.optim.Optimizer", "optimizer._target_: must be an Optimizer, and cupynet.optim"),
+        ("loss._target_=cupynet.nn.Loss", "loss._target_: must be a Loss, and cupynet.nn.Loss is what all of them"),
+        (
+            "parallel.synchronizer._target_=cupynet.nn.SoftmaxNLL",
+            "must be a Synchronizer, and cupynet.nn.SoftmaxNLL is none",
+        ),
+        ("parallel.synchronizer._target_=cupynet.parallel.Synchronizer", "Synchronizer keeps nothing together"),
+    ],
+)
+def test_a_class_that_does_nothing_here_is_refused(setting, line, tmp_path):
+    _, stderr = run(tmp_path, *QUICK, "workers=2", setting, code=2)
+    assert line in stderr and stderr.count("\n") == 1

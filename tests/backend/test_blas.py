@@ -129,7 +129,8 @@ def test_an_environment_that_holds_blas_back_is_told(
     assert blas.held_below() == line
 
 
-def test_of_several_limits_the_lowest_counts_in_whatever_order_they_end() -> None:
+def test_of_several_limits_the_lowest_counts_in_whatever_order_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     before = blas.threads_now()
     first, second = blas.limited(2), blas.limited(1)
     assert blas.threads_now() == 1

@@ -429,3 +429,13 @@ def test_a_layer_in_the_wrong_place_is_named_with_the_way_out() -> None:
         Model(
             Sequential({"pool1": MaxPool2D(2), "conv1": Conv2D(3, 1), "conv2": Conv2D(3, 5)}), Image(8, 8, 1), backend
         )
+
+
+def test_one_layer_at_two_depths_is_refused():
+    """Built twice, it would keep the weights of the second place only."""
+    shared = Dense(4)
+    network = Sequential({"first": shared, "inside": Sequential([shared]), "output": Dense(2)})
+    with pytest.raises(ConfigError, match="layers 'first' and 'inside.dense1' are one object: make a Dense for each"):
+        Model(network, Flat(3), create_backend("numpy"))
+    Model(Sequential([shared]), Flat(3), create_backend("numpy"))  # a description may be used again, for another model
+    Model(Sequential([shared]), Flat(3), create_backend("numpy"))

@@ -99,6 +99,10 @@ def test_stop_ends_a_fit_from_a_callback():
         ({"optimizer": "adam"}, "optimizer is a str: must be an Optimizer, such as Nesterov"),
         ({"synchronizer": "mean"}, "synchronizer is a str"),
         ({"callbacks": [Recorder]}, "a callback is the class Recorder"),
+        ({"callbacks": None}, "callbacks=None: must be a list"),
+        ({"callbacks": Recorder()}, "callbacks=.*: must be a list"),
+        ({"run": 5}, "run=5: must be a Run or the name of a folder"),
+        ({"devices": 0}, "devices=0: must be a list of device numbers"),
         ({"blas_threads": 0}, "blas_threads=0: must be an integer of at least 1"),
     ],
 )
@@ -124,6 +128,18 @@ def test_bad_arguments_of_fit_are_refused_and_nothing_is_trained(arguments, mess
     with ParallelWrapper(model, 2) as wrapper, pytest.raises(ConfigError, match=message):
         wrapper.fit(small_dataset(20), **arguments)
     assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_to_train_on_is_refused(workers):
+    with ParallelWrapper(small_model(), workers) as wrapper, pytest.raises(ConfigError, match="'bright rows' is empty"):
+        wrapper.fit(small_dataset(20).take(slice(0)))
+
+
+def test_a_folder_by_name_is_made(tmp_path):
+    with ParallelWrapper(small_model(), 1, callbacks=[History()], run=tmp_path / "new" / "run") as wrapper:
+        wrapper.fit(small_dataset(20))
+    assert len(Run(tmp_path / "new" / "run").history()) == 1
 
 
 def test_data_are_taken_as_people_write_them():
