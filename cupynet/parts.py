@@ -19,7 +19,7 @@ from cupynet.errors import ConfigError
 T = TypeVar("T")
 
 
-ABSTRACT = ("Layer", "Loss", "Optimizer")  # classes of cupynet that do nothing by themselves
+ABSTRACT = ("Layer", "Loss", "Optimizer", "Synchronizer")  # classes of cupynet that do nothing by themselves
 
 
 def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:

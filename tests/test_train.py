@@ -390,9 +390,10 @@ def test_a_run_that_a_callback_stopped_says_so_and_is_evaluated(tmp_path):
             "parallel.synchronizer._target_=cupynet.nn.SoftmaxNLL",
             "must be a Synchronizer, and cupynet.nn.SoftmaxNLL is none",
         ),
-        ("parallel.synchronizer._target_=cupynet.parallel.Synchronizer", "Synchronizer keeps nothing together"),
+        ("parallel.synchronizer._target_=cupynet.parallel.Synchronizer", "Synchronizer is what all of them"),
     ],
 )
 def test_a_class_that_does_nothing_here_is_refused(setting, line, tmp_path):
     _, stderr = run(tmp_path, *QUICK, "workers=2", setting, code=2)
     assert line in stderr and stderr.count("\n") == 1
+    assert not (tmp_path / "outputs").exists()
