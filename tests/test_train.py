@@ -397,3 +397,18 @@ def test_a_class_that_does_nothing_here_is_refused(setting, line, tmp_path):
     _, stderr = run(tmp_path, *QUICK, "workers=2", setting, code=2)
     assert line in stderr and stderr.count("\n") == 1
     assert not (tmp_path / "outputs").exists()
+
+
+def test_equal_runs_leave_equal_files(tmp_path):
+    """Byte for byte, the times in the history aside."""
+    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "train_s")
+    found = []
+    for name, hash_seed in (("one", "1"), ("two", "2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        run(folder, *QUICK, "workers=2", "epochs=2", "report_every_iterations=4", PYTHONHASHSEED=hash_seed)
+        rows = [json.loads(line) for line in (run_folder(folder) / "history.jsonl").read_text().splitlines()]
+        history = "\n".join(json.dumps({k: v for k, v in row.items() if k not in timed}) for row in rows)
+        found.append(((run_folder(folder) / "weights.safetensors").read_bytes(), history))
+    assert found[0] == found[1]
+    assert found[0][1].count('"kind": "epoch"') == 2 and found[0][1].count('"kind": "report"') == 4
