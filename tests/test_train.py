@@ -411,4 +411,4 @@ def test_equal_runs_leave_equal_files(tmp_path):
         history = "\n".join(json.dumps({k: v for k, v in row.items() if k not in timed}) for row in rows)
         found.append(((run_folder(folder) / "weights.safetensors").read_bytes(), history))
     assert found[0] == found[1]
-    assert found[0][1].count('"kind": "epoch"') == 2 and found[0][1].count('"kind": "report"') == 4
+    assert found[0][1].count('"kind": "epoch"') == 2 and found[0][1].count('"kind": "report"') == 5
