@@ -2,7 +2,7 @@
 
 Each operation against the ceiling that a large product sets on this machine; the training step on resident data; the
 whole loop as `cupynet.train` runs it; with `peers=torch` PyTorch on the tutorials' LeNet, in turn with the loop.
-Nothing is asserted: figures are for reading, and where others use the machine too only ratios of one run mean anything.
+Nothing is asserted: figures are for reading, and on a machine that others use too only ratios within one run count.
 Long, over 300 lines: one measurement after the other.
 """
 
@@ -166,7 +166,7 @@ def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
 
 
 def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -> tuple[list[Row], Any]:
-    """The time of a layer forwards, and backwards (that of both less that of the first); and its output."""
+    """The time of a layer forwards, and backwards (both passes less the forward one); and its output."""
     from cupynet.nn import INFERENCE, Context
 
     training = Context(train=True)
@@ -186,7 +186,7 @@ def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -
         {"operation": f"{name} forward", "ms": 1e3 * forward},
         {"operation": f"{name} backward", "ms": 1e3 * backward},
     ]
-    if flop:  # backwards as much for the weights, and for the input where its derivative is needed
+    if flop:  # backwards: as much for the weights, and again for the input where dx is needed
         both_ways = sum(2.0 * each.multiply_adds() * (1 + each.needs_dx) for each in layer.walk())
         rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, both_ways * len(x) / 1e6
     return rows, y

@@ -3,7 +3,7 @@
 A message names the value, what it must be and, where there is one, the other way out:
 `Conv2D filters=0: must be an integer of at least 1`. NumPy's scalars are taken like Python's; a bool is no number.
 A refusal carries its reason alone too, for whoever writes the value in another way: the command line says
-`filters=zero` where Python says `filters='zero'`. Below the checks stands what messages are made of.
+`filters=zero` where Python says `filters='zero'`. What messages are made of stands below the checks.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def integer(
     name: str, value: Any, minimum: int | None = None, also: str = "", *,
     below: int | None = None, most: int | None = None, why: str = "",
 ) -> int:  # fmt: skip
-    """`value` as an int of at least `minimum`, smaller than `below` and at most `most`, of which `why` says the reason.
+    """`value` as an int of at least `minimum`, smaller than `below` and at most `most`.
 
-    `also` ends the message (", or null").
+    `why` gives the reason for `most`; `also` ends the message (", or null").
     """
     try:
         number = None if is_bool(value) else operator.index(value)
@@ -82,7 +82,7 @@ def number(
 ) -> float:  # fmt: skip
     """`value` as a float that is above `above` or at least `minimum`, and smaller than `below`.
 
-    NaN is refused, and infinity too where `infinite` does not allow it.
+    NaN is refused, and positive infinity too unless `infinite`.
     """
     try:
         real = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
@@ -150,7 +150,7 @@ def one(noun: str) -> str:
 
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
-    """A value as messages show it: on one line, and shortened where it is longer than that."""
+    """A value as messages show it: on one line, shortened to `SHOWN` characters."""
     try:
         text = one_line(text_of(value))
     except ValueError:  # an int of more digits than Python prints

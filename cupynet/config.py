@@ -60,7 +60,7 @@ _thawed_of: dict[type[Group], type] = {}  # OmegaConf tells a class from a secon
 
 
 def _thawed(kind: type[Group]) -> type:
-    """The dataclass as OmegaConf can work with it, and so the groups in it.
+    """The dataclass, and the groups in it, as OmegaConf can work with them.
 
     Not frozen, which OmegaConf takes for read-only; and what OmegaConf 2.3 gets wrong is left to the rule of the
     setting: `bool`, for which it takes 2 too, and unions, with which it cannot merge (an AssertionError of its own).
@@ -93,7 +93,7 @@ def conf_folder() -> Path:
 def run(task: Callable[[T, Path], float | None], prepare: Callable[[S], T], config_name: str, schema: type[S]) -> None:
     """Be a command: compose the settings the command line asks for, refuse what cannot work, do the job or the sweep.
 
-    prepare: makes of the settings what the task works with. Called once per job, after names, types and values are
+    prepare: makes from the settings what the task works with. Called once per job, after names, types and values are
     found good, and before a folder is made and a log begun (in a sweep: when the job starts). Its ConfigError refuses
     the job.
     task: does a job with what was prepared, in the job's folder; its result goes to Hydra's sweeper. Relative paths
@@ -223,9 +223,8 @@ class _Door(Generic[S, T]):
             return None
 
 
-_door: _Door[Any, Any] | None = (
-    None  # Hydra makes its callbacks itself: this is how `Gate` finds the door it belongs to
-)
+# Hydra makes its callbacks itself: this is how `Gate` finds the door it belongs to
+_door: _Door[Any, Any] | None = None
 
 
 def _asked(config: Any) -> list[str]:
@@ -245,7 +244,9 @@ def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> 
 
 
 def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:
-    """The settings of a finished run, from its `.hydra/config.yaml`, with single ones changed (`batch_size=512`).
+    """The settings of a finished run, from its `.hydra/config.yaml`, with some changed.
+
+    overrides: settings (`batch_size=512`), or files for groups (`data=synthetic`).
 
     A stored configuration names classes to build but never who is trusted: its own trusted_modules are left out, and
     only the caller's count (the argument, or an override). ConfigError; DataError for a file that cannot be read.

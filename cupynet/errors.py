@@ -34,9 +34,7 @@ class DivergedError(CupynetError):
 
 
 class DataError(CupynetError):
-    """A data file is missing, damaged or not what it claims to be; names the file, what was expected and what was
-    found.
-    """
+    """A data file is missing, damaged or not what it claims to be: says which, what was expected and what was found."""
 
     exit_code = 65
 
@@ -48,7 +46,7 @@ class OutputError(CupynetError):
 
 
 class Interrupted(CupynetError):
-    """A signal asked the run to stop: 130 for SIGINT, 143 for SIGTERM, and for SIGUSR1 by which a scheduler warns."""
+    """A signal asked the run to stop: 130 for SIGINT, 143 for SIGTERM and for SIGUSR1, by which a scheduler warns."""
 
     def __init__(self, signal_number: int, saved: str = "nothing of this run was saved") -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}: {saved}")

@@ -1,4 +1,4 @@
-"""The way out: what a command says on the terminal of its records and its errors, and the exit code it leaves with."""
+"""The way out: what a command shows of its log records and errors, and the exit code it leaves with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     if isinstance(error, KeyboardInterrupt):
         line, code = "interrupted", 130
     elif isinstance(error, CupynetError):
-        where = getattr(error, "__notes__", [])  # the worker and the batch, from whom it passed on the way
+        where = getattr(error, "__notes__", [])  # the worker and the batch, noted where it passed
         line, code = one_line("; ".join([str(error), *where])), error.exit_code
     elif isinstance(error, OSError) and error.errno in FULL:
         line, code = f"the output cannot be written: {error.strerror}", OutputError.exit_code
@@ -61,7 +61,7 @@ def stdout_is_gone(probe: str = "") -> bool:
         with contextlib.suppress(io.UnsupportedOperation):  # raised where stdout is no file: a notebook, a test
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
-    except OSError:  # a full disk, told when it was met
+    except OSError:  # a full disk, reported when it was met
         with contextlib.suppress(io.UnsupportedOperation):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return False

@@ -32,7 +32,7 @@ class Experiment:
 
     Attributes:
         settings: what it was made from.
-        backend_name: what computes; `backend_reason`: why not something preferred, None where it is.
+        backend_name: what computes; `backend_reason`: why it is not the preferred one, None where it is.
         placement: how many workers, and on which devices.
         source, network, loss, optimizer, synchronizer, callbacks: the parts, as descriptions.
 
@@ -93,8 +93,9 @@ class Experiment:
     def wrapper(
         self, run: Run | None = None, callbacks: Sequence[Callback] | None = None, **changes: Any
     ) -> ParallelWrapper:
-        """A new model in the wrapper that trains it; `callbacks` in place of the settings' own, `changes` to other
-        arguments of `ParallelWrapper`.
+        """A new model in the wrapper that trains it.
+
+        callbacks: in place of the settings' own; changes: other arguments of `ParallelWrapper`.
         """
         parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self.trimming()]
         arguments: dict[str, Any] = {
@@ -113,7 +114,7 @@ class Experiment:
     # data -----------------------------------------------------------------------------------------------------------
 
     def load(self) -> Data:
-        """The data, which are what the source promised. DataError."""
+        """The data; DataError where they are not what the source promised, or cannot be had."""
         data = self.source.load()
         data.check(self.source.image_shape, self.source.classes)
         return data
@@ -156,7 +157,7 @@ class Experiment:
             cuda.limit_pools(list(self.placement.devices), size(limit, share=True))
 
     def trimming(self) -> list[Callback]:
-        """What keeps the memory pools small on the way; nothing to do on a CPU."""
+        """The callback that keeps the memory pools small during training; none on a CPU."""
         memory = self.settings.memory
         above = memory.device_pool_trim_above
         bytes_above = None if above is None else int(size(above))

@@ -1,7 +1,7 @@
 """One line for an error of the composition: the setting as it was written, what is wrong, what would be right.
 
-Hydra and OmegaConf tell most of what happened by the class of an error and by the key that it carries; what they put
-into words alone is found by `WORDS`. Nothing here decides what is wrong: an error that nobody knows is told as it is.
+Hydra and OmegaConf tell most of what happened by the class of an error and by the key that it carries; what they only
+put into words is recognized by `WORDS`. Nothing here decides what is wrong: an unknown error is told as it is.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cupynet.settings import Settings, refused, rules
 
 GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
 
-# What Hydra 1.3 says in words alone, made one line -> what it means here. A pattern catches the override or its key;
-# one that catches nothing is about a group that was given what no file is called.
+# What Hydra 1.3 says only in words, made one line -> what it means here. A pattern catches the override or its key;
+# one that catches nothing is about a group that was given something other than the name of a file.
 WORDS = (
     (
         r"Ambiguous value for argument '(?P<override>.+?)' 1\. ",
@@ -88,9 +88,9 @@ def _worded(text: str, overrides: Sequence[str]) -> str:
 
 def _keyed(error: OmegaConfBaseException, key: str, overrides: Sequence[str], schema: type[Settings]) -> str:
     """The line for an error that knows its key."""
-    ruled = key.partition("[")[0]  # devices[1] is ruled with devices
+    ruled = key.partition("[")[0]  # devices[1] falls under the rule of devices
     told = [o for o in overrides if o.lstrip("+~").startswith((f"{ruled}=", f"{ruled}.")) or o == f"~{ruled}"]
-    wrong = [o for o in told if refused(schema, ruled, _value(o, ruled))]  # of a setting that is written twice
+    wrong = [o for o in told if refused(schema, ruled, _value(o, ruled))]  # of a setting written twice, the refused one
     written = [*wrong, *told, ""][0]
     asked = written.lstrip("+~")
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
@@ -112,7 +112,7 @@ def _keyed(error: OmegaConfBaseException, key: str, overrides: Sequence[str], sc
 
 
 def _value(override: str, key: str) -> Any:
-    """What an override gives to the setting `key`; its text where that is none of Hydra's values, or of another key."""
+    """What an override gives to the setting `key`; its text where Hydra cannot read it or the key is another."""
     own, _, text = override.lstrip("+~").partition("=")
     try:
         return OverridesParser.create().parse_override(override).value() if own == key else text

@@ -1,7 +1,7 @@
 """Parts: objects named in the configuration by `_target_` and built from the settings beside it.
 
 The constructor's signature is the schema of a part. Only classes are built, and only those *defined* in a trusted
-module: that cannot be borrowed, as a dotted path can (`cupynet.train.os.mkdir` begins with cupynet too).
+module: a definition cannot be borrowed, as a dotted path can (`cupynet.train.os.mkdir` begins with cupynet too).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
     key: where the node stands in the configuration ("model"), which every message begins with.
     trusted_modules: modules besides cupynet whose classes may be built, with all that lies in them.
 
-    Raises ConfigError: an untrusted or unknown class, an argument that the constructor does not have or lacks, and what
-    the constructor itself refuses (ConfigError, TypeError or ValueError).
+    Raises ConfigError: an untrusted or unknown class, an argument that the constructor does not take, one that it
+    needs and is not given, and what the constructor itself refuses (ConfigError, TypeError or ValueError).
     """
     trusted = tuple(trusted_modules)
     if isinstance(node, Mapping):
@@ -66,11 +66,11 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
 
 
 def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The settings with each part whose class was chosen by an override left with the arguments that concern it: those
-    of overrides, and of the file's own those that the class has too.
+    """The settings, in which each part whose class was chosen by an override keeps only the arguments meant for it.
 
-    `optimizer._target_=cupynet.optim.SGD`, or `optimizer={_target_: cupynet.optim.SGD}`: the file's learning_rate goes
-    on to count, its momentum does not.
+    Those are what overrides give, and of the file's own arguments those that the class takes too: after
+    `optimizer._target_=cupynet.optim.SGD`, or `optimizer={_target_: cupynet.optim.SGD}`, the file's learning_rate
+    still counts, its momentum does not.
 
     overrides: (dotted key, value) of each.
     """
@@ -140,7 +140,7 @@ def arguments(cls: type) -> tuple[dict[str, Parameter], bool]:
 
 
 def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
-    """Hold the given arguments against the constructor's signature."""
+    """Check the given arguments against the constructor's signature."""
     named, takes_any = arguments(cls)
     for name in given:
         if name not in named and not takes_any:

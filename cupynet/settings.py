@@ -40,12 +40,12 @@ def setting(default: Any, rule: Rule) -> Any:
 
 
 def group(kind: type[Group]) -> Any:
-    """Settings that belong together, made by a file of the configuration; without a default, as that file has it."""
+    """Settings that belong together, from a file of the configuration; no default here: that file has it."""
     return field(metadata={"rule": lambda key, value: read(kind, value, key), "group": kind})
 
 
 def part() -> Any:
-    """What is built from a `_target_`: anything here, its constructor has the say."""
+    """What is built from a `_target_`: anything here, its constructor decides."""
     return field(metadata={"rule": lambda key, value: value})
 
 
@@ -101,7 +101,7 @@ def frequency(key: str, value: Any) -> int | str:
 
 
 def devices(key: str, value: Any) -> list[int] | None:
-    """Different numbers of devices, or null."""
+    """Device numbers, none twice, or null."""
     if value is None:
         return None
     if not isinstance(value, list) or not value or any(type(number) is not int or number < 0 for number in value):
@@ -132,9 +132,9 @@ def parts(key: str, value: Any) -> dict[str, Any]:
 
 
 def size(value: object, share: bool = False) -> int | float:
-    """An amount of memory: bytes as an int, from 2147483648 or "2GiB"; with `share` a part of a device too, from "80%".
+    """An amount of memory: bytes as an int, from 2147483648 or "2GiB"; with `share` a device's share too, from "80%".
 
-    kB MB GB TB are powers of 1000, KiB MiB GiB TiB of 1024. A part is a float, 0 < part <= 1. ValueError otherwise.
+    kB MB GB TB are powers of 1000, KiB MiB GiB TiB of 1024. A share is a float, 0 < share <= 1. ValueError otherwise.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|%|)", str(value).strip(), re.IGNORECASE)
     if match is None or isinstance(value, bool):

@@ -43,7 +43,8 @@ def prepare(settings: Settings) -> Experiment:
 def train(experiment: Experiment, folder: Path) -> float | None:
     """One run into `folder`: summary, history and weights. (Over 40 lines: a run is read in one piece.)
 
-    Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test.
+    Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test
+    images.
     """
     from cupynet.runs import Run
     from cupynet.training import StopReason
@@ -62,7 +63,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         if received:
             _stop_at_once(number)
         received.append(number)
-        wrapper.stop(signal.Signals(number).name, StopReason.SIGNAL)  # no word: it may interrupt another print
+        wrapper.stop(signal.Signals(number).name, StopReason.SIGNAL)  # prints nothing: it may interrupt another print
 
     with experiment.wrapper(run) as wrapper, _signals(stop):
         if wrapper.blas_threads:
@@ -145,8 +146,8 @@ def _finite(value: float) -> float | None:
 
 
 def _stop_at_once(number: int) -> None:
-    """While there are no results yet."""
-    raise KeyboardInterrupt(number)  # no Exception, which a download takes for one more thing that can go wrong
+    """End the command at once: nothing is worth saving yet, or a second signal came."""
+    raise KeyboardInterrupt(number)  # no Exception: a download takes those for one more thing that can go wrong
 
 
 @contextmanager

@@ -1,5 +1,4 @@
-"""Gradients against central differences: of any layer, network or loss, with respect to its input and
-every weight.
+"""Gradients against central differences: of any layer, network or loss, with respect to input and weights.
 
 In double precision and with a step of 1e-5 a right derivative is reproduced to about 1e-9 of the largest; a wrong one
 is not. A function with kinks (ReLU, the maximum of a window) has no derivative there: a point so close to one that a

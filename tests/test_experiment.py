@@ -17,7 +17,7 @@ from tests.training.conftest import small_dataset, small_model
 
 
 def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
-    """One on devices that this machine does not have."""
+    """An experiment on devices that this machine does not have."""
     found = Experiment(settings_of("data=synthetic", "workers=1", "backend=numpy", *overrides))
     found.placement = Placement(1, devices)
     return found

@@ -1,4 +1,4 @@
-"""A run's folder: what is saved is read again, and what is no run is said to be none."""
+"""A run's folder: what is saved is read again, and what is no run is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seams of the house, read from the sources: no circles, one place for each decision, commands that are typed."""
+"""The seams of the house, read from the sources: no import cycles, each decision in one place, typed commands."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ else that is heavy. Axis letters: N batch, H W image, C channels in, O channels 
 
 The file is long (over 300 lines) because the operations are read, overridden and compared as one list.
 
-Ownership, for every operation: what is returned was borrowed from `workspace`; arguments stay the caller's, but for the
-one of an in-place operation, which says so. Arrays are C-contiguous, activations in `policy.storage`. Gradients of
+Ownership, for every operation: what is returned was borrowed from `workspace`; arguments stay the caller's, except for
+the one of an in-place operation, which says so. Arrays are C-contiguous, activations in `policy.storage`. Gradients of
 weights are *added*, in `policy.accumulate`.
 """
 
@@ -149,8 +149,9 @@ class Backend:
     # convolution ----------------------------------------------------------------------------------------------------
 
     def im2col(self, x: Array, window: Window) -> Array:
-        """The windows of x as rows: (N, H, W, C) -> (N·H'·W', K_h·K_w·C) in the compute precision (Chellapilla et al.
-        2006).
+        """The windows of x as rows, in the compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C).
+
+        Chellapilla et al. 2006.
         """
         checks.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
@@ -203,8 +204,9 @@ class Backend:
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool,
     ) -> Array | None:  # fmt: skip
-        """Adds the gradients of weight and bias, returns dx (N, H, W, C) or None; `columns` is what conv2d returned
-        beside y.
+        """Adds the gradients of weight and bias, returns dx (N, H, W, C) or None.
+
+        `columns` is what `conv2d` returned beside y.
         """
         checks.convolution("conv2d_backward", x.shape, weight, window)
         outputs = weight.shape[3]
@@ -263,8 +265,9 @@ class Backend:
     # two operations as one ------------------------------------------------------------------------------------------
 
     def fused_pair(self, first: Operation, second: Operation) -> Pair | None:
-        """What does both operations faster here than one after the other does; None where nothing does. Asked when a
-        network is built.
+        """Both operations as one that is faster here than the two in turn; None where there is none.
+
+        Asked for when a network is built.
         """
         return None
 
@@ -300,7 +303,7 @@ class Backend:
     # loss -----------------------------------------------------------------------------------------------------------
 
     def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
-        """-log softmax(logits)[label] of each example (N,); the gradient of their mean, times the loss scale (N, O)."""
+        """-log softmax(logits)[label] of each example (N,); the gradient of their mean (N, O), times the loss scale."""
         xp, n = self.xp, logits.shape[0]
         shifted = logits.astype(self.policy.accumulate)
         shifted -= shifted.max(axis=1, keepdims=True)  # (N, O)

@@ -106,7 +106,7 @@ def limited(threads: int) -> Limit:
 
 
 def architecture() -> str | None:
-    """The processor that NumPy's BLAS has its kernels for, as threadpoolctl names it; None where it does not tell."""
+    """The processor whose kernels NumPy's BLAS runs, as threadpoolctl names it; None where it does not tell."""
     name: str | None = _numpys().get("architecture")
     return name
 
@@ -143,5 +143,5 @@ def _libraries() -> list[dict[str, Any]]:
 
 
 def _numpys() -> dict[str, Any]:
-    """The one that NumPy brings, else the one loaded first; empty where none is known. SciPy brings one of its own."""
+    """The library that NumPy brings (SciPy brings one of its own), else the first loaded; empty where none is known."""
     return min(_libraries(), key=lambda info: "numpy" not in str(info.get("filepath")), default={})

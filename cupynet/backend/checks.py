@@ -1,4 +1,4 @@
-"""What operations require of the shapes they are given: once per call, so that compiled code need not look.
+"""What operations require of the shapes they are given: checked once per call, so that compiled code need not look.
 
 NumPy refuses most of it too, in its own words, but it broadcasts, and compiled code reads whatever memory is there.
 """
@@ -13,7 +13,7 @@ from cupynet.errors import ConfigError
 
 
 def windows(operation: str, shape: tuple[int, ...], window: Window, *, pads: bool = True) -> None:
-    """Refuse a `shape` that is not (N, H, W, C) with room for a window; `pads`: whether zeros around it are known."""
+    """Refuse a `shape` that is not (N, H, W, C) with room for a window; `pads`: whether the operation pads."""
     if len(shape) != 4 or not window.fits(*shape[1:3]):
         raise ConfigError(
             f"{operation}: images of shape {tuple(shape)} have no room for a window of {window.kernel} with padding "

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cupynet.backend.kernels.patches import Passed
 
 CACHE_LINE = 64  # bytes
-SHORT_ROW = 16  # values: a patch's row that fills no vector
+SHORT_ROW = 16  # values: a patch's row below this fills no vector
 MOST_PIXELS = 9  # of a pooling window: their sums are in registers at the same time
 
 
@@ -37,7 +37,7 @@ def fuse(backend: Backend, first: Convolution, second: MaxPool) -> Pair | None:
 
 
 class ConvPool(Pair):
-    """One convolution and its pool, for one size of image; P pooling windows.
+    """One convolution and its pool, for one size of image; P: its pooling windows.
 
     Args:
         backend: lends the buffers. Kernels compute in its compute precision, on copies where it stores another.
@@ -62,14 +62,14 @@ class ConvPool(Pair):
         self.table = (start + np.arange(row)).reshape(-1).astype(np.int32)
 
     def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
-        """Where `count` x `count` patches begin in an image whose rows have `step` values, `apart` pixels, int32."""
+        """Where `count` patches (down, across), `apart` pixels apart, begin in an image of `step` values a row."""
         row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels
         return (row + col).reshape(-1).astype(np.int32)
 
     # what compiled code may be given ---------------------------------------------------------------------------------
 
     def _check(self, x: Array, weight: Array, bias: Array | None) -> None:
-        """Refuse what the kernels would read beyond."""
+        """Refuse arrays that the kernels would read beyond the end of."""
         name = "conv2d and max_pool2d"
         checks.shape_of(name, "the batch of images", x, (len(x), *self.conv.image))
         checks.shape_of(name, "the weight", weight, (*self.conv.window.kernel, self.channels, self.filters))
@@ -137,7 +137,7 @@ class ConvPool(Pair):
             (n, len(self.patches.corners), self.filters),
         )
         images, weight = images.reshape(n, self.size[0] * self.patches.step), weight.reshape(-1, self.filters)
-        for nan in (0, 1):  # the second is compiled and run where the first has seen that there may be a NaN
+        for nan in (0, 1):  # the second is compiled and run only where the first has seen that there may be a NaN
             forward = self.windows.conv_pool(pixels, *blocks, nan)
             if forward(
                 images, self.patches, self.table, weight, bias, y.reshape(by_window), winners.reshape(by_window)

@@ -1,6 +1,4 @@
-"""The CPU backends: `numpy`, which is the reference as it stands, and `numba`, which compiles what NumPy does in many
-passes.
-"""
+"""The CPU backends: `numpy`, the reference as it stands, and `numba`, which compiles what takes NumPy many passes."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ class NumbaBackend(NumpyBackend):
         return all(array.flags.c_contiguous and array.dtype == arrays[0].dtype for array in arrays)
 
     def _stores(self, *arrays: Array) -> bool:
-        """Whether compiled code takes these activations: contiguous, and stored as they are computed."""
+        """Whether compiled code takes these activations: contiguous, and stored in the compute precision."""
         return self.policy.compute == self.policy.storage == arrays[0].dtype and self._compiles(*arrays)
 
     def _add_column_sums(self, grad: Array, dy: Array) -> None:

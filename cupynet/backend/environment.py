@@ -1,5 +1,6 @@
-"""What this machine is: cores a process may use, BLAS kernels and threads, versions; recorded beside every result,
-with the commit that made it.
+"""What this machine is, and which commit runs on it: recorded beside every result.
+
+Cores that a process may use, BLAS kernels and threads, versions.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ def cpu_flags() -> list[str]:
 
 
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
-    """The git commit of the source tree that the package runs from, with `-dirty` behind it where tracked files under
-    cupynet/ or conf/ differ from it.
+    """The git commit of the source tree that the package runs from; None where there is none to tell.
 
-    None where there is none to tell: an installed wheel, no git, a repository that git refuses to read.
+    `-dirty` is appended where tracked files under cupynet/ or conf/ differ from it. None: an installed wheel, no git, a
+    repository that git refuses to read.
 
     Args:
         tree: the folder that holds the package and .git.
@@ -94,8 +95,9 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """A JSON-ready fingerprint of the machine and the program: Python, system, processor and its vector
-    instructions, cores, BLAS libraries with their kernels and threads, versions.
+    """A JSON-ready fingerprint of the machine and the program.
+
+    Python, system, processor and its vector instructions, cores, BLAS libraries with kernels and threads, versions.
     """
     versions = {}
     for package in PACKAGES:

@@ -40,8 +40,10 @@ class Workspace:
         return len(self._lent)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array of `shape` with arbitrary content; the shortest buffer that fits, of several the most recently
-        returned, still warm in the cache. (A longer one may be needed by the next who asks.)
+        """An array of `shape` with arbitrary content.
+
+        The shortest free buffer that fits, as whoever asks next may need a longer one; of several as short, the last
+        one returned, still warm in the cache.
         """
         key = (shape[1:], dtype)
         free = self._free.get(key, [])
@@ -77,8 +79,8 @@ class Workspace:
 class Loans:
     """A context that gives back whatever was borrowed in it and is still on loan, if an exception ends it.
 
-    It may be entered more than once: the derivative of a forward pass gives back what both of them borrowed. What
-    others borrowed in the meantime stays theirs.
+    It may be entered more than once: a backward pass enters that of its forward pass, and gives back what both of them
+    borrowed. What others borrowed in the meantime stays theirs.
     """
 
     def __init__(self, workspace: Workspace) -> None:

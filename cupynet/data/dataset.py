@@ -65,8 +65,9 @@ class Dataset:
         return len(self.labels)
 
     def take(self, indices: Array) -> Dataset:
-        """The samples at `indices`, in that order, as a data set of its own: a copy, or views where `indices` is a
-        slice of adjacent ones.
+        """The samples at `indices`, in that order, as a data set of its own.
+
+        A copy, or views where `indices` is a slice of adjacent ones.
         """
         return Dataset(self.name, self.images[indices], self.labels[indices], self.classes)
 
@@ -99,7 +100,7 @@ def label_numbers(where: str, labels: Any) -> Array:
 
 
 def _array(what: str, value: Any) -> Array:
-    """`value` as a NumPy array, which lists and what NumPy can look into become."""
+    """`value` as a NumPy array, where it is one, a list, or something that NumPy can read; else ConfigError."""
     kind = type(value).__name__
     try:
         array = np.asarray(value)
@@ -126,7 +127,7 @@ class Data:
     fallback: bool = False
 
     def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        """Raises DataError, which names both, where these data are not what their source promised.
+        """Raises DataError where these data are not what their source promised; it says what is and what should be.
 
         Args:
             image_shape, classes: (H, W, C) and the number of classes that a model was built for.
@@ -150,8 +151,8 @@ def _by(axes: tuple[int, ...]) -> str:
 class Source(ABC):
     """Promises a `Data`. A model is built from `image_shape` (H, W, C) and `classes` without anything being loaded.
 
-    `validation` images are taken out of training by a permutation that follows from `seed`. Then `limit` keeps only so
-    many training and so many test images, the first ones: a quick look at a large set.
+    `validation` images are taken out of training by a permutation that follows from `seed`. Then `limit` keeps only the
+    first so many training images, and as many test images: a quick look at a large set.
     """
 
     image_shape: tuple[int, int, int]

@@ -47,7 +47,7 @@ class Batch:
 
 
 class Loader:
-    """Cuts `dataset` into batches of `batch_size`, the last of which may be short; an empty one has no batches.
+    """Cuts `dataset` into batches of `batch_size`, the last of which may be short; an empty data set has none.
 
     All workers may use the same loader at the same time: it holds no position. With `shuffle=False` the samples come in
     the data set's own order, as evaluation wants them.

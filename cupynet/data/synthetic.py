@@ -1,10 +1,10 @@
 """Synthetic digits: drawn, not downloaded, so that a machine without a network trains on something worth learning.
 
 Each image is a glyph of `strokes` with trembling control points, bent and put through a random affine map, then drawn
-as a smooth distance field: with dots p_m along the strokes, S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2) is, up to
-its logarithm, a soft minimum of the distances to all of them. It is separable, so an image is one product of two small
-matrices. Rendering is done in blocks of a fixed size, each with its own random stream and always drawn whole: image i
-does not depend on how many images are made.
+as a smooth distance field: with dots p_m along the strokes and S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2),
+-log S is a soft minimum of the squared distances to all of them. S is separable, so an image is one product of two
+small matrices. Rendering is done in blocks of a fixed size, each with its own random stream and always drawn whole:
+image i does not depend on how many images are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a layer may know about the moment it runs in."""
+"""What a layer may know about the pass it takes part in."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ MONOTONE = ("identity", "relu")  # the largest of the activations is the activat
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after an axis so that it keeps ceil(size / stride) windows; an odd one goes after (TensorFlow's
-    SAME).
+    """Zeros before and after an axis so that it has ceil(size / stride) windows (TensorFlow's SAME).
+
+    Where their number is odd, there is one more after than before.
     """
     total = max(((size - 1) // stride) * stride + kernel - size, 0)
     return total // 2, total - total // 2

@@ -6,16 +6,17 @@ needs. There is no tape and nothing is kept on the layer, so any number of micro
 Who owns an array:
 
 - `forward` borrows its output y from the workspace. In training the layer's own `backward` gives it back, otherwise
-  whoever called.
+  the caller does.
 - `backward(dy)` owns dy: it may overwrite it, and gives it back or returns it as dx. It is called once.
 - dy is None where the layers above computed no dx, as nothing from here down has weights: then `backward` only gives
   back what it holds, and returns None.
 - The input x is never the layer's: it is not written to, and not given back.
-- Nor is what another layer's `forward` returned, even to a layer that holds that other one: `y += x` on the output of
-  a branch that ends in ReLU makes the branch's `backward`, which still reads it, silently wrong. A layer adds into an
-  array that it borrowed itself.
+- Nor is what another layer's `forward` returned, not even where a layer holds that other one: `y += x` on the output
+  of a branch that ends in ReLU makes the branch's `backward`, which still reads it, silently wrong. A layer adds into
+  an array that it borrowed itself.
 
-After a training step nothing is on loan; a test says so. Where an exception ends a pass, `Model` gives back its loans.
+After a training step nothing is on loan; a test checks that. Where an exception ends a pass, `Model` gives back its
+loans.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Backward: TypeAlias = Callable[["Array | None"], "Array | None"]
 
 
 def no_backward(dy: Array) -> Array:
-    """The derivative of a pass that was not made for training."""
+    """In place of a derivative, after a pass that was not made for training."""
     raise RuntimeError("this forward pass was not made for training: call forward with Context(train=True)")
 
 
@@ -68,7 +69,9 @@ class Layer:
 
     A layer that holds other layers builds them with `params.scope(name)`, under the names of its attributes.
 
-    Attributes: what `build` was given and returned, set on the layer whenever `build` is called.
+    What `build` is given and returns is set on the layer at every call.
+
+    Attributes:
         backend: where the layer computes.
         path: the layer's name with those it lies in, `block.conv1`; empty for a network that is one layer.
         needs_dx: see `Scope`; where it is false, `backward` may return None.
@@ -109,7 +112,7 @@ class Layer:
 
     @property
     def output_activation(self) -> str:
-        """What the output has been through, by name; a loss may apply that itself."""
+        """The activation that the output has been through, by name; a loss may apply that itself."""
         return "identity"
 
     def ending(self) -> Layer:
@@ -194,7 +197,7 @@ class Sequential(Layer):
 
     @property
     def output_activation(self) -> str:
-        """What the output has been through, by name; a loss may apply that itself."""
+        """The chain applies none of its own; that of its last layer is found by `ending`."""
         return "identity"
 
     def ending(self) -> Layer:

@@ -1,4 +1,4 @@
-"""Losses: what training makes small."""
+"""Losses: what training minimises."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Loss:
 class SoftmaxNLL(Loss):
     """Negative log-likelihood of softmax(logits): softmax and logarithm in one, so that neither overflows.
 
-    The network ends in logits (activation identity). -log softmax(z)[label]; the gradient is (softmax(z) - onehot) / N.
-    Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
+    The network ends in logits z (activation identity). The loss is -log softmax(z)[label], the gradient of the mean
+    (softmax(z) - onehot) / N. Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
     """
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.params import Params
 from cupynet.nn.types import Flat, Image, InputType
 
-PREDICTED_TOGETHER = 256  # images, where nothing else is asked for: the memory they take is kept
+PREDICTED_TOGETHER = 256  # images, by default: the memory they take is kept
 
 
 class Model:
@@ -27,13 +27,13 @@ class Model:
         network: a description (see `Layer`); the model builds its own copy.
         input: what one example is.
         backend: where it computes.
-        seed: of the initial weights, from 0 on and below 2**64.
-        loss: what training makes small.
+        seed: of the initial weights, from 0 to 2**64 - 1.
+        loss: what training minimises.
 
     Attributes:
         network: the built copy.
         params: its weights.
-        output: what it gives for one example.
+        output: the type of its output for one example.
 
     Raises:
         ConfigError: an argument is not what it must be, or the layers do not fit each other; the message names it.
@@ -58,7 +58,7 @@ class Model:
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         """The raw output (logits) for x (N, ...), and the derivative.
 
-        Where one of the two raises, nothing that this pass borrowed stays on loan; other passes keep what is theirs.
+        Where the pass or its derivative raises, nothing of what they borrowed stays on loan; other passes keep theirs.
 
         Raises:
             ConfigError: x is not N examples of this network's size.
@@ -80,7 +80,7 @@ class Model:
         return y, backward
 
     def scores(self, x: Array, batch_size: int = PREDICTED_TOGETHER) -> tuple[Array, Array]:
-        """Probabilities and raw outputs of x (N, ...) on the device, `batch_size` at a time: (N, O) on the host."""
+        """Probabilities and raw outputs, (N, O) on the host, of x (N, ...) on the device, `batch_size` at a time."""
         size = checks.integer("batch_size", batch_size, 1)
         return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])
 
@@ -162,8 +162,10 @@ class Model:
         self.params.publish()
 
     def summary(self) -> str:
-        """A table of all layers, those within others indented: output shapes, numbers of weights, and how many
-        multiplications (each with an addition) a forward pass takes per example.
+        """A table of all layers, those within others indented.
+
+        Output shapes, numbers of weights, and how many multiplications (each with an addition) a forward pass takes per
+        example.
         """
         header = ("layer", "kind", "settings", "output", "parameters", "multiply-adds")
         rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), "", "")]
@@ -189,12 +191,13 @@ class Model:
 
 
 def build(network: Layer, input: InputType, params: Params, backend: Backend, *, needs_dx: bool = False) -> InputType:
-    """Infer all shapes of `network` and declare its weights; allocates nothing, so a configuration can be checked with
-    it.
+    """Infer all shapes of `network` and declare its weights.
+
+    Allocates nothing, so that a configuration can be checked with it.
 
     Args:
-        needs_dx: whether the derivative with respect to the input is of use: not where that is images, but where the
-            network is a stage behind another.
+        needs_dx: whether the derivative with respect to the input is of use: not where the input is images, but
+            where the network is a stage behind another.
     """
     return network.build(input, params.scope(needs_dx=needs_dx), backend)
 

@@ -54,7 +54,7 @@ class MaxPool2D(Layer):
 
 
 def by(size: tuple[int, int]) -> str:
-    """A size as it is read: 3x5."""
+    """A size as people write it: 3x5."""
     return f"{size[0]}x{size[1]}"
 
 

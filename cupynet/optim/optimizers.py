@@ -46,11 +46,11 @@ class Optimizer:
         self.state = {}
 
     def step(self, params: Params, iteration: int, squared_norm: Array | None = None) -> None:
-        """Move the weights along the gradients, set the gradients to zero, and let the layers see it.
+        """Move the weights by the gradients, set the gradients to zero, and let the layers see the new weights.
 
         Args:
-            squared_norm: of the gradient that `max_grad_norm` is for, where `params` hold only a part of it; by
-                default that of `params.grad`.
+            squared_norm: of the whole gradient, which `max_grad_norm` limits, where `params` hold only a part of it;
+                by default that of `params.grad`.
         """
         rate, scale = self.learning_rate(iteration), 1.0 / self.backend.policy.loss_scale
         if self.max_grad_norm is not None:
@@ -107,8 +107,9 @@ class Momentum(Optimizer):
 
 
 class Nesterov(Momentum):
-    """v = mu · v - lr · g; w += mu · v - lr · g (Sutskever et al. 2013); Deeplearning4j's Nesterovs, torch's
-    nesterov=True.
+    """v = mu · v - lr · g; w += mu · v - lr · g (Sutskever et al. 2013).
+
+    Deeplearning4j's Nesterovs, torch's nesterov=True.
 
     Args:
         learning_rate, momentum, l2, max_grad_norm: see `Momentum`.

@@ -18,7 +18,7 @@ class Schedule:
         raise NotImplementedError
 
     def span(self, start: int, stop: int) -> None:
-        """The fit to stretch over is iterations start <= i < stop.
+        """A fit begins that stretches over iterations start <= i < stop.
 
         Called at the beginning of each fit, before its first iteration, with the counters of the whole training: a
         second fit is a span of its own, which begins where the first one ended. A fit that is resumed keeps its start.
@@ -36,10 +36,10 @@ class Constant(Schedule):
 
 
 class OneCycle(Schedule):
-    """Up along half a cosine to `peak`, then down along another to almost nothing (Smith & Topin 2018,
-    "Super-convergence"), once over the span: each further fit is a cycle of its own.
+    """Up along half a cosine to `peak`, then down along another to almost nothing, once over the span.
 
-    Before its span the rate is the first one, after it the last.
+    Smith & Topin 2018, "Super-convergence". Each further fit is a cycle of its own. Before its span the rate is the
+    first one, after it the last.
 
     Args:
         peak: the highest learning rate.

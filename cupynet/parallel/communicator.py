@@ -1,5 +1,4 @@
-"""How the workers of a run talk to each other. Every worker runs the same code; its communicator is the only
-difference.
+"""How the workers of a run talk to each other: every worker runs the same code, only its communicator differs.
 
 Methods carry MPI's names and move arrays and numbers, never objects: a worker may be a thread, a process or another
 machine. Every worker makes the same calls in the same order. Sums are made in rank order, so the same inputs give the
@@ -75,7 +74,7 @@ class Communicator:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed; cheap, so that it can be asked in every round."""
+        """Raise `PeerFailed` if another worker has failed; cheap enough to be asked in every round."""
 
 
 class SerialCommunicator(Communicator):

@@ -9,7 +9,7 @@ from cupynet.parallel.communicator import Communicator, SerialCommunicator
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups a worker belongs to; each of its doings takes the one that is its own.
+    """The groups a worker belongs to; whatever it does with others goes through one of them.
 
     Attributes:
         world: all workers of the run: they fail together and stop together.
@@ -23,6 +23,6 @@ class Groups:
 
     @classmethod
     def of(cls, world: Communicator | None = None) -> Groups:
-        """Every worker is a whole replica of its own; without a communicator one worker alone."""
+        """Every worker is a whole replica of its own; without a communicator there is one worker alone."""
         world = SerialCommunicator() if world is None else world
         return cls(world, replicas=world, stages=SerialCommunicator())

@@ -33,20 +33,20 @@ class Launcher(Protocol):
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """Run `task(communicator)` on every worker: rank 0's result in the process of rank 0, None elsewhere.
 
-        The first worker that raises stops the others where they next meet or look, and its own exception is raised
+        The first worker that raises stops the others at their next meeting or check, and its own exception is raised
         here.
         """
 
     def close(self) -> None:
-        """Let the workers go; harmless when done before."""
+        """Let the workers go; harmless a second time."""
 
 
 class ThreadLauncher:
-    """`workers` threads that live until `close`, so that what a thread owns (a GPU's library handles) is made once, and
-    their communicators as long.
+    """`workers` threads and their communicators, which live until `close`.
 
-    A context manager. With one worker the task runs in the calling thread: no thread, no parallel code. After a failure
-    nothing more can be run: workers stand where they were stopped.
+    So what a thread owns (a GPU's library handles) is made once. A context manager. With one worker the task runs in
+    the calling thread: no thread, no parallel code. After a failure nothing more can be run: workers stand where they
+    were stopped.
 
     Args:
         workers: how many.
@@ -79,7 +79,7 @@ class ThreadLauncher:
         self.close()
 
     def close(self) -> None:
-        """End the threads and wait for them, for a grace period; harmless when done before."""
+        """End the threads and wait for them, for a grace period; harmless a second time."""
         self._usable = False
         self._dismiss()
         deadline = time.monotonic() + GRACE_S
@@ -122,7 +122,7 @@ class ThreadLauncher:
         return first
 
     def _wait(self, waiting: set[int]) -> None:
-        """After a failure, for the workers that are still at it, no longer than they may take to notice."""
+        """Wait after a failure for the workers still at it, no longer than they may take to notice."""
         deadline = time.monotonic() + GRACE_S
         while waiting:
             try:

@@ -27,6 +27,7 @@ class ReplicaView(Protocol):
 
     @property
     def losses(self) -> Array | None:
-        """The sum of the last batch's losses: a number, or a 0-d array on the device; 0 where there was no batch, None
-        where another worker has them.
+        """The sum of the last batch's losses: a number, or a 0-d array on the device.
+
+        0 where there was no batch, None where another worker has them.
         """

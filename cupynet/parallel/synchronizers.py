@@ -29,8 +29,8 @@ class Average:
     """What one average found; the same on every worker.
 
     Attributes:
-        score: mean loss of all that the replicas trained on since the last one, NaN where it was not asked for or
-            nobody has it.
+        score: mean loss of all samples that the replicas trained on since the last average; NaN where it was not
+            asked for or nobody has it.
         divergence: the largest relative distance |w_r - mean| / |mean| of a replica from the mean; NaN where it was not
             measured.
     """
@@ -71,8 +71,9 @@ class Synchronizer:
         self.communicator = communicator
 
     def begin(self, replica: ReplicaView) -> None:
-        """Before a fit, and before an evaluation by itself: replicas that are identical by rule become rank 0's, whose
-        weights somebody may have changed.
+        """Before a fit, and before an evaluation outside of one.
+
+        Replicas that should be identical now take over rank 0's weights, which somebody may have changed.
         """
         if self.identical and self.communicator.size > 1:
             for vector in self.shared(replica):
@@ -84,8 +85,9 @@ class Synchronizer:
         return [replica.params.master, *replica.optimizer_state.values()]
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        """After the gradients of a round, of `samples` examples (0 without a batch, and the gradients are zero).
-        Whether the optimizer is to move the weights.
+        """After the gradients of a round: whether the optimizer is to move the weights.
+
+        samples: how many this worker's gradients are of; 0 without a batch, and the gradients are zero.
         """
         return samples > 0
 
@@ -94,8 +96,9 @@ class Synchronizer:
         return None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        """At the end of an `epoch`, of an epoch that is to be evaluated (`evaluation`), and of a `fit`, which always
-        leaves identical replicas.
+        """At the end of an `epoch`, of an epoch that is to be evaluated (`evaluation`), and of a `fit`.
+
+        What was averaged, if anything. After a `fit` all replicas must be identical.
         """
         return None
 
@@ -139,7 +142,7 @@ class When:
         return isinstance(self.frequency, int) and (iteration + 1) % self.frequency == 0
 
     def at(self, moment: Moment) -> bool:
-        """Whether a moment asks for an average: a fit always, an evaluation unless all waits for the end."""
+        """Whether a moment asks for an average: a fit always, an evaluation unless the frequency is `end`."""
         return {"fit": True, "evaluation": self.frequency != "end", "epoch": self.frequency == "epoch"}[moment]
 
 
@@ -148,8 +151,8 @@ class ParameterAveraging(Synchronizer):
 
     Args:
         frequency: k, after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`. Whatever it is, the end of
-            a fit averages, and the end of an epoch that is evaluated too (`end` alone waits for the end, and is
-            evaluated there).
+            a fit averages, and so does the end of an epoch that is evaluated (except with `end`, which averages and
+            is evaluated only at the end of the fit).
         average_updaters: the optimizer state is averaged with the weights.
         report_score: compute `Average.score` (reads the losses from the device, once per average).
         measure_every: the divergence is measured at the first average in each stretch of this many iterations; 0 for
@@ -172,7 +175,7 @@ class ParameterAveraging(Synchronizer):
         self._pending = 0  # rounds since the last average: the same on every worker
         self._measured = -1  # the last stretch of `measure_every` iterations that was measured in
         self._samples = 0  # this replica's since the last average
-        self._scored = 0  # those of them whose losses are here, and the sum of these
+        self._scored = 0  # those of them whose losses this worker has; the next is the sum of these losses
         self._losses: Array = 0.0
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
@@ -207,7 +210,7 @@ class ParameterAveraging(Synchronizer):
         self._scored, self._losses = state["scored"], state["losses"]
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
-        """One average, after `iteration`, or None at the end of an epoch or of the fit."""
+        """One average. iteration: the one it follows; None at the end of an epoch or of the fit."""
         loss = float(self._losses)
         finite = math.isfinite(loss) and is_finite(replica.params.master)
         gathered = self.communicator.gather_numbers(self._scored, loss, finite).tolist()  # (W, 3)

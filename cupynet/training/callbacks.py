@@ -1,4 +1,4 @@
-"""What happens beside training: a callback is told of events. `History` is the one that every run has."""
+"""What happens beside training: a callback is told of events; `History` writes them down."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ class Callback:
         """After a complete epoch and its evaluation; not after one that a stop broke off."""
 
     def before_finish(self, trainer: TrainerView) -> None:
-        """After the last round of a fit, before its last average and evaluation: the place to change weights, see
-        `TrainerView`.
+        """After the last round of a fit, before its last average and evaluation.
+
+        The only place to change weights, see `TrainerView`.
         """
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """After the last average, where a stop ended training early too; not after an error."""
 
     def close(self) -> None:
-        """Let go of what is held; after an error too, also one of `start`."""
+        """Let go of what is held; after an error too, even one in `start`."""
 
 
 class History(Callback):
-    """Appends to `history.jsonl`: one JSON object per report and per epoch, each line on disk before training goes on.
+    """Appends to `history.jsonl`: one JSON object per report and per epoch, each line flushed before training goes on.
 
     Args:
         path: of the file; that of the run by default.

@@ -9,7 +9,7 @@ from cupynet.backend.array import Array
 from cupynet.parallel import Average
 from cupynet.training.records import Report
 
-UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are loaded
+UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are still being loaded
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Since:
         start: the clock at the last report.
         samples, losses: how many samples this replica has seen since, and the sum of their losses, on the device.
         score: of the last average since, see `Average`; NaN if there was none.
-        divergence: when it was last measured since; NaN if it was not.
+        divergence: as last measured since; NaN if it was not.
     """
 
     start: Clock

@@ -30,15 +30,16 @@ def describe(record: EpochRecord) -> str:
 
 
 class _Terminal(Console):
-    """A console whose reader may leave without ending the process, which is what rich does by default."""
+    """A console whose reader may leave; rich by default ends the process then."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 class Progress(Callback):
-    """One line per epoch, on the terminal and in the run's log; below the lines, on a terminal, a bar over all rounds,
-    drawn by a thread of its own four times a second.
+    """One line per epoch, on the terminal and in the run's log, and on a terminal a bar over all rounds below them.
+
+    The bar is drawn by a thread of its own, four times a second.
 
     Args:
         style: `bar`, `lines`, `none`, or `auto`: a bar on a terminal, else lines.

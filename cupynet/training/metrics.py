@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from cupynet.checks import integer
 from cupynet.errors import ConfigError, DataError
 
-# Larger losses count as infinite, so that a sum of 10^8 of them still is a float64.
+# Larger losses count as infinite, so that the sum of 10^8 finite ones is still a finite float64.
 _HUGE = 1e300
 _PARTS = 48  # floats of 53 bits that an exact sum of float64 can need: their exponents span 2,100 bits
 
@@ -105,7 +105,8 @@ class Evaluation:
 
     def pack(self) -> NDArray[np.float64]:
         """All counts as one vector, whose length follows from the number of classes: what workers send each other.
-        Exact: counts stay below 2**53.
+
+        Exact, as counts stay below 2**53.
         """
         parts = np.zeros(_PARTS)
         parts[: len(self._loss_sum)] = self._loss_sum
@@ -114,7 +115,7 @@ class Evaluation:
 
     @classmethod
     def unpack(cls, vector: NDArray[np.float64], classes: int, top_n: int = 3) -> Evaluation:
-        """What `pack` of an evaluation with as many classes and the same `top_n` has packed."""
+        """The evaluation that `pack` packed, of as many classes and the same `top_n`."""
         found = cls(classes, top_n)
         found.top_n_hits, found._loss_not_finite = int(vector[0]), float(vector[1])
         undecided, confusion, parts = np.split(vector[2:], [classes, classes + classes**2])
@@ -130,22 +131,22 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The part of all samples that was predicted right, 0..1."""
+        """The fraction of all samples that was predicted right, 0..1."""
         return _ratio(int(self.confusion.trace()), self.samples)
 
     @property
     def top_n_accuracy(self) -> float:
-        """The part of all samples whose true class is among the `top_n` highest scores, 0..1."""
+        """The fraction of all samples whose true class is among the `top_n` highest scores, 0..1."""
         return _ratio(self.top_n_hits, self.samples)
 
     @property
     def precision(self) -> float:
-        """Macro-averaged: the part of what was predicted as a class that is it; not over classes never predicted."""
+        """Macro-averaged: the fraction right of what was predicted as a class; not over classes never predicted."""
         return self._macro("precision")
 
     @property
     def recall(self) -> float:
-        """Macro-averaged: the part of a class's samples that was predicted as it; not over classes without samples."""
+        """Macro-averaged: the fraction of a class's samples predicted as it; not over classes without samples."""
         return self._macro("recall")
 
     @property

@@ -23,8 +23,8 @@ class Report:
         images_per_s: of all replicas together.
         compute_s, data_s, averaging_s: this worker's seconds in gradients and updates, waiting for batches, and in its
             synchronizer.
-        divergence: the largest relative distance of a replica from the mean when it was last measured since the last
-            report; NaN if it was not.
+        divergence: the largest relative distance of a replica from the mean, as last measured since the last report;
+            NaN if it was not.
     """
 
     iteration: int
@@ -80,7 +80,7 @@ class Stop:
         text: what to tell people; cut after 200 bytes of UTF-8, which is what workers send each other.
 
     Raises:
-        ConfigError: the reason is none, or the text is no text.
+        ConfigError: the reason is no `StopReason`, or the text is no str.
     """
 
     reason: StopReason
@@ -98,8 +98,10 @@ class Stop:
 
 
 class TrainerView(Protocol):
-    """A worker's trainer, as its callbacks see it. Weights may be changed in `Callback.before_finish` alone, by a
-    callback that runs on every rank and does the same on each.
+    """A worker's trainer, as its callbacks see it.
+
+    Weights may be changed only in `Callback.before_finish`, by a callback that runs on every rank and does the same on
+    each.
     """
 
     @property

@@ -23,7 +23,7 @@ Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
 
 def check_data(dataset: Dataset, model: Model) -> None:
-    """Refuse data that do not fit the network: no images, of another shape, another number of classes. ConfigError."""
+    """Refuse data that do not fit the network: no images, another shape, another number of classes. ConfigError."""
     if not len(dataset):
         raise ConfigError(f"data set {dataset.name!r} is empty: there is nothing to train or evaluate on")
     shape = tuple(dataset.images.shape[1:])
@@ -71,14 +71,15 @@ class Replica:
         return self.optimizer.state
 
     def begin(self) -> None:
-        """Before a fit: forget the gradient that a round which failed may have left."""
+        """Before a fit: forget the gradient that a failed round may have left."""
         self.params.grad[...] = 0
 
     # a round --------------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> int:
-        """Add the gradient of the batch's mean loss to `params.grad`, times the policy's loss scale; how many samples
-        the batch has, 0 without one.
+        """Add the gradient of the batch's mean loss, times the policy's loss scale, to `params.grad`.
+
+        Returns how many samples the batch has; 0 without one.
         """
         if batch is None:
             self.losses = 0.0
@@ -105,8 +106,9 @@ class Replica:
     # beside training ------------------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch) -> Scores | None:
-        """What the network makes of a batch: scores (N, classes) and losses (N,), on the host. None where another
-        worker has them: in all stages of a pipeline but the last.
+        """What the network makes of a batch: scores (N, classes) and losses (N,), on the host.
+
+        None where another worker has them: in all stages of a pipeline but the last.
         """
         model, backend = self.model, self.backend
         with backend.loans():
@@ -136,17 +138,18 @@ class Replica:
         self.backend.synchronize()
         return time.perf_counter() - began
 
-    # to go on later -------------------------------------------------------------------------------------------------
+    # resuming -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Copies of all that a checkpoint must hold: `weights`, and each vector of the `optimizer`, by the parameters'
-        names and on the host; and numbers.
+        """Copies of all that a checkpoint must hold.
+
+        `weights` and each vector of the `optimizer`, by the parameters' names and on the host; and numbers.
         """
         optimizer = {name: self._by_name(vector) for name, vector in self.optimizer_state.items()}
         return {"updates": self.updates, "weights": self._by_name(self.params.master), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, also that of another backend or precision.
+        """Take over what `state` returned, on another backend or in another precision too.
 
         Raises:
             ConfigError: it is the state of another network, or of another kind of optimizer.

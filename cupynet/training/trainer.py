@@ -145,18 +145,19 @@ class Trainer:
     ) -> None:
         """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
 
-        An epoch that a stop broke off is gone on with where it was left, if `train` deals out as many batches as then.
-        A learning-rate schedule stretches over this fit: another one begins it anew.
+        An epoch that a stop broke off is continued where it was left, if `train` has as many samples in batches of the
+        same size as then; else it begins anew. A learning-rate schedule stretches over this fit, and begins anew in the
+        next.
 
         Args:
             train: the batches of all workers.
             epochs: how many more.
-            evaluate_on: evaluated, in parallel, every `evaluate_every` epochs and after the last.
+            evaluate_on: what is evaluated, in parallel, every `evaluate_every` epochs and after the last.
             split: what to call it, `test` or `validation`.
 
         Raises:
             ConfigError: an argument cannot work, or the data do not fit the network.
-            DivergedError: a replica is no longer finite; looked for at averages, reports and the ends of epochs.
+            DivergedError: a replica is no longer finite; checked at averages, reports and the ends of epochs.
         """
         epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split)
         fit = Fit(train, self.epoch + epochs, evaluate_on, evaluate_every, split)
@@ -165,7 +166,7 @@ class Trainer:
                 self.replica.check(loader.dataset)
         self._begin(fit)
         try:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # it is looked for, not warned of
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked for, not warned about
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self._tell("on_fit_start")
@@ -293,7 +294,7 @@ class Trainer:
             self._refuse_different()
 
     def _refuse_different(self) -> None:
-        """What a fit promises: a synchronizer that leaves replicas different is told so."""
+        """A fit promises identical replicas: refuse a synchronizer that leaves them different."""
         own = float(self.replica.params.master.sum())
         if len(set(self.groups.replicas.gather_numbers(own)[:, 0].tolist())) > 1:
             raise ConfigError(
@@ -360,11 +361,12 @@ class Trainer:
             whole.merge(Evaluation.unpack(packed, dataset.classes))
         return whole
 
-    # to go on later -------------------------------------------------------------------------------------------------
+    # resuming -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Where training is, after any round: what a checkpoint must hold to go on exactly, as numbers and arrays on
-        the host by name, in dictionaries. This worker's; it causes no average.
+        """Where training is, after any round: what a checkpoint of this worker must hold to go on exactly.
+
+        Numbers, and arrays on the host, by name, in dictionaries. It causes no average.
         """
         return {
             "trainer": {

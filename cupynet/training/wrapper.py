@@ -54,7 +54,8 @@ class ParallelWrapper:
         report_score_after_averaging: compute the mean loss over all replicas at each average.
         average_updaters: average the optimizer state with the weights.
         optimizer: Nesterov(0.01, 0.9) by default; each worker gets a copy.
-        synchronizer: in place of the averaging that the three arguments above describe; a copy for each worker.
+        synchronizer: in place of the averaging that `averaging_frequency`, `report_score_after_averaging` and
+            `average_updaters` describe; each worker gets a copy.
         devices: the GPUs, worker r on devices[r % len(devices)]; the first is the model's own. All by default.
         callbacks: told of events, see `Callback`.
         report_every: iterations between reports to callbacks; 0 for none.
@@ -88,7 +89,7 @@ class ParallelWrapper:
         blas_threads: int | None = None,
         run: Run | str | Path | None = None,
     ) -> None:
-        """See the class. (Over 40 lines: an argument after the other is checked and decided.)"""
+        """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
         instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")
@@ -136,7 +137,7 @@ class ParallelWrapper:
             log.warning("closing failed too: %s: %s", type(second).__name__, second)
 
     def close(self) -> None:
-        """End the workers and let callbacks close what they hold; the model stays usable. Harmless when done before."""
+        """End the workers and let callbacks close what they hold; the model stays usable. Harmless a second time."""
         trainers, self._trainers = self._trainers, [None] * self.placement.workers
         with ExitStack() as closing:
             for trainer in trainers:
@@ -156,8 +157,9 @@ class ParallelWrapper:
         evaluate_every: int = 1,
         split: str = "test",
     ) -> ParallelWrapper:
-        """Train until `epochs` more epochs are complete, the rest of one that a stop broke off included; afterwards all
-        replicas are identical.
+        """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
+
+        The rest of an epoch that a stop broke off counts as one of them, see `Trainer.fit`.
 
         The first worker that fails stops the others and its exception is raised here; the wrapper can do nothing more
         then, and the model keeps what it has.
@@ -165,7 +167,7 @@ class ParallelWrapper:
         Args:
             train: a `Loader`; or a `Dataset`, or images (S, H, W, C) and labels (S,), shuffled anew in each epoch.
             epochs: how many more.
-            batch_size: where `train` or `evaluate_on` is no `Loader`.
+            batch_size: for a `train` or `evaluate_on` that is no `Loader`.
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
         """
         loader = self._loader(train, batch_size)
@@ -186,7 +188,7 @@ class ParallelWrapper:
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
         """Evaluate in parallel over the replicas; `data` as for `fit`."""
         loader = self._loader(data, batch_size, shuffle=False)
-        found: list[Evaluation] = []  # the same of every worker of this process
+        found: list[Evaluation] = []  # one from each worker of this process, all the same
 
         def task(trainer: Trainer) -> None:
             trainer.synchronizer.begin(trainer.replica)
@@ -200,8 +202,9 @@ class ParallelWrapper:
         return self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size)) or 0.0
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Let the running `fit`, or else the next one, end soon after the same round on all workers; from a callback,
-        another thread or a signal handler.
+        """Let the running `fit`, or else the next one, end soon, after the same round on all workers.
+
+        From a callback, another thread or a signal handler.
         """
         self._stop = (text, reason)
         for trainer in self._trainers:

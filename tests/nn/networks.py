@@ -62,7 +62,7 @@ class Residual(Layer):
 
 
 def lenet(filters: tuple[int, int] = (20, 50), units: int = 500, kernel: int = 5) -> Sequential:
-    """Deeplearning4j's LeNet: convolutions without activation, overlapping nothing, one hidden layer with ReLU."""
+    """Deeplearning4j's LeNet: convolutions without activation, windows of pools apart, one hidden layer with ReLU."""
     return Sequential(
         {
             "conv1": Conv2D(filters[0], kernel),

@@ -277,7 +277,7 @@ class AddsIntoTheBranch(Residual):
 
 
 def test_who_changes_the_output_of_a_branch_gets_wrong_gradients() -> None:
-    """It cannot be refused at no cost, so that a gradient check sees it must be known."""
+    """Refusing it would cost something in every pass: it is enough that a gradient check sees it."""
     branch = Sequential([Conv2D(2, 3, padding="same", activation="relu")])
     check_layer(Residual(branch), SMALL, create_backend("numpy", "double"))
     with pytest.raises(AssertionError, match="by differences"):

@@ -1,4 +1,4 @@
-"""Teams of worker threads: results, failures, life time."""
+"""Teams of worker threads: results, failures, lifetimes."""
 
 from __future__ import annotations
 

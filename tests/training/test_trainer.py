@@ -444,7 +444,7 @@ def test_evaluation_data_that_do_not_fit_are_refused_before_training():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_reports_at_other_times_on_other_ranks_disturb_nobody(rank):
-    """What is measured when was once decided by each worker's reports: ranks that differed ended in a TypeError."""
+    """Each worker's reports once decided when to measure: ranks that differed ended in a TypeError."""
 
     def task(communicator):
         trainer = Trainer(

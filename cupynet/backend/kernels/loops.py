@@ -28,7 +28,7 @@ def kernel(function: Kernel) -> Kernel:
     """Compile on first use, for the dtypes it is called with.
 
     A kernel that is made for some constants has a cache file named after them and after the state of this folder's
-    sources. Under one name numba numbers the files: of two processes that compile at once one would find the other's
+    sources. Files of one name are numbered by numba: of two processes that compile at once, one would find the other's
     code. And numba looks at a kernel's own file only, not at what it is made of (`vectors`).
     """
     if function.__closure__:

@@ -36,7 +36,7 @@ class Passed(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of a weight's gradient: from row `line` of the patch on, `lines` rows; from that value and filter on."""
+    """A block of a weight's gradient: `lines` rows from row `line` of the patch on, from that value and filter on."""
 
     line: int
     lines: int

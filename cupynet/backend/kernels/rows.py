@@ -34,7 +34,7 @@ from cupynet.backend.kernels.vectors import (
     store,
 )
 
-L1_BYTES = 24 * 1024  # of the L1 cache for images; it has 32 KB and more
+L1_BYTES = 24 * 1024  # of the L1 cache, used for images; it has 32 KB or more
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

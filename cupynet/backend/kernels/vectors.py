@@ -1,5 +1,4 @@
-"""Pieces of machine code that `rows`, `windows` and `outer` are made of: LLVM's vectors, and how this processor holds
-them.
+"""Pieces of machine code that `rows`, `windows` and `outer` are made of: vectors, as LLVM and this processor have them.
 
 Functions that take `b`, an LLVM builder, emit instructions at its place and return what they compute.
 """
@@ -46,7 +45,7 @@ def constants(*kinds: Any) -> list[int] | None:
 
 
 def pointers(context: Any, b: Any, signature: Any, given: Any) -> Callable[..., Any]:
-    """pointer(i, j): to element given[j] of the array given[i]; pointer(i): to its first. Places in the signature."""
+    """pointer(i, j): to element given[j] of the array given[i]; pointer(i): to its first. i, j: signature places."""
 
     def pointer(array: int, at: int | None = None) -> Any:
         data = context.make_array(signature.args[array])(context, b, given[array]).data

@@ -124,8 +124,8 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
     """The kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`.
 
     `nan`: 1 for the one that looks at every sum for NaN. The other looks at the numbers that go in, which costs next to
-    nothing: while those are finite and so small that no sum can overflow, no sum is NaN. (In one kernel the few
-    registers that this takes would be missing in the innermost loop, a fifth of its speed.)
+    nothing: while those are finite and so small that no sum can overflow, no sum is NaN. (In one kernel for
+    both, the few registers that this takes would be missing in the innermost loop, which costs a fifth of the speed.)
     """
 
     @kernel
