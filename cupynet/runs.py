@@ -25,7 +25,8 @@ class Summary:
         parameters: number of weights of the network.
         stopped_by: why training ended early; None where it did not.
         images_per_s: training images over the seconds of their rounds, after the first 10.
-        wall_s: of the whole run; train_s, compile_s, evaluate_s, data_s, averaging_s: its parts, see `Clock`.
+        wall_s: of the whole run; compile_s: of it, until the kernels were ready; train_s, evaluate_s, data_s,
+            averaging_s: see `Clock`.
         validation_accuracy, test_accuracy, test_loss, test_f1: after the last epoch; test: all of that evaluation.
         commit: of the source the run was made with, with `-dirty` if it was changed; None outside a repository.
         environment: the machine, its BLAS and versions.

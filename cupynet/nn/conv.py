@@ -26,8 +26,9 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 class Conv2D(Layer):
-    """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O), by im2col and one 2-D product.
+    """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
 
+    By im2col and one 2-D product in the reference; backends may do it otherwise, and together with a pool behind it.
     H' = (H + 2 padding - K_h) // stride + 1: windows that do not fit are left out (Deeplearning4j's Truncate).
 
     Args:

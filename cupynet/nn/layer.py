@@ -195,11 +195,6 @@ class Sequential(Layer):
     def children(self) -> Iterable[tuple[str, Layer]]:
         return self.layers.items()
 
-    @property
-    def output_activation(self) -> str:
-        """The chain applies none of its own; that of its last layer is found by `ending`."""
-        return "identity"
-
     def ending(self) -> Layer:
         return list(self.layers.values())[-1].ending()
 
