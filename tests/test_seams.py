@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,12 @@ def test_placement_is_asked_for() -> None:
     """By the class that trains, and by who must refuse a wrong one before that is made."""
     places = {s.path for s in SOURCES if "Placement.of(" in s.text}
     assert places == {"training/wrapper.py", "experiment.py"}
+
+
+def test_the_prefetch_buffer_is_shared_out_in_one_place() -> None:
+    shared = re.compile(r"prefetch\w*[^\n]*//|//[^\n]*prefetch")
+    assert {s.path for s in SOURCES if shared.search(s.text)} == {"training/wrapper.py"}
+    assert shared.search("mine = -(-prefetch_buffer // workers)")
 
 
 def test_blas_threads_are_limited_in_one_way() -> None:
