@@ -790,7 +790,7 @@ def test_load(run_folder: Path) -> None:
     settings = config.load(run_folder, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"], ["mine"])
     assert (settings.workers, settings.batch_size, settings.data["limit"]) == (2, 512, 10)
     assert settings.parallel.synchronizer["frequency"] == settings.parallel.averaging_frequency == 3
-    other = config.load(run_folder, ["parallel.averaging_frequency=7", "parallel=default", "backend=numpy"])
+    other = config.load(run_folder, ["parallel.averaging_frequency=7", "parallel=averaging", "backend=numpy"])
     assert (other.parallel.synchronizer["frequency"], other.backend.name) == (7, "numpy")
     assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
     assert settings.trusted_modules == ["mine"]

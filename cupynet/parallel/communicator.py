@@ -7,6 +7,8 @@ same bits whatever the timing.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,16 +27,52 @@ class WorkerTimeout(CupynetError):
     """A worker did not arrive where the others waited for it."""
 
 
+@dataclass
+class Traffic:
+    """What one worker has sent to others, counted alike however they are connected.
+
+    An all-reduce of n bytes is counted as the bandwidth-optimal algorithms send it, chunks exchanged and then gathered;
+    arrays of the host that only synchronise (counts, flags) count too. Threads hand over references: there it is what
+    would have travelled.
+
+    Attributes:
+        bytes_sent: so far.
+    """
+
+    bytes_sent: int = 0
+
+    def all_reduce(self, nbytes: int, workers: int) -> None:
+        """Of a vector of `nbytes`: 2 (W - 1) / W of them."""
+        self.bytes_sent += 2 * (workers - 1) * nbytes // workers
+
+    def all_gather(self, nbytes: int, workers: int) -> None:
+        """Of `nbytes` of this worker's own, to all others."""
+        self.bytes_sent += (workers - 1) * nbytes
+
+    def message(self, nbytes: int) -> None:
+        """To one other worker."""
+        self.bytes_sent += nbytes
+
+
 class Communicator:
     """One worker's end of the connection.
 
     Attributes:
         rank: this worker's number, from 0.
         size: how many workers there are.
+        traffic: what this worker has sent, through this communicator and all that were split from it.
     """
 
     rank: int
     size: int
+    traffic: Traffic
+
+    def split(self, color: int, key: int) -> Communicator:
+        """The workers that give the same colour, in the order of their keys, then of their ranks here.
+
+        Every worker calls it. The new communicator is attached to the same backend.
+        """
+        raise NotImplementedError
 
     def attach(self, backend: Backend) -> None:
         """Learn where this worker's arrays live: `backend` brings them to the host and back, and computes the means.
@@ -50,6 +88,27 @@ class Communicator:
         """Every worker's array in rank order, (size, ...), on every worker.
 
         array: on the host, of the same shape and dtype on every worker; for small things.
+        """
+        raise NotImplementedError
+
+    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+        """Every worker's vector (n_rank,) in rank order, on every worker.
+
+        vector: on the host, of the same dtype on every worker; the lengths may differ.
+        """
+        raise NotImplementedError
+
+    def send(self, array: Array, to: int) -> None:
+        """Send `array`, of the host or of this worker's device, to worker `to`.
+
+        Returns at once: the array may be changed, and two workers may send to each other before they receive.
+        """
+        raise NotImplementedError
+
+    def recv(self, array: Array, source: int) -> None:
+        """Overwrite `array` with the next one that worker `source` sent here, of the same shape and dtype.
+
+        Messages from one worker to another arrive in the order in which they were sent.
         """
         raise NotImplementedError
 
@@ -80,8 +139,13 @@ class Communicator:
 class SerialCommunicator(Communicator):
     """One worker alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, traffic: Traffic | None = None) -> None:
         self.rank, self.size = 0, 1
+        self.traffic = Traffic() if traffic is None else traffic
+        self._to_itself: deque[Array] = deque()
+
+    def split(self, color: int, key: int) -> SerialCommunicator:
+        return SerialCommunicator(self.traffic)
 
     def barrier(self) -> None:
         pass
@@ -89,8 +153,29 @@ class SerialCommunicator(Communicator):
     def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
         return np.stack([array])
 
+    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+        return [vector.copy()]
+
+    def send(self, array: Array, to: int) -> None:
+        self._to_itself.append(array.copy())
+
+    def recv(self, array: Array, source: int) -> None:
+        if not self._to_itself:
+            raise RuntimeError("worker 0 waits for a message of its own that it never sent")
+        array[...] = same_form(array, self._to_itself.popleft())
+
     def broadcast(self, array: Array, root: int = 0) -> None:
         pass
 
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
         pass
+
+
+def same_form(expected: Array, got: Array) -> Array:
+    """`got`, if a receiver that expects an array like `expected` can take it; else RuntimeError."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        raise RuntimeError(
+            f"a message of {got.dtype} {got.shape} came where {expected.dtype} {expected.shape} was expected: "
+            "the workers do not make the same calls"
+        )
+    return got

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cupynet.errors import ConfigError
 from cupynet.parallel.communicator import Communicator, SerialCommunicator
 
 
@@ -26,3 +27,16 @@ class Groups:
         """Every worker is a whole replica of its own; without a communicator there is one worker alone."""
         world = SerialCommunicator() if world is None else world
         return cls(world, replicas=world, stages=SerialCommunicator())
+
+    @classmethod
+    def grid(cls, world: Communicator, stages: int) -> Groups:
+        """Replicas of `stages` workers each: worker r of the world is stage r % stages of replica r // stages.
+
+        Every worker calls it. ConfigError: the workers cannot be shared out like that.
+        """
+        if stages == 1:
+            return cls.of(world)
+        if world.size % stages:
+            raise ConfigError(f"stages={stages}: {world.size} workers cannot be shared out into replicas of as many")
+        replica, stage = divmod(world.rank, stages)
+        return cls(world, replicas=world.split(stage, replica), stages=world.split(replica, stage))

@@ -55,7 +55,7 @@ class ThreadLauncher:
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
         self.workers = integer("workers", workers, 1)
-        self._group = ThreadGroup(self.workers, number("timeout_s", timeout_s, above=0, unit="seconds"))
+        self._group = ThreadGroup.of(self.workers, number("timeout_s", timeout_s, above=0, unit="seconds"))
         self._results: Results = queue.SimpleQueue()
         self._inboxes: list[Inbox] = []
         self._threads: list[threading.Thread] = []
@@ -107,18 +107,18 @@ class ThreadLauncher:
             inbox.put(task)
         first, waiting = None, set(range(self.workers))
         try:
-            while waiting and self._group.failure is None:
+            while waiting and self._group.team.failure is None:
                 rank, result = self._results.get()
                 waiting.remove(rank)
                 first = result if rank == 0 else first
         except BaseException as error:  # a KeyboardInterrupt: the workers must not go on alone
-            self._group.fail(-1, error)
+            self._group.team.fail(-1, error)
             self._wait(waiting)
             raise
-        if self._group.failure is not None:
+        if self._group.team.failure is not None:
             self._wait(waiting)
-            log.info("worker %d failed; the others were stopped", self._group.failed_rank)
-            raise self._group.failure
+            log.info("worker %d failed; the others were stopped", self._group.team.failed_rank)
+            raise self._group.team.failure
         return first
 
     def _wait(self, waiting: set[int]) -> None:
@@ -142,7 +142,7 @@ def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> 
         except BaseException as failure:
             if not isinstance(failure, CupynetError) and not getattr(failure, "__notes__", None):
                 annotate(failure, f"worker {communicator.rank}")
-            communicator.group.fail(communicator.rank, failure)
+            communicator.group.team.fail(communicator.rank, failure)
         results.put((communicator.rank, result))
         del task, result
 

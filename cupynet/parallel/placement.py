@@ -14,22 +14,29 @@ MOST_CPU_WORKERS = 4  # by default: more replicas than this change how a run lea
 
 @dataclass(frozen=True)
 class Placement:
-    """Workers and their devices.
+    """Replicas, the stages of each, and their devices.
 
     Attributes:
         workers: how many replicas.
-        devices: the GPUs they share, worker r on devices[r % len(devices)]; none on a CPU.
+        devices: the GPUs they share, rank r on devices[r % len(devices)]; none on a CPU.
+        stages: of each replica; 1 where a replica is the whole network on one device.
     """
 
     workers: int
     devices: tuple[int, ...]
+    stages: int = 1
 
     @classmethod
     def of(
-        cls, backend_name: str, workers: int | None = None, devices: Sequence[int] | None = None, first: int = 0
+        cls,
+        backend_name: str,
+        workers: int | None = None,
+        devices: Sequence[int] | None = None,
+        first: int = 0,
+        stages: int = 1,
     ) -> Placement:
-        """Decide what was left open: all devices, `first` before the others; one worker per device, or per core of a
-        CPU (up to 4).
+        """Decide what was left open: all devices, `first` before the others; one stage per device, or per core of a
+        CPU (up to 4 replicas).
 
         Raises:
             ConfigError: a count below 1, a device that is not there or is named twice, devices for a CPU backend.
@@ -50,13 +57,20 @@ class Placement:
         else:
             asked = sorted(range(there), key=lambda device: (device != first, device))
         if workers is None:
-            workers = len(asked) or min(available_cores(), MOST_CPU_WORKERS)
-        return cls(integer("workers", workers, 1), tuple(asked))
+            workers = (
+                max(len(asked) // stages, 1) if asked else min(max(available_cores() // stages, 1), MOST_CPU_WORKERS)
+            )
+        return cls(integer("workers", workers, 1), tuple(asked), integer("stages", stages, 1))
+
+    @property
+    def ranks(self) -> int:
+        """How many there are that compute: replicas times stages."""
+        return self.workers * self.stages
 
     def device(self, rank: int) -> int:
-        """The device of worker `rank`; 0 on a CPU."""
+        """The device of rank `rank`; 0 on a CPU."""
         return self.devices[rank % len(self.devices)] if self.devices else 0
 
     def names(self) -> list[str]:
-        """The device of each worker, in rank order: `cuda:0`, or `cpu`."""
-        return [f"cuda:{self.device(rank)}" if self.devices else "cpu" for rank in range(self.workers)]
+        """The device of each rank, in order: `cuda:0`, or `cpu`."""
+        return [f"cuda:{self.device(rank)}" if self.devices else "cpu" for rank in range(self.ranks)]

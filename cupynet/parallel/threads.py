@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,61 +13,104 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
-from cupynet.parallel.communicator import Communicator, PeerFailed, WorkerTimeout
+from cupynet.parallel.communicator import Communicator, PeerFailed, Traffic, WorkerTimeout, same_form
 
 
-class ThreadGroup:
-    """What the threads of one run share: a meeting point, slots to hand things over, and the first failure.
+class ThreadTeam:
+    """What all threads of a run have in common, whatever groups they form: the first failure, and who is told of it.
 
     Args:
-        size: how many workers.
-        timeout_s: how long a worker waits for the others before it takes them for dead.
+        timeout_s: how long a worker waits for another before it takes it for dead.
     """
 
-    def __init__(self, size: int, timeout_s: float = 300.0) -> None:
-        self.size, self.timeout_s = size, timeout_s
-        self.slots: tuple[list[Any], list[Any]] = ([None] * size, [None] * size)
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         self.failure: BaseException | None = None
         self.failed_rank = -1
-        self._condition = threading.Condition()
-        self._arrived: set[int] = set()
-        self._generation = 0
+        self.condition = threading.Condition()
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Record a worker's failure and wake everybody; the first one counts."""
-        with self._condition:
+        with self.condition:
             if self.failure is None:
                 self.failure, self.failed_rank = error, rank
-            self._condition.notify_all()
+            self.condition.notify_all()
+
+    def check(self, name: int) -> None:
+        """Raise PeerFailed if a worker has failed. name: the rank of the one that asks, among all."""
+        if self.failure is not None:
+            raise PeerFailed(f"worker {name} stops because worker {self.failed_rank} failed")
+
+    def wait(self, name: int, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
+        """Wait, holding the condition, until `ready()`; raises PeerFailed or WorkerTimeout instead of waiting for ever.
+
+        missing: who has not come, for the message.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        while not ready():
+            self.check(name)
+            if not self.condition.wait(deadline - time.monotonic()) and not ready():
+                raise WorkerTimeout(
+                    f"worker {missing()} has not arrived where worker {name} waited for it for {self.timeout_s:g} s "
+                    "and is taken for dead: raise timeout_s if it is only slow"
+                )
+
+
+class ThreadGroup:
+    """What the threads of one group share: a meeting point, slots to hand things over, and letter boxes.
+
+    Args:
+        names: of its workers in order: their ranks among all workers of the run.
+        team: what it shares with the other groups of the run.
+    """
+
+    def __init__(self, names: list[int], team: ThreadTeam) -> None:
+        self.names, self.size, self.team = names, len(names), team
+        self.slots: tuple[list[Any], list[Any]] = ([None] * self.size, [None] * self.size)
+        self.boxes: dict[tuple[int, int], LetterBox] = {
+            (source, to): LetterBox() for source in range(self.size) for to in range(self.size)
+        }
+        self._arrived: set[int] = set()
+        self._generation = 0
+
+    @classmethod
+    def of(cls, size: int, timeout_s: float = 300.0) -> ThreadGroup:
+        """All workers of a run."""
+        return cls(list(range(size)), ThreadTeam(timeout_s))
 
     def meet(self, rank: int) -> None:
-        """Wait until all workers are here; raises PeerFailed or WorkerTimeout instead of waiting for ever."""
-        with self._condition:
-            self.check(rank)
+        """Wait until all workers are here."""
+        condition = self.team.condition
+        with condition:
+            self.team.check(self.names[rank])
             self._arrived.add(rank)
             if len(self._arrived) == self.size:
                 self._arrived.clear()
                 self._generation += 1
-                self._condition.notify_all()
+                condition.notify_all()
                 return
-            generation, deadline = self._generation, time.monotonic() + self.timeout_s
-            while generation == self._generation:
-                if not self._condition.wait(deadline - time.monotonic()) and generation == self._generation:
-                    self._time_out(rank)
-                if generation == self._generation:
-                    self.check(rank)
+            generation = self._generation
+            self.team.wait(self.names[rank], lambda: generation != self._generation, self._missing)
 
-    def _time_out(self, rank: int) -> None:
-        missing = ", ".join(str(r) for r in range(self.size) if r not in self._arrived)
-        raise WorkerTimeout(
-            f"worker {missing} has not arrived where worker {rank} waited for it for {self.timeout_s:g} s and is taken "
-            "for dead: raise timeout_s if it is only slow"
-        )
+    def _missing(self) -> str:
+        return ", ".join(str(name) for rank, name in enumerate(self.names) if rank not in self._arrived)
 
-    def check(self, rank: int) -> None:
-        """Raise PeerFailed if a worker has failed."""
-        if self.failure is not None:
-            raise PeerFailed(f"worker {rank} stops because worker {self.failed_rank} failed")
+
+class LetterBox:
+    """Messages from one worker to another that have not been received yet, and buffers to be used again."""
+
+    def __init__(self) -> None:
+        self.letters: deque[NDArray[Any]] = deque()
+        self.buffers: deque[NDArray[Any]] = deque()
+
+    def copy(self, host: NDArray[Any]) -> NDArray[Any]:
+        """A copy of `host`, in a buffer that was received from before where it fits."""
+        if self.buffers:
+            buffer = self.buffers.popleft()
+            if buffer.shape == host.shape and buffer.dtype == host.dtype:
+                buffer[...] = host
+                return buffer
+        return np.array(host)
 
 
 class ThreadCommunicator(Communicator):
@@ -76,32 +121,69 @@ class ThreadCommunicator(Communicator):
         rank: this one's number.
     """
 
-    def __init__(self, group: ThreadGroup, rank: int) -> None:
+    def __init__(
+        self, group: ThreadGroup, rank: int, backend: Backend | None = None, traffic: Traffic | None = None
+    ) -> None:
         self.group, self.rank, self.size = group, rank, group.size
+        self.traffic = Traffic() if traffic is None else traffic
         self._turn = 0
-        self._backend: Backend = create_backend("numpy", "double")
+        self._backend: Backend = create_backend("numpy", "double") if backend is None else backend
 
     def attach(self, backend: Backend) -> None:
         self._backend = backend
+
+    def split(self, color: int, key: int) -> ThreadCommunicator:
+        asked = self._exchange((color, key))
+        members = sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)
+        ranks = [rank for _, rank in members]
+        first = ranks[0] == self.rank
+        made = ThreadGroup([self.group.names[rank] for rank in ranks], self.group.team) if first else None
+        group = self._exchange(made)[ranks[0]]
+        return ThreadCommunicator(group, ranks.index(self.rank), self._backend, self.traffic)
 
     def barrier(self) -> None:
         self.group.meet(self.rank)
 
     def check(self) -> None:
-        if self.group.failure is not None:
-            self.group.check(self.rank)
+        self.group.team.check(self.group.names[self.rank])
 
     def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
+        self.traffic.all_gather(array.nbytes, self.size)
         return np.stack(self._exchange(array.copy()))
 
+    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+        self.traffic.all_gather(vector.nbytes, self.size)
+        return [theirs.copy() for theirs in self._exchange(vector.copy())]
+
+    def send(self, array: Array, to: int) -> None:
+        host, condition = self._backend.to_host(array), self.group.team.condition
+        box = self.group.boxes[self.rank, to]
+        letter = box.copy(host)
+        self.traffic.message(letter.nbytes)
+        with condition:
+            box.letters.append(letter)
+            condition.notify_all()
+
+    def recv(self, array: Array, source: int) -> None:
+        box, team, names = self.group.boxes[source, self.rank], self.group.team, self.group.names
+        with team.condition:
+            team.wait(names[self.rank], lambda: bool(box.letters), lambda: str(names[source]))
+            letter = box.letters.popleft()
+        self._put(array, same_form(array, letter))
+        box.buffers.append(letter)
+
     def broadcast(self, array: Array, root: int = 0) -> None:
-        hosts = self._exchange(self._backend.to_host(array))
+        host = self._backend.to_host(array)
+        if self.rank == root:
+            self.traffic.all_gather(host.nbytes, self.size)
+        hosts = self._exchange(host)
         if self.rank != root:
             self._put(array, hosts[root])
         self.barrier()  # root does not change its array before all have copied it
 
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
         hosts = [self._backend.to_host(array) for array in arrays]
+        self.traffic.all_reduce(sum(host.nbytes for host in hosts), self.size)
         contributions = self._exchange((hosts, weight))
         total = sum(w for _, w in contributions)
         if total > 0:

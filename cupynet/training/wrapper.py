@@ -62,6 +62,7 @@ class ParallelWrapper:
         timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
         blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to.
+        launcher: what runs the workers, as many as there are ranks; threads of this process by default.
 
     Attributes:
         placement: how many workers, and on which devices.
@@ -88,6 +89,7 @@ class ParallelWrapper:
         timeout_s: float = 300.0,
         blas_threads: int | None = None,
         run: Run | str | Path | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
@@ -118,9 +120,9 @@ class ParallelWrapper:
         if blas_threads is not None:
             blas_threads = integer("blas_threads", blas_threads, 1)
         self.blas_threads = 0 if self.placement.devices else blas_threads or blas.threads_per_worker(own.name, workers)
-        self._trainers: list[Trainer | None] = [None] * workers
+        self._trainers: list[Trainer | None] = [None] * self.placement.ranks
         self._stop: tuple[str, StopReason] | None = None  # asked for before there were trainers to ask
-        self._launcher: Launcher = ThreadLauncher(workers, timeout_s)
+        self._launcher: Launcher = ThreadLauncher(self.placement.ranks, timeout_s) if launcher is None else launcher
         self._blas = blas.limited(self.blas_threads) if self.blas_threads else None  # last: all else may be refused
 
     def __enter__(self) -> ParallelWrapper:
@@ -138,7 +140,7 @@ class ParallelWrapper:
 
     def close(self) -> None:
         """End the workers and let callbacks close what they hold; the model stays usable. Harmless a second time."""
-        trainers, self._trainers = self._trainers, [None] * self.placement.workers
+        trainers, self._trainers = self._trainers, [None] * self.placement.ranks
         with ExitStack() as closing:
             for trainer in trainers:
                 if trainer is not None:

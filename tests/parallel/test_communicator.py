@@ -92,6 +92,106 @@ def test_broadcast_gives_everybody_the_roots_array(team):
         np.testing.assert_array_equal(array, np.full(7, float(root)))
 
 
+def test_vectors_of_different_lengths_are_gathered(team):
+    def task(c):
+        own = np.arange(3 * c.rank, dtype=np.int32)
+        gathered = c.all_gather_ragged(own)
+        own[:] = -1
+        c.barrier()
+        return gathered
+
+    for gathered in on_workers(team, task):
+        assert [vector.dtype for vector in gathered] == [np.int32] * team.workers
+        assert [vector.tolist() for vector in gathered] == [list(range(3 * rank)) for rank in range(team.workers)]
+
+
+def test_messages_arrive_in_order_and_may_cross(team):
+    def task(c):
+        ahead, behind = (c.rank + 1) % c.size, (c.rank - 1) % c.size
+        message, received = np.zeros((2, 3), np.float32), []
+        for turn in range(4):
+            message[...] = 10 * c.rank + turn
+            c.send(message, ahead)  # all send before anybody receives
+        for _ in range(4):
+            into = np.full((2, 3), np.nan, np.float32)
+            c.recv(into, behind)
+            received.append(into)
+        return received
+
+    for rank, received in enumerate(on_workers(team, task)):
+        behind = (rank - 1) % team.workers
+        np.testing.assert_array_equal(received, [np.full((2, 3), 10 * behind + turn) for turn in range(4)])
+
+
+def test_messages_of_several_forms_follow_each_other(team):
+    def task(c):
+        ahead, behind = (c.rank + 1) % c.size, (c.rank - 1) % c.size
+        sent = [np.full(5, c.rank, np.float64), np.full((2, 2), c.rank, np.float32), np.full(5, -c.rank, np.float64)]
+        for _ in range(3):
+            for array in sent:
+                c.send(array, ahead)
+            into = [np.empty_like(array) for array in sent]
+            for array in into:
+                c.recv(array, behind)
+        return [float(array.ravel()[0]) for array in into]
+
+    for rank, found in enumerate(on_workers(team, task)):
+        behind = (rank - 1) % team.workers
+        assert found == [behind, behind, -behind]
+
+
+def test_a_message_of_another_form_is_refused(team):
+    def task(c):
+        c.send(np.zeros(3), (c.rank + 1) % c.size)
+        with pytest.raises(RuntimeError, match=r"float64 \(3,\) came where float64 \(4,\) was expected"):
+            c.recv(np.zeros(4), (c.rank - 1) % c.size)
+        return True
+
+    assert all(on_workers(team, task))
+
+
+def test_workers_of_one_colour_form_a_group_in_the_order_of_their_keys(team):
+    def task(c):
+        odd = c.split(color=c.rank % 2, key=-c.rank)
+        mean = np.array([float(c.rank)])
+        odd.allreduce_mean([mean], 1)
+        last = np.array([c.rank])
+        odd.broadcast(last, 0)
+        c.barrier()
+        return odd.rank, odd.size, mean[0], int(last[0]), odd.split(0, 0).gather_numbers(c.rank)[:, 0].tolist()
+
+    for rank, (new, size, mean, first, again) in enumerate(on_workers(team, task)):
+        members = [r for r in range(team.workers) if r % 2 == rank % 2][::-1]
+        assert (new, size) == (members.index(rank), len(members))
+        assert (mean, first, again) == (sum(members) / len(members), members[0], members)
+
+
+def test_what_is_sent_is_counted(team):
+    def task(c):
+        others, group = c.size - 1, c.split(0, c.rank)
+        counts = [c.traffic.bytes_sent]
+        group.allreduce_mean([np.zeros(1200, np.float32)], 1)
+        counts.append(c.traffic.bytes_sent)
+        c.all_gather_ragged(np.zeros(c.rank, np.int32))
+        counts.append(c.traffic.bytes_sent)
+        c.all_gather(np.zeros(10))
+        counts.append(c.traffic.bytes_sent)
+        c.broadcast(np.zeros(5), others)
+        counts.append(c.traffic.bytes_sent)
+        if others:
+            c.send(np.zeros(7), (c.rank + 1) % c.size)
+            c.recv(np.zeros(7), (c.rank - 1) % c.size)
+        counts.append(c.traffic.bytes_sent)
+        return others, np.diff(counts).tolist()
+
+    for rank, (others, counts) in enumerate(on_workers(team, task)):
+        size = others + 1
+        reduced = 2 * others * 4800 // size
+        expected = [4 * rank * others, 80 * others, 40 * others * (rank == others), 56 * (others > 0)]
+        assert counts[1:] == expected
+        assert abs(counts[0] - reduced) <= 32 * others  # weights travel beside the vectors where they are not at hand
+
+
 @pytest.mark.parametrize("length", [1, 3, 1000])
 def test_mean_is_weighted_and_the_same_bits_everywhere(team, length):
     rng = np.random.default_rng(5)
@@ -149,14 +249,14 @@ def test_sums_are_in_rank_order_whatever_the_timing():
 
 
 def test_a_worker_that_never_comes_is_named():
-    group = ThreadGroup(3, timeout_s=0.05)
+    group = ThreadGroup.of(3, timeout_s=0.05)
     threading.Thread(target=lambda: pytest.raises(WorkerTimeout, ThreadCommunicator(group, 2).barrier)).start()
     with pytest.raises(WorkerTimeout, match=r"worker 1(, 2)? has not arrived where worker 0 waited"):
         ThreadCommunicator(group, 0).barrier()
 
 
 def test_a_failure_wakes_those_who_wait():
-    group = ThreadGroup(2, timeout_s=60)
+    group = ThreadGroup.of(2, timeout_s=60)
     woken = []
 
     def wait():
@@ -167,7 +267,7 @@ def test_a_failure_wakes_those_who_wait():
 
     thread = threading.Thread(target=wait)
     thread.start()
-    group.fail(1, ValueError("broken"))
+    group.team.fail(1, ValueError("broken"))
     thread.join(10)
     assert woken == ["worker 0 stops because worker 1 failed"]
     with pytest.raises(PeerFailed):
