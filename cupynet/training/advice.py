@@ -9,6 +9,7 @@ from cupynet.training.records import Spent
 
 STANDS_OUT = 0.10  # of the time: what costs less is not worth a word
 WANTED = 0.055  # of the time, at most, for averaging at the frequency that is advised: 5 % when rounded
+MOST_RARELY = 100  # iterations between averages: beyond that replicas drift apart, and the advice would be a bad one
 SLOWER = 1.25  # times as long for the same samples: more than the noise of a shared machine
 
 
@@ -41,16 +42,18 @@ def share_at(share: float, frequency: int, other: int) -> float:
 
 
 def rarer(share: float, frequency: int) -> int:
-    """The lowest frequency at which averaging would cost `WANTED` of the time, see `share_at`."""
-    return math.ceil(share * frequency * (1 - WANTED) / (WANTED * (1 - share)))
+    """The lowest frequency at which averaging would cost `WANTED` of the time, see `share_at`; 100 at most."""
+    if share * frequency >= MOST_RARELY * (1 - share):
+        return MOST_RARELY
+    return min(math.ceil(share * frequency * (1 - WANTED) / (WANTED * (1 - share))), MOST_RARELY)
 
 
 def _averaging(spent: Spent, frequency: int | str | None, cores: int | None) -> tuple[float, str]:
     workers, share = len(spent.rounds_s), min(spent.share("averaging_s"))
     said = f"averaging costs {share:.0%} of the time"
     if cores is not None and workers > cores:
-        return share, f"{said}, most of it waiting: {workers} workers take turns on {cores} core{'s' * (cores > 1)}"
-    if isinstance(frequency, int) and STANDS_OUT <= share < 1:
+        return share, f"{said}: {workers} workers share {cores} core{'s' * (cores > 1)}"
+    if isinstance(frequency, int) and share >= STANDS_OUT and frequency < MOST_RARELY:
         other = rarer(share, frequency)
         return share, f"{said}: frequency {other} would cost {share_at(share, frequency, other):.0%}"
     return share, f"{said}: larger batches make it rarer"
@@ -71,4 +74,4 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
         if others and pace / median(others) > ratio:
             slowest, ratio = rank, pace / median(others)
     cost = 1 - 1 / ratio if ratio >= SLOWER else 0.0
-    return cost, f"worker {slowest} is {ratio:.1f} times slower than the others, which wait for it"
+    return cost, f"worker {slowest} is {ratio:.1f} times slower than the others"

@@ -80,13 +80,13 @@ def check_validation(callbacks: Iterable[Callback], split: str | None, frequency
         name = type(callback).__name__
         if split is None:
             raise ConfigError(
-                f"{name} chooses by evaluations, and nothing is evaluated: fit(..., evaluate_on=data.validation, "
+                f"{name} chooses by evaluations, and nothing is evaluated: fit(..., evaluate_on=held_out, "
                 "split='validation')"
             )
         if split != "validation":
             raise ConfigError(
                 f"split={split}: {name} never chooses by the test images: hold others out of training, and then "
-                "fit(..., evaluate_on=data.validation, split='validation')"
+                "fit(..., evaluate_on=held_out, split='validation')"
             )
         if frequency == "end":
             raise ConfigError(
