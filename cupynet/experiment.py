@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, select_backend
-from cupynet.data import Data, Dataset, Loader, Source
+from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
@@ -132,15 +132,22 @@ class Experiment:
 
     # data -----------------------------------------------------------------------------------------------------------
 
+    def check_shards(self) -> None:
+        """Refuse data that lie in another number of shards than there are workers. ConfigError, DataError."""
+        try:
+            self.source.check_workers(self.placement.workers)
+        except ConfigError as error:
+            raise ConfigError(f"data: {error}") from error
+
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
         data = self.source.load()
         data.check(self.source.image_shape, self.source.classes)
         return data
 
-    def train_loader(self, data: Data) -> Loader:
+    def train_loader(self, data: Data) -> Batches:
         """Shuffled batches of the training set."""
-        return Loader(data.train, self.settings.batch_size, seed=self.source.seed)
+        return as_loader(data.train, self.settings.batch_size, seed=self.source.seed)
 
     def evaluation_loader(self, dataset: Dataset) -> Loader:
         """Batches in the data set's order."""
