@@ -104,6 +104,7 @@ class Experiment:
             "optimizer": self.optimizer,
             "synchronizer": self.synchronizer,
             "prefetch_buffer": parallel.prefetch_buffer,
+            "learning_rate_scale": parallel.learning_rate_scale,
             "timeout_s": parallel.timeout_s,
             "report_every": self.settings.report_every_iterations,
         }

@@ -122,11 +122,11 @@ def test_defaults_of_the_contract() -> None:
     parallel = plain(settings)["parallel"]
     assert parallel.pop("synchronizer") == {
         **{"_target_": "cupynet.parallel.ParameterAveraging", "frequency": 3, "average_updaters": True},
-        **{"report_score": True, "measure_every": 50},
+        **{"report_score": True, "measure_every": 50, "wire": "exact", "outer": "mean"},
     }
     assert parallel == {
         **{"averaging_frequency": 3, "prefetch_buffer": 24, "report_score_after_averaging": True},
-        **{"average_updaters": True, "timeout_s": 300},
+        **{"average_updaters": True, "learning_rate_scale": "none", "timeout_s": 300},
     }
     assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
     assert set(plain(settings)["memory"].values()) == {None} and settings.report_every_iterations == 50
@@ -163,7 +163,8 @@ def test_experiments() -> None:
     }
     guide = settings_of("experiment=dl4j_gpu_guide")
     assert (guide.workers, guide.dtype, guide.parallel.averaging_frequency) == (4, "half", 1)
-    assert guide.optimizer["learning_rate"] == 0.012 and guide.memory.device_pool_trim_above == "2GiB"
+    assert (guide.optimizer["learning_rate"], guide.parallel.learning_rate_scale) == (0.01, 1.2)
+    assert guide.memory.device_pool_trim_above == "2GiB"
     assert settings_of("experiment=data_parallel").parallel.averaging_frequency == "end"
 
 
@@ -184,13 +185,15 @@ def test_backends(name: str) -> None:
     [
         # the file's own class, a subclass, another class that shares some arguments, one that shares none
         (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging"],
-         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50}),
+         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "exact", "outer": "mean"}),
         (["trusted_modules=[tests.test_conf_files]", "parallel.synchronizer._target_=tests.test_conf_files.Own"],
          {"frequency": 10}),
         (["trusted_modules=[tests]", "parallel.synchronizer={_target_: tests.extending.gradient_mean.GradientMean}"],
          {}),
         (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging", "parallel.synchronizer.frequency=7"],
-         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50}),
+         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "exact", "outer": "mean"}),
     ],
     ids=["same", "own", "another", "asked"],
 )  # fmt: skip
