@@ -17,7 +17,7 @@ from cupynet.data import Data, Dataset, Loader, Source
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import Placement, Synchronizer
+from cupynet.parallel import GradientSharing, Placement, Synchronizer
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
@@ -138,6 +138,9 @@ class Experiment:
         devices = ", ".join(dict.fromkeys(placement.names()))
         workers = f"{placement.workers} worker{'s' * (placement.workers > 1)} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
+        every = self.settings.parallel.averaging_frequency
+        if every is not None and isinstance(self.synchronizer, GradientSharing):
+            log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())

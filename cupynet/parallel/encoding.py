@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from cupynet.checks import guess, instance, integer, number, refusal, shown
 from cupynet.errors import ConfigError
+from cupynet.parallel.synchronizers import is_finite
 
 SPARSE, BITMAP = 0, 1
 HEADER = 4  # words
@@ -30,16 +31,40 @@ class Message(NamedTuple):
     """What a worker sent.
 
     Attributes:
-        places: indices of weights, (n,), none twice.
-        steps: what is added to each, +t or -t, (n,).
         samples: how many samples the update is of.
-        finite: whether the sender's weights are.
+        finite: whether it is finite.
+        threshold: t.
+        body: of one of the two forms.
+        sparse: which of them.
     """
 
-    places: NDArray[np.int64]
-    steps: NDArray[Any]
     samples: int
     finite: bool
+    threshold: float
+    body: NDArray[np.int32]
+    sparse: bool
+
+    @classmethod
+    def of(cls, vector: NDArray[np.int32]) -> Message:
+        """What a vector that `encode` made says."""
+        kind, bits, samples, finite = vector[:HEADER].tolist()
+        threshold = float(np.int32(bits).view(np.float32))
+        return cls(samples, bool(finite), threshold, vector[HEADER:], kind == SPARSE)
+
+    def vector(self) -> NDArray[np.int32]:
+        """As it travels."""
+        bits = int(np.float32(self.threshold).view(np.int32))
+        kind = SPARSE if self.sparse else BITMAP
+        return np.concatenate([np.array([kind, bits, self.samples, self.finite], np.int32), self.body])
+
+    def add_to(self, weights: NDArray[Any], factor: float) -> None:
+        """Make its steps, times `factor`, in (P,) weights."""
+        step = weights.dtype.type(self.threshold * factor)
+        if self.sparse:
+            weights[abs(self.body) - 1] += np.where(self.body > 0, step, -step)
+            return
+        grows, shrinks = np.unpackbits(self.body.view(np.uint8)).view(np.int8).reshape(2, -1)[:, : len(weights)]
+        weights += (grows - shrinks) * step
 
 
 class Threshold:
@@ -173,50 +198,26 @@ class ThresholdEncoding:
         return str(self.algorithm)
 
     def start(self, count: int, dtype: Any) -> None:
-        """Nothing is left over of `count` weights; at most 2^31 - 2 of them."""
+        """Nothing is left over of `count` weights, which are fewer than 2^31."""
         self.residual: NDArray[Any] = np.zeros(count, dtype)
-        self._scratch = np.empty_like(self.residual)
 
-    def encode(self, after: NDArray[Any], before: NDArray[Any], samples: int) -> NDArray[np.int32]:
-        """The message that says of the update from `before` to `after`, and of the residual, what is large enough."""
-        residual, scratch = self.residual, self._scratch
-        np.subtract(after, before, out=scratch)
-        residual += scratch
-        threshold = np.float32(self.algorithm.threshold)
-        step = residual.dtype.type(threshold)
-        np.abs(residual, out=scratch)
-        places = np.flatnonzero(scratch >= step)
-        values = residual[places]
-        grows = values > 0
-        if len(places) <= len(residual) // 16:
-            kind, body = SPARSE, np.where(grows, places + 1, -places - 1).astype(np.int32)
-        else:
-            kind, body = BITMAP, _bitmaps(len(residual), places, grows)
-        residual[places] = values - np.where(grows, step, -step)
+    def encode(self, update: NDArray[Any], samples: int) -> Message:
+        """What is large enough of an update, (P,), of so many samples, and of the residual; the rest stays there.
+
+        Of no samples there is no update, and nothing is said.
+        """
+        if not samples:
+            return Message(0, True, 0.0, np.empty(0, np.int32), True)
+        residual, finite = self.residual, is_finite(update)
+        residual += update
+        threshold = float(np.float32(self.algorithm.threshold))  # as the others will read it
+        sent, sparse, body = _take(residual, residual.dtype.type(threshold))
         self._encoded += 1
         if self.clip_residual_every and self._encoded % self.clip_residual_every == 0:
-            limit = self.clip_residual * step
+            limit = residual.dtype.type(self.clip_residual * threshold)
             np.clip(residual, -limit, limit, out=residual)
-        self.algorithm.sent(len(places) / len(residual))
-        finite = bool(np.isfinite(scratch.sum()))
-        header = np.array([kind, threshold.view(np.int32), samples, finite], np.int32)
-        return np.concatenate([header, body])
-
-    def nothing(self) -> NDArray[np.int32]:
-        """The message of a worker that had no batch; its residual waits."""
-        return np.array([SPARSE, 0, 0, True], np.int32)
-
-    def decode(self, message: NDArray[np.int32]) -> Message:
-        """What a worker's message says."""
-        kind, bits, samples, finite = message[:HEADER]
-        body, step = message[HEADER:], self.residual.dtype.type(bits.view(np.float32))
-        if kind == SPARSE:
-            places, grows = np.abs(body).astype(np.int64) - 1, body > 0
-        else:
-            both = np.unpackbits(body.view(np.uint8)).reshape(2, -1)[:, : len(self.residual)]
-            places = np.flatnonzero(both[0] | both[1])
-            grows = both[0][places] > 0
-        return Message(places, np.where(grows, step, -step), int(samples), bool(finite))
+        self.algorithm.sent(sent / len(residual))
+        return Message(samples, finite, threshold, body, sparse)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold of it besides `residual`: numbers by name."""
@@ -228,11 +229,22 @@ class ThresholdEncoding:
         self.algorithm.restore(state["algorithm"])
 
 
-def _bitmaps(count: int, places: NDArray[Any], grows: NDArray[Any]) -> NDArray[np.int32]:
-    """One bit for each of `count` weights that grows, then one for each that shrinks, in whole words each."""
-    bits = np.zeros((2, -(-count // 32) * 32), np.bool_)
-    bits[0, places[grows]] = bits[1, places[~grows]] = True
-    return np.packbits(bits).view(np.int32)
+def _take(residual: NDArray[Any], step: Any) -> tuple[int, bool, NDArray[np.int32]]:
+    """Take a step out of every residual that is as large as one: how many, whether the body is sparse, and the body."""
+    large = abs(residual) >= step
+    count = int(np.count_nonzero(large))
+    if count <= len(residual) // 16:
+        places = np.flatnonzero(large)
+        values = residual[places]
+        grows = values > 0
+        residual[places] = values - np.where(grows, step, -step)
+        return count, True, np.where(grows, places + 1, -places - 1).astype(np.int32)
+    bits = np.zeros((2, -(-len(residual) // 32) * 32), np.bool_)  # in whole words each
+    grows, shrinks = bits[:, : len(residual)]
+    np.greater_equal(residual, step, out=grows)
+    np.less_equal(residual, -step, out=shrinks)
+    residual -= (grows.view(np.int8) - shrinks.view(np.int8)) * step
+    return count, False, np.packbits(bits).view(np.int32)
 
 
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:

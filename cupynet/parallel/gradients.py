@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cupynet.backend.array import Array
 from cupynet.checks import flag, integer, one_of
 from cupynet.parallel.communicator import Communicator
-from cupynet.parallel.encoding import ThresholdEncoding, encoding
+from cupynet.parallel.encoding import Message, ThresholdEncoding, encoding
 from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
 from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite, refuse_divergence
 from cupynet.parallel.tally import Tally
@@ -72,6 +72,7 @@ class GradientSharing(Synchronizer):
             master = replica.params.master
             self.encoding.start(len(master), master.dtype)
             self._common: NDArray[Any] = np.empty_like(self.encoding.residual)
+            self._update = np.empty_like(self._common)
 
     def begin(self, replica: ReplicaView) -> None:
         super().begin(replica)
@@ -138,13 +139,13 @@ class GradientSharing(Synchronizer):
     def _share_updates(self, replica: ReplicaView, encoder: ThresholdEncoding) -> None:
         """Take this worker's own update back, and make those that all workers sent."""
         params, common = replica.params, self._common
-        own = replica.backend.to_host(params.master)
-        message = encoder.encode(own, common, self._samples) if self._samples else encoder.nothing()
-        sent = [encoder.decode(each) for each in self.communicator.all_gather_ragged(message)]
+        np.subtract(replica.backend.to_host(params.master), common, out=self._update)
+        message = encoder.encode(self._update, self._samples).vector()
+        sent = [Message.of(each) for each in self.communicator.all_gather_ragged(message)]
         refuse_divergence([each.finite for each in sent], self._next - 1)
         total = sum(each.samples for each in sent)
         for each in sent:  # in rank order, so that the sums are the same everywhere
-            common[each.places] += each.steps * (each.samples / total if self.reduce == "mean" else 1.0)
+            each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
         params.master[...] = replica.backend.asarray(common)
         params.publish()
 
