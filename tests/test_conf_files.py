@@ -213,3 +213,35 @@ def test_another_optimizer_keeps_the_learning_rate() -> None:
     settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.l2=0.25")
     assert set(settings.optimizer) == {"_target_", "learning_rate", "l2", "max_grad_norm"}
     assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
+
+
+@pytest.mark.parametrize(("name", "frequency"), [
+    ("averaging", 7), ("slowmo", 7), ("diloco", 7), ("elastic", 7), ("post_local", None), ("adaptive", None),
+])  # fmt: skip
+def test_one_setting_turns_whatever_has_a_k(name: str, frequency: int | None) -> None:
+    settings = settings_of(f"parallel={name}", "parallel.averaging_frequency=7")
+    built = build(settings.parallel.synchronizer, "parallel.synchronizer")
+    assert built.frequency == frequency
+    if name == "post_local":
+        assert built.when.later.frequency == 7
+    if name == "adaptive":
+        assert built.when.first == 7
+
+
+def test_what_is_named_shortly_is_what_its_file_describes() -> None:
+    """`encoding=threshold` and `outer=diloco` are the files' parts with the classes' defaults."""
+    short = settings_of("parallel=gradients", "parallel.synchronizer.encoding=threshold").parallel.synchronizer
+    one, other = (build(node, "x") for node in (short, settings_of("parallel=threshold").parallel.synchronizer))
+    assert vars(one.encoding.algorithm) == pytest.approx(vars(other.encoding.algorithm), rel=1e-6)
+    assert (one.encoding.clip_residual_every, one.encoding.clip_residual) == (5, 5.0)
+    for name in ("slowmo", "diloco"):
+        short = settings_of(f"parallel.synchronizer.outer={name}").parallel.synchronizer
+        one, other = (build(node, "x") for node in (short, settings_of(f"parallel={name}").parallel.synchronizer))
+        assert str(one.outer) == str(other.outer)
+
+
+def test_the_diloco_experiment() -> None:
+    settings = settings_of("experiment=diloco")
+    assert (settings.workers, settings.parallel.averaging_frequency) == (4, 50)
+    outer = settings.parallel.synchronizer["outer"]
+    assert outer["_target_"] == "cupynet.parallel.DiLoCo" and outer["momentum"] < 0.9

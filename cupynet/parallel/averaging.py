@@ -58,7 +58,7 @@ class ParameterAveraging(Synchronizer):
         outer: str | Outer = "mean",
     ) -> None:
         self.when = rule(frequency)
-        self.frequency = self.when.frequency
+        self.frequency, self.measures = self.when.frequency, self.when.measures
         self.average_updaters = flag("average_updaters", average_updaters)
         self.report_score = flag("report_score", report_score)
         self.measure_every = integer("measure_every", measure_every, 0)

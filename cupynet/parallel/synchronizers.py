@@ -50,10 +50,13 @@ class Synchronizer:
     Attributes:
         communicator: the way to the other replicas; exists after `start`.
         frequency: iterations between averages, or `epoch`, or `end`; None where no such rule is followed.
+        measures: whether replicas decide by what they measure after which iterations they meet. The stages of a
+            pipeline would decide differently, and wait for each other for ever: together they are refused.
     """
 
     communicator: Communicator
     frequency: int | str | None = None
+    measures: bool = False
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         """Bind to a worker's replica, once, when it has been made.

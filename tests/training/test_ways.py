@@ -287,3 +287,15 @@ def test_averages_tell_of_each_layer_when_they_tell_of_all():
 )
 def test_people_are_told(way, words):
     assert WAYS[way].describe() == words
+
+
+def test_stages_of_a_pipeline_do_not_each_decide_for_themselves():
+    def task(communicator):
+        groups = Groups.grid(communicator, 2)
+        Trainer(Replica(small_model(), SGD(0.05)), groups=groups, synchronizer=ParameterAveraging(3))
+        adaptive = ParameterAveraging(PostLocal(1, Adaptive(0.1)))
+        with pytest.raises(ConfigError, match="decides by what it measures when to average, and each stage"):
+            Trainer(Replica(small_model(), SGD(0.05)), groups=groups, synchronizer=adaptive)
+        return True
+
+    assert on_threads(4, task) == [True] * 4
