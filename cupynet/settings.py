@@ -189,6 +189,7 @@ class ParallelSettings(Group):
     report_score_after_averaging: bool = setting(True, checks.flag)
     average_updaters: bool = setting(True, checks.flag)
     timeout_s: float = setting(300.0, seconds)
+    launcher: str = setting("thread", one_of("thread", "mpi"))
     synchronizer: Any = part()
 
 

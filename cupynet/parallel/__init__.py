@@ -3,7 +3,9 @@
 from cupynet.parallel.averaging import ParameterAveraging
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, Traffic, WorkerTimeout
 from cupynet.parallel.groups import Groups
+from cupynet.parallel.ranks import MpiJob, MpiLauncher, job
 from cupynet.parallel.launch import Launcher, ThreadLauncher
+from cupynet.parallel.mpi import MpiCommunicator
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.replica import ReplicaView
 from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite
@@ -16,6 +18,9 @@ __all__ = [
     "Groups",
     "Launcher",
     "Moment",
+    "MpiCommunicator",
+    "MpiJob",
+    "MpiLauncher",
     "ParameterAveraging",
     "PeerFailed",
     "Placement",
@@ -29,4 +34,5 @@ __all__ = [
     "When",
     "WorkerTimeout",
     "is_finite",
+    "job",
 ]
