@@ -10,6 +10,8 @@ of the composition come out of `hydra.main` as they are when HYDRA_FULL_ERROR is
 
 Where mpiexec started several processes, all compose the same settings. Rank 0 goes on as ever; the others do their part
 of the job at the gate and leave: they make no folder, write no log, and what ends the job is told by one rank.
+
+The file is long (over 300 lines) because nobody else may see Hydra.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, tell
 from cupynet.explain import GROUPS, explain
 from cupynet.mpiexec import started
 from cupynet.parts import for_chosen_classes
-from cupynet.settings import Group, Settings, read
+from cupynet.settings import AS_RANKS, Group, Settings, read
 
 S = TypeVar("S", bound=Settings)  # what a command is asked for
 T = TypeVar("T")  # what it makes of that before it starts
@@ -234,7 +236,7 @@ class _Door(Generic[S, T]):
         except Exception as error:
             raise _Leave(error) from error
         if self.rank:
-            sys.stdout = self._stdout
+            sys.stdout, sys.stderr = self._streams
             for name in ("cupynet", "__main__"):
                 logging.getLogger(name).addHandler(RankConsole(self.rank))
             self._job(config)
@@ -244,20 +246,20 @@ class _Door(Generic[S, T]):
         settings = _settings(config, asked, self.schema)
         if self.started is not None and (self.join is None or settings.parallel.launcher != "mpi"):
             several = "several processes" if self.started[1] is None else f"{self.started[1]} processes"
-            way_out = "start this command without mpiexec" if self.join is None else "add parallel.launcher=mpi"
+            way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
             raise ConfigError(f"mpiexec started {several}, and each of them would be a run of its own: {way_out}")
         self._prepared.append(self.prepare(settings))
 
     @contextmanager
     def one_voice(self) -> Iterator[None]:
         """While settings are composed nobody but rank 0 prints anything."""
-        self._stdout = sys.stdout
+        self._streams = sys.stdout, sys.stderr
         if self.rank:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - `admit` may put the other back before
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - `admit` may put the others back before
         try:
             yield
         finally:
-            sys.stdout = self._stdout
+            sys.stdout, sys.stderr = self._streams
 
     def tell(self, error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
         """`exits.tell`, by one of the processes that were started together."""

@@ -65,7 +65,9 @@ def evaluate(folder: Path, overrides: list[str]) -> None:
 def without_training(settings: Settings) -> Settings:
     """The settings with plain stand-ins for the parts that only training needs: those may be a user's own."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
-    averaging = replace(settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"})
+    averaging = replace(
+        settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}
+    )
     return replace(settings, callbacks={}, optimizer=idle, parallel=averaging)
 
 

@@ -22,6 +22,7 @@ Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value as it is ke
 
 MOST_WORKERS = 10_000
 MOST_PREFETCHED = 100_000
+AS_RANKS = "parallel.launcher=mpi"  # what a command is given where mpiexec starts it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 from cupynet.parallel.averaging import ParameterAveraging
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, Traffic, WorkerTimeout
 from cupynet.parallel.groups import Groups
-from cupynet.parallel.ranks import MpiJob, MpiLauncher, job
 from cupynet.parallel.launch import Launcher, ThreadLauncher
 from cupynet.parallel.mpi import MpiCommunicator
 from cupynet.parallel.placement import Placement
+from cupynet.parallel.ranks import MpiJob, MpiLauncher, job
 from cupynet.parallel.replica import ReplicaView
 from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite
 from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup

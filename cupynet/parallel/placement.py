@@ -90,7 +90,9 @@ def _replicas(workers: int | None, stages: int, ranks: int) -> int:
     """How many replicas `ranks` ranks make; ConfigError where that is not `workers`, or no whole number."""
     each = f" of {stages} stages" if stages > 1 else ""
     if workers is None and ranks % stages:
-        raise ConfigError(f"mpiexec started {ranks} ranks, which make no whole number of replicas{each}: take a multiple of {stages}")
+        raise ConfigError(
+            f"mpiexec started {ranks} ranks, which make no whole number of replicas{each}: take a multiple of {stages}"
+        )
     workers = ranks // stages if workers is None else integer("workers", workers, 1)
     if workers * stages != ranks:
         raise ConfigError(

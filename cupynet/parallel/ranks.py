@@ -19,12 +19,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from cupynet.checks import number
 from cupynet.backend import usable_cores
+from cupynet.checks import number
 from cupynet.errors import CupynetError, annotate
 from cupynet.mpiexec import started
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, WorkerTimeout
-from cupynet.parallel.mpi import MpiCommunicator, RankTeam, Word, library
+from cupynet.parallel.mpi import MpiCommunicator, library
+from cupynet.parallel.team import RankTeam, Word
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 This is the one assembly line: the class that the README shows is the one that `python -m cupynet.train` runs. How many
 workers and on which device (`Placement`), how many batches are made ahead, how many BLAS threads a worker gets and what
-keeps the replicas together is decided here and nowhere else.
+keeps the replicas together is decided here and nowhere else: hence its length, over 300 lines.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ Examples: TypeAlias = Loader | Dataset | tuple[Array, Array]
 class ParallelWrapper:
     """Trains a model as `workers` replicas that are averaged every `averaging_frequency` iterations.
 
-    The first replica of this process is the model itself, so after `fit` it holds the average. Replicas are made in their workers at the first
-    task; they, the optimizer's and the synchronizer's state and all counters live until the wrapper is closed: `fit`
-    may be called again and goes on. A context manager.
+    The first replica of this process is the model itself, so after `fit` it holds the average. Replicas are made in
+    their workers at the first task; they, the optimizer's and the synchronizer's state and all counters live until the
+    wrapper is closed: `fit` may be called again and goes on. A context manager.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3, prefetch_buffer=24) as wrapper:
             wrapper.fit(Loader(data.train, batch_size=128, seed=12345), epochs=2)
@@ -58,7 +58,7 @@ class ParallelWrapper:
 
     Args:
         model: what to train.
-        workers: how many replicas; by default one per device, on a CPU one per core up to 4, under mpiexec one per rank.
+        workers: how many replicas; by default one per device, on a CPU one per core up to 4; with `mpi` one per rank.
         averaging_frequency: iterations between averages, or `epoch`, or `end`.
         prefetch_buffer: batches made ahead, over all workers; 0 for none.
         report_score_after_averaging: compute the mean loss over all replicas at each average.
@@ -73,8 +73,8 @@ class ParallelWrapper:
         timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
         blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to.
-        launcher: what runs the workers: `thread`, `mpi`, or a `Launcher` with as many as there are ranks. With `mpi` this
-            process is one worker, and mpiexec has started the others, which make the same calls.
+        launcher: what runs the workers: `thread`, `mpi`, or a `Launcher` with as many as there are ranks. With `mpi`
+            this process is one worker, and mpiexec has started the others, which make the same calls.
 
     Attributes:
         placement: how many workers, and on which devices.
@@ -291,7 +291,11 @@ class ParallelWrapper:
 
     def _backend(self, rank: int) -> Backend:
         own = self.model.backend
-        return own if rank == self._launcher.first else create_backend(own.name, own.policy.name, self.placement.device(rank))
+        return (
+            own
+            if rank == self._launcher.first
+            else create_backend(own.name, own.policy.name, self.placement.device(rank))
+        )
 
 
 def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
