@@ -54,7 +54,7 @@ def faulty(folder: Path, kind: str, rank: int, iteration: int) -> list[str]:
     return ["trusted_modules=[faults]", *(f"+callbacks.fault.{key}={value}" for key, value in part.items())]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path, ranks):
     """Rank 0 alone writes and prints; the others make no folder."""
     (tmp_path / "ranks").mkdir()
