@@ -18,8 +18,11 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.data import Dataset as Dataset
     from cupynet.data import Loader as Loader
     from cupynet.data import Prefetcher as Prefetcher
+    from cupynet.data import ShardedLoader as ShardedLoader
+    from cupynet.data import Shards as Shards
     from cupynet.data import Source as Source
     from cupynet.data import Synthetic as Synthetic
+    from cupynet.data import write_shards as write_shards
     from cupynet.errors import ConfigError as ConfigError
     from cupynet.errors import CupynetError as CupynetError
     from cupynet.errors import DataError as DataError
@@ -54,6 +57,8 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
+    from cupynet.training import EarlyStopping as EarlyStopping
+    from cupynet.training import EarlyStoppingResult as EarlyStoppingResult
     from cupynet.training import EpochRecord as EpochRecord
     from cupynet.training import Evaluation as Evaluation
     from cupynet.training import History as History
@@ -72,10 +77,11 @@ _ROOMS = {
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
            "Flatten", "Loss", "SoftmaxNLL", "Model"),
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle"),
-    "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher"),
+    "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher", "Shards",
+             "ShardedLoader", "write_shards"),
     "parallel": ("Synchronizer", "ParameterAveraging"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
-                 "StopReason", "Report", "EpochRecord"),
+                 "EarlyStopping", "EarlyStoppingResult", "StopReason", "Report", "EpochRecord"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),

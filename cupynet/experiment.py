@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, select_backend
-from cupynet.data import Data, Dataset, Loader, Source
-from cupynet.errors import ConfigError, DataError
+from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader
+from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import Placement, Synchronizer, job
@@ -66,11 +66,30 @@ class Experiment:
             for name, part in settings.callbacks.items()
             if part is not None
         ]
+        self._check_validation()
         self._check_network()
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""
         return build_as(kind, node, key, self.settings.trusted_modules)
+
+    def _check_validation(self) -> None:
+        """Refuse a callback that chooses between epochs where none is evaluated on images kept out of training."""
+        names = [name for name, part in self.settings.callbacks.items() if part is not None]
+        for name, callback in zip(names, self.callbacks, strict=True):
+            kind = type(callback).__name__
+            if not callback.needs_validation:
+                continue
+            if not getattr(self.source, "validation", True):
+                raise ConfigError(
+                    f"callbacks.{name}: {kind} chooses by images kept out of training, and there are none: hold some "
+                    "out, data.validation=5000"
+                )
+            if self.synchronizer.frequency == "end" and self.placement.workers > 1:
+                raise ConfigError(
+                    f"callbacks.{name}: {kind} chooses between epochs, and with parallel.averaging_frequency=end only "
+                    "the last is evaluated: parallel.averaging_frequency=epoch"
+                )
 
     def _check_network(self) -> None:
         """Infer the network's shapes without allocating anything."""
@@ -118,19 +137,22 @@ class Experiment:
 
     # data -----------------------------------------------------------------------------------------------------------
 
+    def check_shards(self) -> None:
+        """Refuse data that lie in another number of shards than there are workers. ConfigError, DataError."""
+        try:
+            self.source.check_workers(self.placement.workers)
+        except ConfigError as error:
+            raise ConfigError(f"data: {error}") from error
+
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
         data = self.source.load()
         data.check(self.source.image_shape, self.source.classes)
-        if self.job is not None:
-            first = self.job.share(data.name)
-            if data.name != first:
-                raise DataError(f"rank {self.rank} has {data.name} where rank 0 has {first}: bring the data there too")
         return data
 
-    def train_loader(self, data: Data) -> Loader:
+    def train_loader(self, data: Data) -> Batches:
         """Shuffled batches of the training set."""
-        return Loader(data.train, self.settings.batch_size, seed=self.source.seed)
+        return as_loader(data.train, self.settings.batch_size, seed=self.source.seed)
 
     def evaluation_loader(self, dataset: Dataset) -> Loader:
         """Batches in the data set's order."""

@@ -87,6 +87,7 @@ DECIDED = {
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
     "Replica": "training/wrapper.py",  # (and the copy that warms up)
     "ParallelWrapper": "experiment.py",
+    "ShardedLoader": "data/loader.py",  # who reads what, where each worker has its own part of the data
 }
 DEFINED = {"device_count": {"backend/cuda.py", "backend/select.py"}, "Replica": {"training/replica.py"}}
 
@@ -114,6 +115,13 @@ def test_the_prefetch_buffer_is_shared_out_in_one_place() -> None:
     assert shared.search("mine = -(-prefetch_buffer // workers)")
 
 
+def test_rounds_are_counted_by_who_deals_them_out() -> None:
+    """The trainer asks: it is right for shards too, which a division by the workers is not."""
+    counted = re.compile(r"\.batches\b|\bbatch_size\b *[*/]|[*/] *(?:\w+\.)*batch_size\b")
+    assert {s.path for s in SOURCES if s.room == "training" and counted.search(s.text)} == set()
+    assert counted.search("-(-loader.batches // workers)") and counted.search("number * loader.batch_size")
+
+
 def test_blas_threads_are_limited_in_one_way() -> None:
     """For the workers by the wrapper; the bench, which measures operations on one core, holds the rest still."""
     assert {s.path for s in SOURCES if "limited" in calls(s)} == {"training/wrapper.py", "bench.py"}
@@ -130,6 +138,7 @@ PLANTED = {  # file -> (what is there, what a slip of the pen would make of it)
     "train.py": ("wrapper.trainer.evaluation", "wrapper.trainer.evaluatoin"),
     "evaluate.py": ("wrapper.model.load_weights", "wrapper.model.load_wieghts"),
     "bench.py": ("wrapper.trainer.clock.images_per_s", "wrapper.trainer.clock.images_pre_s"),
+    "shard.py": ("written.counts", "written.cuonts"),
     "experiment.py": ("settings.parallel.synchronizer", "settings.parallel.sychronizer"),
 }
 

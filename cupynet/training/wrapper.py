@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 from cupynet.backend import Backend, blas, create_backend
 from cupynet.backend.array import Array
 from cupynet.checks import instance, integer, one_of
-from cupynet.data import Dataset, Loader, as_loader
+from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer
@@ -34,7 +34,7 @@ from cupynet.parallel import (
     job,
 )
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback
+from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
@@ -42,7 +42,7 @@ from cupynet.training.trainer import Fit, Trainer
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-Examples: TypeAlias = Loader | Dataset | tuple[Array, Array]
+Examples: TypeAlias = Batches | Dataset | Shards | tuple[Array, Array]
 
 
 class ParallelWrapper:
@@ -183,14 +183,20 @@ class ParallelWrapper:
         then, and the model keeps what it has.
 
         Args:
-            train: a `Loader`; or a `Dataset`, or images (S, H, W, C) and labels (S,), shuffled anew in each epoch.
+            train: a `Loader`; or a `Dataset`, `Shards`, or images (S, H, W, C) and labels (S,), shuffled anew in each
+                epoch.
             epochs: how many more.
             batch_size: for a `train` or `evaluate_on` that is no `Loader`.
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
         """
         loader = self._loader(train, batch_size)
+        loader.rounds(self.placement.workers)  # refuses shards that are not as many
         held_out = None if evaluate_on is None else self._loader(evaluate_on, batch_size, shuffle=False)
         Fit.check(epochs, evaluate_every, split)  # before any worker begins: what is refused here does no harm
+        several = self.placement.workers > 1
+        check_validation(
+            self.callbacks, None if held_out is None else split, self.synchronizer.frequency if several else None
+        )
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
@@ -243,7 +249,7 @@ class ParallelWrapper:
         """
         return self._launcher.run(lambda world: task(self._trainer(world)))
 
-    def _loader(self, data: Examples, batch_size: int, *, shuffle: bool = True) -> Loader:
+    def _loader(self, data: Examples, batch_size: int, *, shuffle: bool = True) -> Batches:
         loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features)
         check_data(loader.dataset, self.model)
         return loader
