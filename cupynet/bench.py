@@ -53,6 +53,8 @@ def prepare(settings: BenchSettings) -> Bench:
     """Refuse what cannot work, before anything is measured; ConfigError."""
     from cupynet.experiment import Experiment
 
+    if settings.parallel.launcher == "mpi":
+        raise ConfigError("launcher=mpi: the bench measures threads of one process; leave it out")
     if settings.peers == "torch" and find_spec("torch") is None:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
     return Bench(settings, Experiment(settings))

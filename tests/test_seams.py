@@ -15,7 +15,7 @@ import pytest
 from tests.test_architecture import MODULES, ROOT, SOURCES, Source, called, imported
 
 # From the lowest room to the highest; a file may import what stands before its own room, or its own room.
-ORDER = ("errors", "checks", "files", "runs", "backend", "nn", "optim", "data", "parallel", "training")
+ORDER = ("errors", "checks", "mpiexec", "files", "runs", "backend", "nn", "optim", "data", "parallel", "training")
 
 
 def edges(sources: Iterable[Source]) -> dict[str, set[str]]:
@@ -84,6 +84,7 @@ DECIDED = {
     "ParameterAveraging": "training/wrapper.py",  # how the replicas are kept together, where nothing else is said
     "scale_factor": "training/wrapper.py",  # the learning rate as workers grow
     "ThreadLauncher": "training/wrapper.py",  # how workers are started
+    "MpiLauncher": "training/wrapper.py",
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
     "Replica": "training/wrapper.py",  # (and the copy that warms up)
     "ParallelWrapper": "experiment.py",
