@@ -51,9 +51,22 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.optim import Nesterov as Nesterov
     from cupynet.optim import OneCycle as OneCycle
     from cupynet.optim import Optimizer as Optimizer
+    from cupynet.optim import Scaled as Scaled
     from cupynet.optim import Schedule as Schedule
+    from cupynet.parallel import Adaptive as Adaptive
+    from cupynet.parallel import AdaptiveThreshold as AdaptiveThreshold
+    from cupynet.parallel import DiLoCo as DiLoCo
+    from cupynet.parallel import ElasticAveraging as ElasticAveraging
+    from cupynet.parallel import FixedThreshold as FixedThreshold
+    from cupynet.parallel import GradientSharing as GradientSharing
+    from cupynet.parallel import Outer as Outer
     from cupynet.parallel import ParameterAveraging as ParameterAveraging
+    from cupynet.parallel import PostLocal as PostLocal
+    from cupynet.parallel import SlowMo as SlowMo
     from cupynet.parallel import Synchronizer as Synchronizer
+    from cupynet.parallel import TargetSparsity as TargetSparsity
+    from cupynet.parallel import ThresholdEncoding as ThresholdEncoding
+    from cupynet.parallel import When as When
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
@@ -76,10 +89,12 @@ _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
            "Flatten", "Loss", "SoftmaxNLL", "Model"),
-    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle"),
+    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle", "Scaled"),
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher", "Shards",
              "ShardedLoader", "write_shards"),
-    "parallel": ("Synchronizer", "ParameterAveraging"),
+    "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",
+                 "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",
+                 "TargetSparsity"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
                  "EarlyStopping", "EarlyStoppingResult", "StopReason", "Report", "EpochRecord"),
     "runs": ("Run", "Summary"),

@@ -17,7 +17,7 @@ from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import Placement, Synchronizer, job
+from cupynet.parallel import GradientSharing, Placement, Synchronizer, job
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
@@ -127,6 +127,7 @@ class Experiment:
             "optimizer": self.optimizer,
             "synchronizer": self.synchronizer,
             "prefetch_buffer": parallel.prefetch_buffer,
+            "learning_rate_scale": parallel.learning_rate_scale,
             "timeout_s": parallel.timeout_s,
             "launcher": parallel.launcher,
             "report_every": self.settings.report_every_iterations,
@@ -170,6 +171,9 @@ class Experiment:
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
         if self.job is not None and self.job.size > 1:
             log.info("%d ranks: %s", self.job.size, self.job.where())
+        every = self.settings.parallel.averaging_frequency
+        if every is not None and isinstance(self.synchronizer, GradientSharing):
+            log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())

@@ -95,10 +95,10 @@ def memory(*, share: bool) -> Rule:
     return rule
 
 
-def frequency(key: str, value: Any) -> int | str:
-    """Iterations between averages, or one of two moments."""
+def frequency(key: str, value: Any) -> int | str | None:
+    """Iterations between averages, or one of two moments; or null, where no averages are counted."""
     moments = ("epoch", "end")
-    if isinstance(value, str) and value in moments:
+    if value is None or (isinstance(value, str) and value in moments):
         return value
     return checks.integer(key, value, 1, f", epoch or end{guess(value, moments)}")
 
@@ -205,10 +205,11 @@ class MemorySettings(Group):
 class ParallelSettings(Group):
     """How the replicas are kept together. What averages is a part, and refers to the settings beside it."""
 
-    averaging_frequency: int | str = setting(3, frequency)
+    averaging_frequency: int | str | None = setting(3, frequency)
     prefetch_buffer: int = setting(24, integer(0, most=MOST_PREFETCHED, why="every batch prepared ahead takes memory"))
     report_score_after_averaging: bool = setting(True, checks.flag)
     average_updaters: bool = setting(True, checks.flag)
+    learning_rate_scale: float | str = setting("none", checks.learning_rate_scale)
     timeout_s: float = setting(300.0, seconds)
     launcher: str = setting("thread", one_of("thread", "mpi"))
     synchronizer: Any = part()

@@ -82,6 +82,7 @@ DECIDED = {
     "device_count": "parallel/placement.py",  # which devices there are to share
     "threads_per_worker": "training/wrapper.py",  # BLAS threads
     "ParameterAveraging": "training/wrapper.py",  # how the replicas are kept together, where nothing else is said
+    "scale_factor": "training/wrapper.py",  # the learning rate as workers grow
     "ThreadLauncher": "training/wrapper.py",  # how workers are started
     "MpiLauncher": "training/wrapper.py",
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports

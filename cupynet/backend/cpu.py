@@ -135,7 +135,8 @@ class NumbaBackend(NumpyBackend):
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
         checks.alike("mean_in_place", *parts)
-        if not self._compiles(*parts) or len(parts) != len(shares):
+        small = parts[0].dtype == np.float16  # no compiled code for these: NumPy's takes them
+        if small or not self._compiles(*parts) or len(parts) != len(shares):
             return super().mean_in_place(parts, shares)
         self.kernels.mean_in_place(tuple(part.reshape(-1) for part in parts), np.array(shares, np.float64))
 

@@ -127,7 +127,7 @@ class Replica:
         began = time.perf_counter()
         optimizer = copy.copy(self.optimizer)
         optimizer.state = {}  # it makes its own when it is bound to the copy
-        optimizer.learning_rate = copy.copy(self.optimizer.learning_rate)
+        optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
         optimizer.learning_rate.span(0, 1)
         scratch = Replica(self.model.replicate(self.backend), optimizer)
         samples = np.zeros(batch_size, np.int64)

@@ -2,7 +2,7 @@
 
 This is the one assembly line: the class that the README shows is the one that `python -m cupynet.train` runs. How many
 workers and on which device (`Placement`), how many batches are made ahead, how many BLAS threads a worker gets and what
-keeps the replicas together is decided here and nowhere else: hence its length, over 300 lines.
+keeps the replicas together is decided here and nowhere else. (Over 300 lines: the decisions stand beside each other.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cupynet.checks import instance, integer, one_of
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
-from cupynet.optim import Nesterov, Optimizer
+from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
 from cupynet.parallel import (
     Communicator,
     Groups,
@@ -31,6 +31,7 @@ from cupynet.parallel import (
     Placement,
     Synchronizer,
     ThreadLauncher,
+    When,
     job,
 )
 from cupynet.runs import Run
@@ -59,13 +60,15 @@ class ParallelWrapper:
     Args:
         model: what to train.
         workers: how many replicas; by default one per device, on a CPU one per core up to 4; with `mpi` one per rank.
-        averaging_frequency: iterations between averages, or `epoch`, or `end`.
+        averaging_frequency: iterations between averages, or `epoch`, or `end`, or a rule such as `PostLocal`.
         prefetch_buffer: batches made ahead, over all workers; 0 for none.
         report_score_after_averaging: compute the mean loss over all replicas at each average.
         average_updaters: average the optimizer state with the weights.
         optimizer: Nesterov(0.01, 0.9) by default; each worker gets a copy.
         synchronizer: in place of the averaging that `averaging_frequency`, `report_score_after_averaging` and
             `average_updaters` describe; each worker gets a copy.
+        learning_rate_scale: what more workers do to the optimizer's learning rate: `none`, `linear` (times workers),
+            `sqrt` (times their root), or a factor of one's own; told in the log.
         devices: the GPUs, worker r on devices[r % len(devices)]; that of this process's first worker is the model's
             own. By default all; under mpiexec the model's own.
         callbacks: told of events, see `Callback`.
@@ -88,13 +91,14 @@ class ParallelWrapper:
         self,
         model: Model,
         workers: int | None = None,
-        averaging_frequency: int | str = 3,
+        averaging_frequency: int | str | When = 3,
         prefetch_buffer: int = 24,
         report_score_after_averaging: bool = True,
         average_updaters: bool = True,
         *,
         optimizer: Optimizer | None = None,
         synchronizer: Synchronizer | None = None,
+        learning_rate_scale: str | float = "none",
         devices: Sequence[int] | None = None,
         callbacks: Sequence[Callback] = (),
         report_every: int = 50,
@@ -125,15 +129,17 @@ class ParallelWrapper:
             devices = [own.device]
         seats = job().seats if launcher == "mpi" else None
         self.placement = Placement.of(own.name, workers, devices, first=own.device, seats=seats)
+        workers = self.placement.workers
+        self.optimizer = _scaled(self.optimizer, learning_rate_scale, workers)
+        self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
+        if blas_threads is not None:
+            blas_threads = integer("blas_threads", blas_threads, 1)
         self._launcher = _launcher(launcher, self.placement.ranks, timeout_s)
         if self.placement.devices and self.placement.device(self._launcher.first) != own.device:
             raise ConfigError(
                 f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, and that "
                 f"is on device {own.device}: name it first"
             )
-        self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // self.placement.workers)
-        if blas_threads is not None:
-            blas_threads = integer("blas_threads", blas_threads, 1)
         if blas_threads is None:
             blas_threads = blas.threads_per_worker(own.name, self._launcher.sharing)
         self.blas_threads = 0 if self.placement.devices else blas_threads
@@ -297,11 +303,9 @@ class ParallelWrapper:
 
     def _backend(self, rank: int) -> Backend:
         own = self.model.backend
-        return (
-            own
-            if rank == self._launcher.first
-            else create_backend(own.name, own.policy.name, self.placement.device(rank))
-        )
+        if rank == self._launcher.first:
+            return own
+        return create_backend(own.name, own.policy.name, self.placement.device(rank))
 
 
 def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
@@ -310,3 +314,15 @@ def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
         return asked
     kind = one_of("launcher", asked, ("thread", "mpi"))
     return MpiLauncher(timeout_s) if kind == "mpi" else ThreadLauncher(ranks, timeout_s)
+
+
+def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
+    """The optimizer at the learning rate that so many workers call for; the same one where that is its own."""
+    factor = scale_factor(scale, workers)
+    if scale != "none":
+        log.info("learning rate x %g: learning_rate_scale=%s, workers=%d", factor, scale, workers)
+    if factor == 1:
+        return optimizer
+    optimizer = copy.copy(optimizer)
+    optimizer.learning_rate = Scaled(optimizer.learning_rate, factor)
+    return optimizer
