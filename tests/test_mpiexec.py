@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from cupynet import mpiexec
 from cupynet.errors import ConfigError
+from cupynet.exits import RankConsole
 from cupynet.training import ParallelWrapper
 from tests.test_train import QUICK, ROOT, run
 from tests.training.conftest import small_model
@@ -50,6 +53,21 @@ def test_without_mpi_one_line_says_what_to_install(tmp_path):
     _, stderr = run(tmp_path, *QUICK, "parallel.launcher=mpi", code=2, PYTHONPATH=path)
     assert stderr.startswith("cupynet: launcher=mpi: MPI cannot be used (cannot load MPI library): install it with pip")
     assert stderr.count("\n") == 1 and not (tmp_path / "outputs").exists()
+
+
+def test_other_ranks_say_what_is_serious_and_who_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.Logger("elsewhere")
+    log.addHandler(RankConsole(3))
+    log.info("not for the terminal")
+    log.warning("no GPU here")
+    log.error("this went wrong")
+    out, err = capsys.readouterr()
+    assert out == "" and err == "cupynet: rank 3: warning: no GPU here\ncupynet: rank 3: this went wrong\n"
+
+
+def test_all_workers_learn_the_greatest_number() -> None:
+    with ParallelWrapper(small_model(), 2) as wrapper:
+        assert (wrapper.greatest(15), wrapper.greatest(0)) == (15.0, 0.0)
 
 
 def test_a_launcher_has_a_name_or_is_one() -> None:

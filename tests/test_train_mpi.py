@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import mpiexec, needs_mpi, under_mpiexec
+from tests.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
 from tests.test_train import QUICK, environment, run, run_folder
 
 pytestmark = needs_mpi
@@ -70,6 +70,21 @@ def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path, ranks):
     assert (folder / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
     again, _ = run(tmp_path, str(folder), command="evaluate")  # in threads
     assert "the same as in summary.json" in again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [p.stem for p in sorted((ROOT / "conf/parallel").glob("*.yaml"))])
+def test_every_mode_gives_the_same_weights_and_sends_as_much(tmp_path, parallel):
+    settings = [*QUICK, f"parallel={parallel}", "batch_size=16"]
+    for name in ("ranks", "threads"):
+        (tmp_path / name).mkdir()
+    train(tmp_path / "ranks", 2, *settings, "parallel.launcher=mpi")
+    ranks = run_folder(tmp_path / "ranks")
+    summary = json.loads((ranks / "summary.json").read_text())
+    run(tmp_path / "threads", *settings, f"workers={summary['workers']}")
+    threads = run_folder(tmp_path / "threads")
+    assert (ranks / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
+    assert summary["bytes_sent"] == json.loads((threads / "summary.json").read_text())["bytes_sent"] > 0
 
 
 REFUSED = {

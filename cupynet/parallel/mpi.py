@@ -25,7 +25,7 @@ from cupynet.parallel.team import RankTeam, Requests
 
 TOGETHER, LETTER = 1, 2  # tags: what all workers of a group do together, and messages from one to another
 FORM_BYTES = 64  # of the note before each message that says what it is
-START_S = 120.0  # how long MPI may take to bring all processes together
+START_S = 300.0  # how long MPI may take to bring all processes together
 
 
 @cache
@@ -33,7 +33,7 @@ def library(several: bool) -> Any:
     """The module mpi4py.MPI; MPI itself is started by this. ConfigError where it is missing.
 
     several: others are started beside this process, and must come: should one of them have ended before it reached this
-    point, MPI waits for it for ever. Then the process is ended after two minutes, with a traceback.
+    point, MPI waits for it for ever. Then the process is ended after five minutes, with a traceback.
     """
     if several:
         faulthandler.dump_traceback_later(START_S, exit=True)  # works where Python itself stands still

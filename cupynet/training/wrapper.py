@@ -2,7 +2,7 @@
 
 This is the one assembly line: the class that the README shows is the one that `python -m cupynet.train` runs. How many
 workers and on which device (`Placement`), how many batches are made ahead, how many BLAS threads a worker gets and what
-keeps the replicas together is decided here and nowhere else: hence its length, over 300 lines.
+keeps the replicas together is decided here and nowhere else. (Over 300 lines: the decisions stand beside each other.)
 """
 
 from __future__ import annotations
@@ -129,17 +129,17 @@ class ParallelWrapper:
             devices = [own.device]
         seats = job().seats if launcher == "mpi" else None
         self.placement = Placement.of(own.name, workers, devices, first=own.device, seats=seats)
+        workers = self.placement.workers
+        self.optimizer = _scaled(self.optimizer, learning_rate_scale, workers)
+        self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
+        if blas_threads is not None:
+            blas_threads = integer("blas_threads", blas_threads, 1)
         self._launcher = _launcher(launcher, self.placement.ranks, timeout_s)
         if self.placement.devices and self.placement.device(self._launcher.first) != own.device:
             raise ConfigError(
                 f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, and that "
                 f"is on device {own.device}: name it first"
             )
-        workers = self.placement.workers
-        self.optimizer = _scaled(self.optimizer, learning_rate_scale, workers)
-        self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
-        if blas_threads is not None:
-            blas_threads = integer("blas_threads", blas_threads, 1)
         if blas_threads is None:
             blas_threads = blas.threads_per_worker(own.name, self._launcher.sharing)
         self.blas_threads = 0 if self.placement.devices else blas_threads
@@ -303,8 +303,9 @@ class ParallelWrapper:
 
     def _backend(self, rank: int) -> Backend:
         own = self.model.backend
-        first = rank == self._launcher.first
-        return own if first else create_backend(own.name, own.policy.name, self.placement.device(rank))
+        if rank == self._launcher.first:
+            return own
+        return create_backend(own.name, own.policy.name, self.placement.device(rank))
 
 
 def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
