@@ -37,7 +37,7 @@ class Batch:
     """
 
     index: int
-    images: Array  # (N, H, W, C), of the backend
+    images: Array  # (N, H, W, C), of the backend; None where nobody needs them
     labels: Array  # (N,) int64, of the backend
     samples: Array  # (N,) int64, of the host
     epoch: int = 0
@@ -75,23 +75,28 @@ class Loader:
             return np.arange(samples, dtype=np.int64)
         return philox(self.seed, epoch).permutation(samples).astype(np.int64, copy=False)
 
-    def epoch(self, epoch: int, backend: Device, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+    def epoch(
+        self, epoch: int, backend: Device, rank: int = 0, size: int = 1, start: int = 0, *, images: bool = True
+    ) -> Iterator[Batch]:
         """The batches of `epoch` that belong to worker `rank` of `size`: those i with i % size == rank, in order.
 
-        start: rounds to skip, each of one batch per worker. An epoch that was broken off continues in its middle, and
-            the batches before that are not even made.
+        Args:
+            start: rounds to skip, each of one batch per worker. An epoch that was broken off continues in its middle,
+                and the batches before that are not even made.
+            images: whether they are needed; without them `Batch.images` is None.
         """
         epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
         start = checks.integer("start", start, 0)
         if checks.integer("rank", rank, 0) >= size:
             raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
-        return self._batches(self.order(epoch), backend, epoch, range(start * size + rank, self.batches, size))
+        mine = range(start * size + rank, self.batches, size)
+        return self._batches(self.order(epoch), backend, epoch, mine, needed=images)
 
-    def _batches(self, order: Array, backend: Device, epoch: int, indices: range) -> Iterator[Batch]:
+    def _batches(self, order: Array, backend: Device, epoch: int, indices: range, *, needed: bool) -> Iterator[Batch]:
         dataset = self.dataset
         for index in indices:
             samples = order[index * self.batch_size : (index + 1) * self.batch_size]  # (N,)
-            images = backend.load_images(dataset.images, samples)  # (N, H, W, C)
+            images = backend.load_images(dataset.images, samples) if needed else None  # (N, H, W, C)
             labels = backend.asarray(dataset.labels[samples], dtype=np.int64)  # (N,)
             yield Batch(index, images, labels, samples, epoch)
 

@@ -4,6 +4,7 @@ from cupynet.parallel.averaging import ParameterAveraging
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, Traffic, WorkerTimeout
 from cupynet.parallel.groups import Groups
 from cupynet.parallel.launch import Launcher, ThreadLauncher
+from cupynet.parallel.pipeline import Pipeline, PipelineSpeed, one_forward_one_backward, parts
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.replica import ReplicaView
 from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite
@@ -18,6 +19,8 @@ __all__ = [
     "Moment",
     "ParameterAveraging",
     "PeerFailed",
+    "Pipeline",
+    "PipelineSpeed",
     "Placement",
     "ReplicaView",
     "SerialCommunicator",
@@ -29,4 +32,6 @@ __all__ = [
     "When",
     "WorkerTimeout",
     "is_finite",
+    "one_forward_one_backward",
+    "parts",
 ]

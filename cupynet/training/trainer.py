@@ -202,7 +202,10 @@ class Trainer:
         self.evaluation = None  # the last one is of weights that are about to move
         if self.round == 0:
             self._epoch_start = replace(self.clock)
-        made = fit.train.epoch(self.epoch, self.replica.backend, dealt.rank, dealt.size, start=self.round)
+        replica = self.replica
+        made = fit.train.epoch(
+            self.epoch, replica.backend, dealt.rank, dealt.size, start=self.round, images=replica.needs_images
+        )
         where = "before the first batch"
         try:
             with Prefetcher(made, self.prefetch_buffer) as batches:
@@ -218,8 +221,7 @@ class Trainer:
         except DivergedError:
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
-            backend = self.replica.backend
-            place = f"worker {self.rank} ({backend.name}, device {backend.device})"
+            place = f"worker {self.rank} ({self.replica.place})"
             annotate(error, f"{place}, epoch {self.epoch + 1}, {where}")
             raise
         if self.round == rounds:
@@ -254,7 +256,8 @@ class Trainer:
         if self.report_every and self.iteration % self.report_every == 0:
             self._tell("on_report", self._report())
         self._tell("on_iteration_end")  # last: a state taken here is that of a round with all that belongs to it
-        if average is not None or self.workers == 1 or self.iteration % AGREE_EVERY == 0:
+        met = average is not None and self.groups.stages.size == 1  # stages may average after different rounds
+        if met or self.workers == 1 or self.iteration % AGREE_EVERY == 0:
             began = time.perf_counter()
             self._agree()
             self.clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
@@ -279,6 +282,7 @@ class Trainer:
         else:
             self._average("evaluation" if due else "epoch")
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
+            self.replica.assemble()
             self.evaluation = self.evaluate(fit.evaluate_on)
         start = self._epoch_start
         samples, seconds = self.clock.images - start.images, self.clock.rounds_s - start.rounds_s
@@ -292,6 +296,7 @@ class Trainer:
             self._tell("before_finish")
             self._average("fit")
             self._refuse_different()
+            self.replica.assemble()
 
     def _refuse_different(self) -> None:
         """A fit promises identical replicas: refuse a synchronizer that leaves them different."""
@@ -344,10 +349,11 @@ class Trainer:
         began, dataset, dealt = time.perf_counter(), loader.dataset, self.groups.replicas
         self.replica.check(dataset)
         evaluation = Evaluation(dataset.classes)
-        made = loader.epoch(0, self.replica.backend, dealt.rank, dealt.size)
+        replica = self.replica
+        made = loader.epoch(0, replica.backend, dealt.rank, dealt.size, images=replica.needs_images)
         with Prefetcher(made, self.prefetch_buffer) as batches:
             for batch in batches:
-                found = self.replica.scores(batch)
+                found = replica.scores(batch)
                 if found is not None:
                     scores, losses = found
                     evaluation.add(scores, dataset.labels[batch.samples], losses)

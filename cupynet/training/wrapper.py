@@ -22,12 +22,23 @@ from cupynet.data import Dataset, Loader, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer
-from cupynet.parallel import Communicator, Groups, Launcher, ParameterAveraging, Placement, Synchronizer, ThreadLauncher
+from cupynet.parallel import (
+    Communicator,
+    Groups,
+    Launcher,
+    ParameterAveraging,
+    Pipeline,
+    PipelineSpeed,
+    Placement,
+    Synchronizer,
+    ThreadLauncher,
+)
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
+from cupynet.training.stage import Stage
 from cupynet.training.trainer import Fit, Trainer
 
 T = TypeVar("T")
@@ -63,9 +74,12 @@ class ParallelWrapper:
         blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to.
         launcher: what runs the workers, as many as there are ranks; threads of this process by default.
+        pipeline: cuts each replica into stages, each on a device or core of its own; by default it is whole. The model
+            then holds the average wherever replicas are evaluated, and after `fit`.
 
     Attributes:
-        placement: how many workers, and on which devices.
+        placement: how many workers, of how many stages, and on which devices.
+        layers: the names of the layers of each stage; empty without a pipeline.
         blas_threads: of each worker, as decided; 0 on a GPU.
 
     Raises:
@@ -90,6 +104,7 @@ class ParallelWrapper:
         blas_threads: int | None = None,
         run: Run | str | Path | None = None,
         launcher: Launcher | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
@@ -109,7 +124,10 @@ class ParallelWrapper:
         self.report_every = integer("report_every", report_every, 0)
         self.run = None if run is None else Run.of(run)
         own = model.backend
-        self.placement = Placement.of(own.name, workers, devices, first=own.device)
+        self.pipeline = None if pipeline is None else instance("pipeline", pipeline, Pipeline, "Pipeline(stages=2)")
+        stages, most = (1, 1) if pipeline is None else (pipeline.count, pipeline.most(model.network))
+        self.placement = Placement.of(own.name, workers, devices, first=own.device, stages=stages, most_stages=most)
+        self.layers = [] if pipeline is None else pipeline.cut(model.network, self.placement.stages)
         if self.placement.devices and self.placement.device(0) != own.device:
             raise ConfigError(
                 f"devices={list(self.placement.devices)}: replica 0 is the model itself, and that is on device "
@@ -119,7 +137,10 @@ class ParallelWrapper:
         self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
         if blas_threads is not None:
             blas_threads = integer("blas_threads", blas_threads, 1)
-        self.blas_threads = 0 if self.placement.devices else blas_threads or blas.threads_per_worker(own.name, workers)
+        shared_by = self.placement.ranks
+        self.blas_threads = (
+            0 if self.placement.devices else blas_threads or blas.threads_per_worker(own.name, shared_by)
+        )
         self._trainers: list[Trainer | None] = [None] * self.placement.ranks
         self._stop: tuple[str, StopReason] | None = None  # asked for before there were trainers to ask
         self._launcher: Launcher = ThreadLauncher(self.placement.ranks, timeout_s) if launcher is None else launcher
@@ -193,6 +214,7 @@ class ParallelWrapper:
         found: list[Evaluation] = []  # one from each worker of this process, all the same
 
         def task(trainer: Trainer) -> None:
+            trainer.replica.begin()
             trainer.synchronizer.begin(trainer.replica)
             found.append(trainer.evaluate(loader))
 
@@ -233,8 +255,17 @@ class ParallelWrapper:
             raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
         return found
 
+    def pipeline_speed(self) -> PipelineSpeed | None:
+        """How fast the pipeline is, and could be; None without one, and before `warm_up` and a `fit`."""
+        stage, rate = self.trainer.replica, self.trainer.clock.images_per_s
+        if not isinstance(stage, Stage) or not stage.work_s or not rate:
+            return None
+        micro_batches = min(stage.micro_batches, stage.batch_size)
+        round_s = stage.batch_size * self.placement.workers / rate
+        return PipelineSpeed(self.layers, micro_batches, stage.work_s, round_s)
+
     def replicas(self) -> list[Model]:
-        """The replicas that exist so far in this process, in rank order."""
+        """The replicas that exist so far in this process, in rank order; in a pipeline each is a stage's layers."""
         return [trainer.model for trainer in self._trainers if trainer is not None]
 
     # in a worker ----------------------------------------------------------------------------------------------------
@@ -250,21 +281,27 @@ class ParallelWrapper:
         backend = self._backend(world.rank)
         backend.activate()
         world.attach(backend)
-        first = world.rank == 0
-        model = self.model if first else self.model.replicate(backend)
-        replica = Replica(model, copy.deepcopy(self.optimizer))
+        first, groups = world.rank == 0, Groups.grid(world, self.placement.stages)
+        replica = self._replica(backend, groups)
         synchronizer = copy.deepcopy(self.synchronizer)
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
         world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
         return Trainer(
             replica,
-            groups=Groups.of(world),
+            groups=groups,
             synchronizer=synchronizer,
             callbacks=callbacks,
             prefetch_buffer=self._prefetch,
             report_every=self.report_every,
             run=self.run,
         )
+
+    def _replica(self, backend: Backend, groups: Groups) -> Replica:
+        """This worker's replica: the whole network, or a stage of it."""
+        optimizer = copy.deepcopy(self.optimizer)
+        if self.pipeline is not None:
+            return Stage(self.model, optimizer, groups, backend, self.layers, self.pipeline.micro_batches)
+        return Replica(self.model if groups.world.rank == 0 else self.model.replicate(backend), optimizer)
 
     def _backend(self, rank: int) -> Backend:
         own = self.model.backend
