@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.optim import Optimizer as Optimizer
     from cupynet.optim import Schedule as Schedule
     from cupynet.parallel import ParameterAveraging as ParameterAveraging
+    from cupynet.parallel import Pipeline as Pipeline
     from cupynet.parallel import Synchronizer as Synchronizer
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
@@ -73,7 +74,7 @@ _ROOMS = {
            "Flatten", "Loss", "SoftmaxNLL", "Model"),
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle"),
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher"),
-    "parallel": ("Synchronizer", "ParameterAveraging"),
+    "parallel": ("Synchronizer", "ParameterAveraging", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
                  "StopReason", "Report", "EpochRecord"),
     "runs": ("Run", "Summary"),

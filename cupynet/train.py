@@ -71,6 +71,8 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         experiment.limit_memory()
         compile_s = wrapper.warm_up(settings.batch_size)
         log.info("kernels ready after %.1f s", compile_s)
+        if wrapper.pipeline is not None:
+            log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
         wrapper.fit(
             experiment.train_loader(data),
             settings.epochs,
@@ -78,6 +80,9 @@ def train(experiment: Experiment, folder: Path) -> float | None:
             evaluate_every=settings.evaluate_every_epochs,
             split=split,
         )
+        speed = wrapper.pipeline_speed()
+        if speed is not None:
+            log.info("pipeline: %s", speed)
         chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off
         if chosen is None and not received:
             chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
@@ -107,7 +112,7 @@ def summarise(
     from cupynet.runs import Summary
 
     settings, trainer = experiment.settings, wrapper.trainer
-    clock, stopped = trainer.clock, trainer.stopped
+    clock, stopped, speed = trainer.clock, trainer.stopped, wrapper.pipeline_speed()
     return Summary(
         dataset=data.name,
         fallback=data.fallback,
@@ -121,6 +126,8 @@ def summarise(
         batch_size=settings.batch_size,
         averaging_frequency=experiment.synchronizer.frequency,
         synchronizer=experiment.synchronizer.describe(),
+        stages=wrapper.placement.stages,
+        pipeline=None if speed is None else speed.to_dict(),
         parameters=wrapper.model.params.count,
         stopped_by=None if stopped is None else stopped.text,
         images=clock.images,

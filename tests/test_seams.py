@@ -85,6 +85,8 @@ DECIDED = {
     "ThreadLauncher": "training/wrapper.py",  # how workers are started
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
     "Replica": "training/wrapper.py",  # (and the copy that warms up)
+    "Stage": "training/wrapper.py",  # (or a stage of one)
+    "cut": "training/wrapper.py",  # which layers belong to which stage
     "ParallelWrapper": "experiment.py",
 }
 DEFINED = {"device_count": {"backend/cuda.py", "backend/select.py"}, "Replica": {"training/replica.py"}}

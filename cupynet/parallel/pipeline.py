@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cupynet.checks import integer, shown
 from cupynet.errors import ConfigError
@@ -117,9 +117,23 @@ class PipelineSpeed:
     work_s: list[float]
     round_s: float
 
+    def __str__(self) -> str:
+        work = " + ".join(f"{1000 * seconds:.2f}" for seconds in self.work_s)
+        return (
+            f"{self.speed_up:.2f} times the speed of one worker, bound {self.bound:.2f} "
+            f"(a micro-batch takes {work} ms, a round {1000 * self.round_s:.2f} ms)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values for JSON."""
+        return {**asdict(self), "bound": self.bound, "speed_up": self.speed_up}
+
     @property
     def bound(self) -> float:
-        """The speed-up that stages of this work can reach: (total work / slowest stage) · m / (m + s - 1)."""
+        """The speed-up that stages of this work can reach: (total work / slowest stage) · m / (m + s - 1).
+
+        Where the stages differ it can be passed a little: the pipeline fills and empties at the pace of the others.
+        """
         m, total, slowest = self.micro_batches, sum(self.work_s), max(self.work_s)
         return total / slowest * m / (m + len(self.work_s) - 1)
 

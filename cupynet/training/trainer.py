@@ -120,7 +120,7 @@ class Trainer:
 
     @property
     def model(self) -> Model:
-        """This worker's replica of the network."""
+        """This worker's replica of the network; in a pipeline its stage's layers."""
         return self.replica.model
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:

@@ -3,6 +3,8 @@
 This is the one assembly line: the class that the README shows is the one that `python -m cupynet.train` runs. How many
 workers and on which device (`Placement`), how many batches are made ahead, how many BLAS threads a worker gets and what
 keeps the replicas together is decided here and nowhere else.
+
+The file is long (over 300 lines) because one class is the whole interface: most lines say what its arguments mean.
 """
 
 from __future__ import annotations
