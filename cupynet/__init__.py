@@ -55,6 +55,8 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
+    from cupynet.training import EarlyStopping as EarlyStopping
+    from cupynet.training import EarlyStoppingResult as EarlyStoppingResult
     from cupynet.training import EpochRecord as EpochRecord
     from cupynet.training import Evaluation as Evaluation
     from cupynet.training import History as History
@@ -76,7 +78,7 @@ _ROOMS = {
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher"),
     "parallel": ("Synchronizer", "ParameterAveraging", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
-                 "StopReason", "Report", "EpochRecord"),
+                 "EarlyStopping", "EarlyStoppingResult", "StopReason", "Report", "EpochRecord"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),

@@ -65,10 +65,29 @@ class Experiment:
         pipeline = settings.parallel.pipeline
         self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
         self.placement = self._place(self._built())
+        self._check_validation()
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""
         return build_as(kind, node, key, self.settings.trusted_modules)
+
+    def _check_validation(self) -> None:
+        """Refuse a callback that chooses between epochs where none is evaluated on images kept out of training."""
+        names = [name for name, part in self.settings.callbacks.items() if part is not None]
+        for name, callback in zip(names, self.callbacks, strict=True):
+            kind = type(callback).__name__
+            if not callback.needs_validation:
+                continue
+            if not getattr(self.source, "validation", True):
+                raise ConfigError(
+                    f"callbacks.{name}: {kind} chooses by images kept out of training, and there are none: hold some "
+                    "out, data.validation=5000"
+                )
+            if self.synchronizer.frequency == "end" and self.placement.workers > 1:
+                raise ConfigError(
+                    f"callbacks.{name}: {kind} chooses between epochs, and with parallel.averaging_frequency=end only "
+                    "the last is evaluated: parallel.averaging_frequency=epoch"
+                )
 
     def _built(self) -> Layer:
         """The network with its shapes inferred, without allocating anything."""

@@ -19,6 +19,7 @@ from cupynet import config
 from cupynet.parallel import ParameterAveraging
 from cupynet.parts import build
 from cupynet.settings import BackendSettings, PrioritySettings, Settings
+from cupynet.training import EarlyStopping
 
 CONF = config.conf_folder()
 GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
@@ -51,13 +52,20 @@ def test_the_groups_are_these() -> None:
     assert not list(CONF.rglob("*.yml"))
 
 
+def with_defaults(group: str, name: str) -> Any:
+    """A file of a group, over those of the same group that it is based on."""
+    file = OmegaConf.load(CONF / group / f"{name}.yaml")
+    below = [base for base in file.pop("defaults", []) if base != "_self_"]  # type: ignore[union-attr]
+    return OmegaConf.merge(*(with_defaults(group, base) for base in below), file)
+
+
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -> None:
     settings = settings_of(f"{group}={name}")
     for each in ("data", "model", "loss", "optimizer"):
         assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
     if group not in ("experiment", "backend"):
-        file = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml")})
+        file = OmegaConf.create({group: with_defaults(group, name)})
         assert plain(settings)[group] == OmegaConf.to_container(file, resolve=True)[group]  # type: ignore[call-overload, index]
 
 
@@ -133,6 +141,7 @@ def test_defaults_of_the_contract() -> None:
     assert settings.callbacks == {
         "history": {"_target_": "cupynet.training.History", "path": None},
         "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
+        "early_stopping": None,
     }
 
 
@@ -165,6 +174,18 @@ def test_experiments() -> None:
     assert (guide.workers, guide.dtype, guide.parallel.averaging_frequency) == (4, "half", 1)
     assert guide.optimizer["learning_rate"] == 0.012 and guide.memory.device_pool_trim_above == "2GiB"
     assert settings_of("experiment=data_parallel").parallel.averaging_frequency == "end"
+    early = settings_of("experiment=dl4j_early_stopping")
+    assert early.data["validation"] == 5000 and early.epochs == early.callbacks["early_stopping"]["max_epochs"] == 50
+
+
+def test_early_stopping_beside_the_default_callbacks() -> None:
+    default, early = settings_of().callbacks, settings_of("callbacks=early_stopping").callbacks
+    assert early == {**default, "early_stopping": early["early_stopping"]}
+    arguments = inspect.signature(EarlyStopping).parameters
+    part = {name: value for name, value in early["early_stopping"].items() if name != "_target_"}
+    assert part == {name: each.default for name, each in arguments.items()}
+    chosen = settings_of("+callbacks.early_stopping._target_=cupynet.training.EarlyStopping").callbacks
+    assert chosen["early_stopping"] == {"_target_": "cupynet.training.EarlyStopping"}
 
 
 def test_the_command_line_overrides_an_experiment() -> None:

@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from cupynet.backend import Backend
 from cupynet.checks import integer, is_bool, one_of
 from cupynet.data import Batch, Dataset, Loader, Prefetcher
 from cupynet.errors import ConfigError, DivergedError, annotate
-from cupynet.nn import Model
+from cupynet.nn import Model, Params
 from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback
+from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Since
 from cupynet.training.metrics import Evaluation
-from cupynet.training.records import STOP_BYTES, EpochRecord, Report, Stop, StopReason
+from cupynet.training.records import SPENT, STOP_BYTES, EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
 
 AGREE_EVERY = 10  # rounds between two agreements on whether to stop, where no average brings the workers together
@@ -69,9 +70,12 @@ class Trainer:
         iteration: iterations so far, counted in rounds.
         total_iterations: what `iteration` will be at the end of this `fit`.
         epoch, round: complete epochs so far, and complete rounds of the one after them.
-        evaluation: of the last complete epoch; None where it was not evaluated.
+        evaluation: of the last complete epoch, or of the weights that a callback chose at the end; None where there
+            was none.
         stopped: why the last fit ended early; None where it did not.
-        clock: where the time went.
+        clock: where this worker's time went.
+        spent: what all workers had spent at the end of the last fit; None before.
+        measured: the last average that measured the divergence; None where none did.
     """
 
     def __init__(
@@ -95,6 +99,10 @@ class Trainer:
         self.clock = Clock()
         self.evaluation: Evaluation | None = None
         self.stopped: Stop | None = None
+        self.spent: Spent | None = None
+        self.measured: Average | None = None
+        self._counted = 0  # bytes of the traffic that are in `clock.bytes_sent`
+        self._bytes_sent = 0  # by all workers, when they last agreed
         self._asked: Stop | None = None
         self._finished = True  # whether the last average of the fit has been made
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
@@ -122,6 +130,16 @@ class Trainer:
     def model(self) -> Model:
         """This worker's replica of the network; in a pipeline its stage's layers."""
         return self.replica.model
+
+    @property
+    def params(self) -> Params:
+        """This worker's weights: of the whole network, or of its stage of a pipeline."""
+        return self.replica.params
+
+    @property
+    def backend(self) -> Backend:
+        """Where these weights live."""
+        return self.replica.backend
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
@@ -160,6 +178,10 @@ class Trainer:
             DivergedError: a replica is no longer finite; checked at averages, reports and the ends of epochs.
         """
         epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split)
+        several = self.groups.replicas.size > 1
+        check_validation(
+            self.callbacks, split if evaluate_on is not None else None, self.synchronizer.frequency if several else None
+        )
         fit = Fit(train, self.epoch + epochs, evaluate_on, evaluate_every, split)
         for loader in (train, evaluate_on):
             if loader is not None:
@@ -177,6 +199,8 @@ class Trainer:
                 self._finish()
             if self.epoch == fit.last:
                 self.stopped = None  # somebody wished to stop when all was done
+            self._choose(fit)
+            self.spent = Spent.of(self.groups.world.gather_numbers(*self._figures()))
             self._tell("on_fit_end")
         finally:
             self._asked, self._span_start = None, None  # these are of one fit
@@ -201,6 +225,7 @@ class Trainer:
         rounds, dealt = self.rounds(fit.train), self.groups.replicas
         self.evaluation = None  # the last one is of weights that are about to move
         if self.round == 0:
+            self._count_bytes()
             self._epoch_start = replace(self.clock)
         replica = self.replica
         made = fit.train.epoch(
@@ -245,13 +270,14 @@ class Trainer:
         self.iteration, self.round = self.iteration + 1, self.round + 1
         self.clock.compute_s += derived - began + updated - seen
         self.clock.averaging_s += seen - derived + time.perf_counter() - updated
+        self.clock.samples += samples
         self._since.add(samples, replica.losses)
         return average
 
     def _after_round(self, average: Average | None) -> None:
         """Callbacks, the report if one is due, and whether somebody wishes to stop or has failed."""
         if average is not None:
-            self._since.averaged(average)
+            self._averaged(average)
         self.groups.world.check()
         if self.report_every and self.iteration % self.report_every == 0:
             self._tell("on_report", self._report())
@@ -264,7 +290,8 @@ class Trainer:
 
     def _report(self) -> Report:
         rate = self.replica.optimizer.learning_rate(self.iteration - 1)
-        report = self._since.report(self.clock, iteration=self.iteration, epoch=self.epoch, learning_rate=rate)
+        sent, position = self._bytes_sent, {"iteration": self.iteration, "epoch": self.epoch}
+        report = self._since.report(self.clock, **position, learning_rate=rate, bytes_sent=sent)
         if self._since.samples and not math.isfinite(report.loss):
             raise DivergedError(
                 f"the loss of worker {self.rank} is {report.loss} before iteration {self.iteration}: "
@@ -284,9 +311,12 @@ class Trainer:
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
             self.replica.assemble()
             self.evaluation = self.evaluate(fit.evaluate_on)
-        start = self._epoch_start
+        start, now = self._epoch_start, self._figures()
         samples, seconds = self.clock.images - start.images, self.clock.rounds_s - start.rounds_s
-        record = EpochRecord(self.epoch, self.iteration, samples, seconds, fit.split, self.evaluation)
+        own = [mine - getattr(start, name) for name, mine in zip(SPENT, now, strict=True)]
+        table = self.groups.world.gather_numbers(*own, self.clock.bytes_sent)  # (W, figures + 1)
+        spent, sent = Spent.of(table[:, :-1]), int(table[:, -1].sum())
+        record = EpochRecord(self.epoch, self.iteration, samples, seconds, fit.split, self.evaluation, spent, sent)
         self._tell("on_epoch_end", record)
 
     def _finish(self) -> None:
@@ -295,17 +325,34 @@ class Trainer:
             self._finished = True
             self._tell("before_finish")
             self._average("fit")
-            self._refuse_different()
+            name = type(self.synchronizer).__name__
+            self._refuse_different(
+                f"{name}: the replicas differ at the end of a fit: average them in finish(replica, 'fit')"
+            )
             self.replica.assemble()
 
-    def _refuse_different(self) -> None:
-        """A fit promises identical replicas: refuse a synchronizer that leaves them different."""
+    def _refuse_different(self, message: str) -> None:
+        """A fit promises identical replicas: refuse what leaves them different."""
         own = float(self.replica.params.master.sum())
         if len(set(self.groups.replicas.gather_numbers(own)[:, 0].tolist())) > 1:
-            raise ConfigError(
-                f"{type(self.synchronizer).__name__}: the replicas differ at the end of a fit: average them in "
-                "finish(replica, 'fit')"
-            )
+            raise ConfigError(message)
+
+    def _choose(self, fit: Fit) -> None:
+        """Callbacks may give the replicas other weights, which are evaluated then; not after a signal: it is urgent."""
+        master = self.replica.params.master
+        before = master.copy()
+        self._tell("after_finish")
+        moved = not bool((master == before).all())
+        if not self.groups.world.gather_numbers(moved).any():
+            return
+        self._refuse_different(
+            "a callback changed the weights of some replicas alone, in after_finish: let it run on every worker "
+            "(every_rank = True) and do the same on each"
+        )
+        self.replica.assemble()
+        self.evaluation = None
+        if fit.evaluate_on is not None and (self.stopped is None or self.stopped.reason != StopReason.SIGNAL):
+            self.evaluation = self.evaluate(fit.evaluate_on)
 
     def _average(self, moment: Moment) -> None:
         """Whatever average the synchronizer makes at this moment; where it makes none, a look at the weights."""
@@ -313,7 +360,7 @@ class Trainer:
         average = self.synchronizer.finish(self.replica, moment)
         if average is not None:
             self.clock.meeting(time.perf_counter() - began)
-            self._since.averaged(average)
+            self._averaged(average)
         elif not is_finite(self.replica.params.master):
             raise DivergedError(
                 f"the replica of worker {self.rank} is not finite after iteration {self.iteration}: "
@@ -326,13 +373,30 @@ class Trainer:
         if world.size == 1:
             self.stopped = asked
             return
-        reasons = world.gather_numbers(asked.reason if asked else 0)[:, 0]  # (W,)
+        self._count_bytes()
+        reasons, sent = world.gather_numbers(asked.reason if asked else 0, self.clock.bytes_sent).T  # (W,) each
+        self._bytes_sent = int(sent.sum())
         wishing = np.flatnonzero(reasons)
         if len(wishing):
             first = int(wishing[0])
             text = np.frombuffer((asked.text if asked else "").encode().ljust(STOP_BYTES), np.uint8).copy()
             world.broadcast(text, first)
             self.stopped = Stop(StopReason(int(reasons[first])), text.tobytes().decode().rstrip())
+
+    def _averaged(self, average: Average) -> None:
+        """An average has been made: what it found goes into the next report."""
+        self._since.averaged(average)
+        if not math.isnan(average.divergence):
+            self.measured = average
+
+    def _figures(self) -> list[float]:
+        """What this worker has spent so far, in the order of `SPENT`."""
+        self._count_bytes()
+        return [getattr(self.clock, name) for name in SPENT]
+
+    def _count_bytes(self) -> None:
+        sent = self.groups.world.traffic.bytes_sent
+        self.clock.bytes_sent, self._counted = self.clock.bytes_sent + sent - self._counted, sent
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:

@@ -36,7 +36,7 @@ from cupynet.parallel import (
     ThreadLauncher,
 )
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback
+from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
@@ -198,6 +198,10 @@ class ParallelWrapper:
         loader = self._loader(train, batch_size)
         held_out = None if evaluate_on is None else self._loader(evaluate_on, batch_size, shuffle=False)
         Fit.check(epochs, evaluate_every, split)  # before any worker begins: what is refused here does no harm
+        several = self.placement.workers > 1
+        check_validation(
+            self.callbacks, None if held_out is None else split, self.synchronizer.frequency if several else None
+        )
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:

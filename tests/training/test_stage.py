@@ -28,7 +28,7 @@ from cupynet.parallel import (
     WorkerTimeout,
     placement,
 )
-from cupynet.training import Callback, ParallelWrapper, Trainer
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer
 from cupynet.training.stage import Stage
 from tests.extending.gradient_mean import GradientMean
 from tests.nn.networks import SMALL, small_networks
@@ -223,6 +223,21 @@ def test_weights_that_a_callback_changes_at_the_end_are_kept():
     whole = trained(small_model(), None, 2)
     halved = trained(small_model(), Pipeline(2), 2, callbacks=[Halve()])
     assert close(halved, 0.5 * whole)
+
+
+def test_early_stopping_restores_the_best_weights_of_all_stages():
+    found = []
+    for pipeline in (None, Pipeline(3)):
+        model, data = small_model(), small_dataset(60)
+        stopping = EarlyStopping("accuracy", patience=1, max_epochs=4)
+        with ParallelWrapper(
+            model, 2, 1, optimizer=SGD(0.5), pipeline=pipeline, callbacks=[stopping], timeout_s=20
+        ) as wrapper:
+            wrapper.fit(Loader(data, 6, seed=3), 9, evaluate_on=small_dataset(50, seed=2), split="validation")
+            assert wrapper.evaluate(small_dataset(50, seed=2)).accuracy == stopping.result.best_score
+        found.append((stopping.result.best_epoch, stopping.result.epochs, model.params.master))
+    assert found[0][:2] == found[1][:2] and found[0][0] < found[0][1]
+    assert close(found[1][2], found[0][2], 1e-9)
 
 
 def test_a_stop_ends_all_stages_after_the_same_round():
