@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, select_backend
-from cupynet.data import Data, Dataset, Loader, Source
+from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import Pipeline, Placement, Synchronizer
+from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
@@ -141,6 +141,7 @@ class Experiment:
             "synchronizer": self.synchronizer,
             "pipeline": self.pipeline,
             "prefetch_buffer": parallel.prefetch_buffer,
+            "learning_rate_scale": parallel.learning_rate_scale,
             "timeout_s": parallel.timeout_s,
             "report_every": self.settings.report_every_iterations,
         }
@@ -150,15 +151,22 @@ class Experiment:
 
     # data -----------------------------------------------------------------------------------------------------------
 
+    def check_shards(self) -> None:
+        """Refuse data that lie in another number of shards than there are workers. ConfigError, DataError."""
+        try:
+            self.source.check_workers(self.placement.workers)
+        except ConfigError as error:
+            raise ConfigError(f"data: {error}") from error
+
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
         data = self.source.load()
         data.check(self.source.image_shape, self.source.classes)
         return data
 
-    def train_loader(self, data: Data) -> Loader:
+    def train_loader(self, data: Data) -> Batches:
         """Shuffled batches of the training set."""
-        return Loader(data.train, self.settings.batch_size, seed=self.source.seed)
+        return as_loader(data.train, self.settings.batch_size, seed=self.source.seed)
 
     def evaluation_loader(self, dataset: Dataset) -> Loader:
         """Batches in the data set's order."""
@@ -175,6 +183,9 @@ class Experiment:
         stages = f" of {placement.stages} stages" if self.pipeline else ""
         workers = f"{placement.workers} worker{'s' * (placement.workers > 1)}{stages} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
+        every = self.settings.parallel.averaging_frequency
+        if every is not None and isinstance(self.synchronizer, GradientSharing):
+            log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())

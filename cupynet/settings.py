@@ -3,6 +3,8 @@
 `Settings` is what a command works with: plain Python values, whatever they were read from. It is also the schema that
 the configuration is composed against (config.py). A group is a dataclass of its own. A part is open here: what a layer,
 an optimizer or a source of data may be given is told by its constructor (parts.py).
+
+The file is long because all settings and all their rules stand in one place.
 """
 
 from __future__ import annotations
@@ -92,10 +94,10 @@ def memory(*, share: bool) -> Rule:
     return rule
 
 
-def frequency(key: str, value: Any) -> int | str:
-    """Iterations between averages, or one of two moments."""
+def frequency(key: str, value: Any) -> int | str | None:
+    """Iterations between averages, or one of two moments; or null, where no averages are counted."""
     moments = ("epoch", "end")
-    if isinstance(value, str) and value in moments:
+    if value is None or (isinstance(value, str) and value in moments):
         return value
     return checks.integer(key, value, 1, f", epoch or end{guess(value, moments)}")
 
@@ -109,6 +111,24 @@ def devices(key: str, value: Any) -> list[int] | None:
     if len(set(value)) < len(value):
         raise refusal(key, written(value), "names a device twice")
     return value
+
+
+def folder(key: str, value: Any) -> str:
+    """The name of a folder."""
+    if not isinstance(value, str) or not value.strip():
+        raise refusal(key, written(value), "must be the name of a folder")
+    return value
+
+
+def required(rule: Rule, what: str) -> Rule:
+    """A setting that has no default: null is not kept, and `what` it must be is said."""
+
+    def checked(key: str, value: Any) -> Any:
+        if value is None:
+            raise refusal(key, "null", f"must be given: {what}")
+        return rule(key, value)
+
+    return checked
 
 
 def modules(key: str, value: Any) -> list[str]:
@@ -184,10 +204,11 @@ class MemorySettings(Group):
 class ParallelSettings(Group):
     """How the replicas are kept together, or shared out. The parts refer to the settings beside them."""
 
-    averaging_frequency: int | str = setting(3, frequency)
+    averaging_frequency: int | str | None = setting(3, frequency)
     prefetch_buffer: int = setting(24, integer(0, most=MOST_PREFETCHED, why="every batch prepared ahead takes memory"))
     report_score_after_averaging: bool = setting(True, checks.flag)
     average_updaters: bool = setting(True, checks.flag)
+    learning_rate_scale: float | str = setting("none", checks.learning_rate_scale)
     timeout_s: float = setting(300.0, seconds)
     synchronizer: Any = part()
     pipeline: Any = part(default=None)
@@ -225,6 +246,14 @@ class BenchSettings(Settings):
     peers: str | None = setting(None, only("torch", null="none"))
     repeats: int = setting(5, integer(1))
     images: int = setting(60000, integer(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSettings(Settings):
+    """The settings of `cupynet.shard`: those of the runs that are to use the shards, and what conf/shard.yaml adds."""
+
+    shards: int | None = setting(None, required(integer(1), "the number of workers that are to share the data"))
+    to: str | None = setting(None, required(folder, "the folder to write to"))
 
 
 # reading --------------------------------------------------------------------------------------------------------------

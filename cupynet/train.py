@@ -37,7 +37,9 @@ def prepare(settings: Settings) -> Experiment:
     """The experiment that the settings describe, before anything is written; ConfigError if it cannot work."""
     from cupynet.experiment import Experiment
 
-    return Experiment(settings)
+    experiment = Experiment(settings)
+    experiment.check_shards()
+    return experiment
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:

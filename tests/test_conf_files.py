@@ -130,11 +130,12 @@ def test_defaults_of_the_contract() -> None:
     parallel = plain(settings)["parallel"]
     assert parallel.pop("synchronizer") == {
         **{"_target_": "cupynet.parallel.ParameterAveraging", "frequency": 3, "average_updaters": True},
-        **{"report_score": True, "measure_every": 50},
+        **{"report_score": True, "measure_every": 50, "wire": "exact", "outer": "mean"},
     }
     assert parallel == {
         **{"averaging_frequency": 3, "prefetch_buffer": 24, "report_score_after_averaging": True},
-        **{"average_updaters": True, "timeout_s": 300, "pipeline": None},
+        **{"average_updaters": True, "learning_rate_scale": "none", "timeout_s": 300},
+        "pipeline": None,
     }
     assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
     assert set(plain(settings)["memory"].values()) == {None} and settings.report_every_iterations == 50
@@ -172,7 +173,8 @@ def test_experiments() -> None:
     }
     guide = settings_of("experiment=dl4j_gpu_guide")
     assert (guide.workers, guide.dtype, guide.parallel.averaging_frequency) == (4, "half", 1)
-    assert guide.optimizer["learning_rate"] == 0.012 and guide.memory.device_pool_trim_above == "2GiB"
+    assert (guide.optimizer["learning_rate"], guide.parallel.learning_rate_scale) == (0.01, 1.2)
+    assert guide.memory.device_pool_trim_above == "2GiB"
     assert settings_of("experiment=data_parallel").parallel.averaging_frequency == "end"
     early = settings_of("experiment=dl4j_early_stopping")
     assert early.data["validation"] == 5000 and early.epochs == early.callbacks["early_stopping"]["max_epochs"] == 50
@@ -205,13 +207,15 @@ def test_backends(name: str) -> None:
     [
         # the file's own class, a subclass, another class that shares some arguments, one that shares none
         (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging"],
-         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50}),
+         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "exact", "outer": "mean"}),
         (["trusted_modules=[tests.test_conf_files]", "parallel.synchronizer._target_=tests.test_conf_files.Own"],
          {"frequency": 10}),
         (["trusted_modules=[tests]", "parallel.synchronizer={_target_: tests.extending.gradient_mean.GradientMean}"],
          {}),
         (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging", "parallel.synchronizer.frequency=7"],
-         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50}),
+         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "exact", "outer": "mean"}),
     ],
     ids=["same", "own", "another", "asked"],
 )  # fmt: skip
@@ -231,3 +235,35 @@ def test_another_optimizer_keeps_the_learning_rate() -> None:
     settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.l2=0.25")
     assert set(settings.optimizer) == {"_target_", "learning_rate", "l2", "max_grad_norm"}
     assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
+
+
+@pytest.mark.parametrize(("name", "frequency"), [
+    ("averaging", 7), ("slowmo", 7), ("diloco", 7), ("elastic", 7), ("post_local", None), ("adaptive", None),
+])  # fmt: skip
+def test_one_setting_turns_whatever_has_a_k(name: str, frequency: int | None) -> None:
+    settings = settings_of(f"parallel={name}", "parallel.averaging_frequency=7")
+    built = build(settings.parallel.synchronizer, "parallel.synchronizer")
+    assert built.frequency == frequency
+    if name == "post_local":
+        assert built.when.later.frequency == 7
+    if name == "adaptive":
+        assert built.when.first == 7
+
+
+def test_what_is_named_shortly_is_what_its_file_describes() -> None:
+    """`encoding=threshold` and `outer=diloco` are the files' parts with the classes' defaults."""
+    short = settings_of("parallel=gradients", "parallel.synchronizer.encoding=threshold").parallel.synchronizer
+    one, other = (build(node, "x") for node in (short, settings_of("parallel=threshold").parallel.synchronizer))
+    assert vars(one.encoding.algorithm) == pytest.approx(vars(other.encoding.algorithm), rel=1e-6)
+    assert (one.encoding.clip_residual_every, one.encoding.clip_residual) == (5, 5.0)
+    for name in ("slowmo", "diloco"):
+        short = settings_of(f"parallel.synchronizer.outer={name}").parallel.synchronizer
+        one, other = (build(node, "x") for node in (short, settings_of(f"parallel={name}").parallel.synchronizer))
+        assert str(one.outer) == str(other.outer)
+
+
+def test_the_diloco_experiment() -> None:
+    settings = settings_of("experiment=diloco")
+    assert (settings.workers, settings.parallel.averaging_frequency) == (4, 50)
+    outer = settings.parallel.synchronizer["outer"]
+    assert outer["_target_"] == "cupynet.parallel.DiLoCo" and outer["momentum"] < 0.9

@@ -61,6 +61,22 @@ def test_a_source_that_promised_something_else_is_found_out() -> None:
         found.load()
 
 
+def test_a_frequency_that_nobody_reads_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    experiment((), "parallel=gradients", "parallel.averaging_frequency=7").announce()
+    assert "parallel.averaging_frequency=7 is not used: gradients are shared in every iteration" in caplog.messages
+    caplog.clear()
+    experiment((), "parallel=gradients").announce()
+    experiment((), "parallel=diloco", "parallel.averaging_frequency=7").announce()
+    assert "is not used" not in caplog.text
+
+
+def test_the_learning_rate_follows_the_workers_where_asked() -> None:
+    found = experiment((), "parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
+    with found.wrapper(workers=3) as wrapper:
+        assert wrapper.optimizer.learning_rate(0) == pytest.approx(0.03)
+    assert found.optimizer.learning_rate(0) == 0.01
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -82,12 +82,14 @@ DECIDED = {
     "device_count": "parallel/placement.py",  # which devices there are to share
     "threads_per_worker": "training/wrapper.py",  # BLAS threads
     "ParameterAveraging": "training/wrapper.py",  # how the replicas are kept together, where nothing else is said
+    "scale_factor": "training/wrapper.py",  # the learning rate as workers grow
     "ThreadLauncher": "training/wrapper.py",  # how workers are started
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
     "Replica": "training/wrapper.py",  # (and the copy that warms up)
     "Stage": "training/wrapper.py",  # (or a stage of one)
     "cut": "training/wrapper.py",  # which layers belong to which stage
     "ParallelWrapper": "experiment.py",
+    "ShardedLoader": "data/loader.py",  # who reads what, where each worker has its own part of the data
 }
 DEFINED = {"device_count": {"backend/cuda.py", "backend/select.py"}, "Replica": {"training/replica.py"}}
 
@@ -115,6 +117,14 @@ def test_the_prefetch_buffer_is_shared_out_in_one_place() -> None:
     assert shared.search("mine = -(-prefetch_buffer // workers)")
 
 
+def test_rounds_are_counted_by_who_deals_them_out() -> None:
+    """The trainer asks: it is right for shards too, which a division by the workers is not."""
+    counted = re.compile(r"\.batches\b|\bbatch_size\b *[*/]|[*/] *(?:\w+\.)*batch_size\b")
+    (trainer,) = (s.text for s in SOURCES if s.path == "training/trainer.py")
+    assert counted.search(trainer) is None
+    assert counted.search("-(-loader.batches // workers)") and counted.search("number * loader.batch_size")
+
+
 def test_blas_threads_are_limited_in_one_way() -> None:
     """For the workers by the wrapper; the bench, which measures operations on one core, holds the rest still."""
     assert {s.path for s in SOURCES if "limited" in calls(s)} == {"training/wrapper.py", "bench.py"}
@@ -131,6 +141,7 @@ PLANTED = {  # file -> (what is there, what a slip of the pen would make of it)
     "train.py": ("wrapper.trainer.evaluation", "wrapper.trainer.evaluatoin"),
     "evaluate.py": ("wrapper.model.load_weights", "wrapper.model.load_wieghts"),
     "bench.py": ("wrapper.trainer.clock.images_per_s", "wrapper.trainer.clock.images_pre_s"),
+    "shard.py": ("written.counts", "written.cuonts"),
     "experiment.py": ("settings.parallel.synchronizer", "settings.parallel.sychronizer"),
 }
 

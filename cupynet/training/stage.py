@@ -15,7 +15,7 @@ import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.data import Batch, Dataset
+from cupynet.data import Batch, Labelled
 from cupynet.nn import INFERENCE, Context, Model, Parameter
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
@@ -171,7 +171,7 @@ class Stage(Replica):
             backend.give_back(y, x)
         return None
 
-    def check(self, dataset: Dataset) -> None:
+    def check(self, dataset: Labelled) -> None:
         check_data(dataset, self.whole)
 
     def warm_up(self, batch_size: int) -> float:

@@ -20,8 +20,8 @@ import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.checks import integer, is_bool, one_of
-from cupynet.data import Batch, Dataset, Loader, Prefetcher
-from cupynet.errors import ConfigError, DivergedError, annotate
+from cupynet.data import Batch, Batches, Labelled, Prefetcher
+from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
 from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
 from cupynet.runs import Run
@@ -38,9 +38,9 @@ AGREE_EVERY = 10  # rounds between two agreements on whether to stop, where no a
 class Fit:
     """What one call of `Trainer.fit` is to do; `last` is the epoch it ends with, counted from 1."""
 
-    train: Loader
+    train: Batches
     last: int
-    evaluate_on: Loader | None
+    evaluate_on: Batches | None
     evaluate_every: int
     split: str
 
@@ -108,13 +108,21 @@ class Trainer:
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
         self._since, self._epoch_start = Since(Clock()), Clock()
+        if self.synchronizer.measures and self.groups.stages.size > 1:
+            raise ConfigError(
+                f"{type(self.synchronizer).__name__} decides by what it measures when to average, and each stage of a "
+                "pipeline measures something else: give it a number of iterations"
+            )
         self.synchronizer.start(replica, self.groups.replicas)
-        self._closing = ExitStack()
+        self._closing = self._start_callbacks(run)
+
+    def _start_callbacks(self, run: Run | None) -> ExitStack:
+        """What closes them again."""
         with ExitStack() as started:
             for callback in self.callbacks:
                 started.callback(callback.close)  # before it starts: one that fails there lets go of what it has
                 callback.start(self, run)
-            self._closing = started.pop_all()
+            return started.pop_all()
 
     @property
     def rank(self) -> int:
@@ -154,10 +162,10 @@ class Trainer:
 
     def fit(
         self,
-        train: Loader,
+        train: Batches,
         epochs: int,
         *,
-        evaluate_on: Loader | None = None,
+        evaluate_on: Batches | None = None,
         evaluate_every: int = 1,
         split: str = "test",
     ) -> None:
@@ -186,6 +194,7 @@ class Trainer:
         for loader in (train, evaluate_on):
             if loader is not None:
                 self.replica.check(loader.dataset)
+                self._refuse_other_data(loader)
         self._begin(fit)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked for, not warned about
@@ -205,14 +214,14 @@ class Trainer:
         finally:
             self._asked, self._span_start = None, None  # these are of one fit
 
-    def rounds(self, loader: Loader) -> int:
+    def rounds(self, loader: Batches) -> int:
         """Rounds of an epoch: iterations of the busiest worker."""
-        return -(-loader.batches // self.groups.replicas.size)
+        return loader.rounds(self.groups.replicas.size)
 
     def _begin(self, fit: Fit) -> None:
         """Where this fit starts and where it will end."""
         rounds = self.rounds(fit.train)
-        deal = (len(fit.train.dataset), fit.train.batch_size, self.groups.replicas.size)
+        deal = fit.train.deal(self.groups.replicas.size)
         if deal != self._deal:
             self.round, self._deal = 0, deal
         start = self.iteration if self._span_start is None else self._span_start
@@ -239,7 +248,7 @@ class Trainer:
                     batch = next(batches, None)
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
                     self.clock.data_s += batches.waited_s - waited
-                    images = _images_of_round(fit.train, self.round, dealt.size)
+                    images = fit.train.images_of_round(self.round, dealt.size)
                     average = self._round(batch)
                     self.clock.count(self.iteration, images, time.perf_counter() - began)
                     self._after_round(average)
@@ -331,6 +340,19 @@ class Trainer:
             )
             self.replica.assemble()
 
+    def _refuse_other_data(self, loader: Batches) -> None:
+        """Workers in several processes load for themselves: refuse where one has found something else. DataError."""
+        world = self.groups.world
+        if world.size > 1:
+            found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
+            others = np.flatnonzero(found != found[0]).tolist()
+            if others:
+                who = f"worker{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+                raise DataError(
+                    f"{who} would train on other data than worker 0, or in another order: bring the same data to all "
+                    "machines, and start them with the same settings"
+                )
+
     def _refuse_different(self, message: str) -> None:
         """A fit promises identical replicas: refuse what leaves them different."""
         own = float(self.replica.params.master.sum())
@@ -404,28 +426,29 @@ class Trainer:
 
     # evaluation -----------------------------------------------------------------------------------------------------
 
-    def evaluate(self, loader: Loader) -> Evaluation:
+    def evaluate(self, loader: Batches) -> Evaluation:
         """Evaluate a data set in parallel: each worker its own batches; the same result on all of them.
 
         Raises:
             ConfigError: the data do not fit the network.
         """
         began, dataset, dealt = time.perf_counter(), loader.dataset, self.groups.replicas
+        backend = self.replica.backend
         self.replica.check(dataset)
+        self._refuse_other_data(loader)
         evaluation = Evaluation(dataset.classes)
-        replica = self.replica
-        made = loader.epoch(0, replica.backend, dealt.rank, dealt.size, images=replica.needs_images)
+        made = loader.epoch(0, backend, dealt.rank, dealt.size, images=self.replica.needs_images)
         with Prefetcher(made, self.prefetch_buffer) as batches:
             for batch in batches:
-                found = replica.scores(batch)
+                found = self.replica.scores(batch)
                 if found is not None:
                     scores, losses = found
-                    evaluation.add(scores, dataset.labels[batch.samples], losses)
+                    evaluation.add(scores, backend.to_host(batch.labels), losses)
         whole = self._merge(evaluation, dataset)
         self.clock.evaluate_s += time.perf_counter() - began
         return whole
 
-    def _merge(self, evaluation: Evaluation, dataset: Dataset) -> Evaluation:
+    def _merge(self, evaluation: Evaluation, dataset: Labelled) -> Evaluation:
         whole = Evaluation(dataset.classes)
         for packed in self.groups.world.all_gather(evaluation.pack()):
             whole.merge(Evaluation.unpack(packed, dataset.classes))
@@ -461,9 +484,3 @@ class Trainer:
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self.replica.restore(state["replica"])
         self.synchronizer.restore(state["synchronizer"])
-
-
-def _images_of_round(loader: Loader, number: int, workers: int) -> int:
-    """Images all workers together train on in round `number` of an epoch."""
-    per_round = loader.batch_size * workers
-    return min(per_round, len(loader.dataset) - number * per_round)
