@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.parallel import GradientSharing as GradientSharing
     from cupynet.parallel import Outer as Outer
     from cupynet.parallel import ParameterAveraging as ParameterAveraging
+    from cupynet.parallel import Pipeline as Pipeline
     from cupynet.parallel import PostLocal as PostLocal
     from cupynet.parallel import SlowMo as SlowMo
     from cupynet.parallel import Synchronizer as Synchronizer
@@ -94,7 +95,7 @@ _ROOMS = {
              "ShardedLoader", "write_shards"),
     "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",
                  "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",
-                 "TargetSparsity"),
+                 "TargetSparsity", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
                  "EarlyStopping", "EarlyStoppingResult", "StopReason", "Report", "EpochRecord"),
     "runs": ("Run", "Summary"),

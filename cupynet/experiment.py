@@ -17,7 +17,7 @@ from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import GradientSharing, Placement, Synchronizer, job
+from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, job
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
@@ -35,7 +35,8 @@ class Experiment:
         backend_name: what computes; `backend_reason`: why it is not the preferred one, None where it is.
         placement: how many workers, and on which devices.
         rank: of this process's first worker: 0, unless mpiexec started several processes.
-        source, network, loss, optimizer, synchronizer, callbacks: the parts, as descriptions.
+        source, network, loss, optimizer, synchronizer, pipeline, callbacks: the parts, as descriptions; no pipeline
+            where replicas are whole.
 
     Raises:
         ConfigError: the settings name something that cannot work here; the message begins with the setting.
@@ -49,8 +50,6 @@ class Experiment:
         )
         self.job = job() if settings.parallel.launcher == "mpi" else None
         self.rank = 0 if self.job is None else self.job.rank
-        seats = None if self.job is None else self.job.seats
-        self.placement = Placement.of(self.backend_name, settings.workers, settings.devices, seats=seats)
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
         if not _is_shape(getattr(self.source, "image_shape", None)) or not hasattr(self.source, "classes"):
             kind = type(self.source).__name__
@@ -66,8 +65,10 @@ class Experiment:
             for name, part in settings.callbacks.items()
             if part is not None
         ]
+        pipeline = settings.parallel.pipeline
+        self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
+        self.placement = self._place(self._built())
         self._check_validation()
-        self._check_network()
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""
@@ -91,15 +92,37 @@ class Experiment:
                     "the last is evaluated: parallel.averaging_frequency=epoch"
                 )
 
-    def _check_network(self) -> None:
-        """Infer the network's shapes without allocating anything."""
+    def _built(self) -> Layer:
+        """The network with its shapes inferred, without allocating anything."""
         network = copy.deepcopy(self.network)
+        # where a pipeline may be cut depends on what the backend computes together
+        name = "numpy" if self.pipeline is None else self.backend_name
         try:
-            output = build(network, self.input, Params(), create_backend("numpy", self.settings.dtype))
+            output = build(network, self.input, Params(), create_backend(name, self.settings.dtype))
             check_loss(network, self.loss)
             check_output(output, self.source.classes)
         except ConfigError as error:
             raise ConfigError(f"model: {error}") from error
+        return network
+
+    def _place(self, network: Layer) -> Placement:
+        """How many workers, of how many stages of the built network, and where."""
+        stages: int | None = 1
+        most = 1
+        if self.pipeline is not None:
+            try:
+                stages, most = self.pipeline.count, self.pipeline.most(network)
+            except ConfigError as error:
+                raise ConfigError(f"parallel.pipeline: {error}") from error
+        settings = self.settings
+        return Placement.of(
+            self.backend_name,
+            settings.workers,
+            settings.devices,
+            stages=stages,
+            most_stages=most,
+            seats=None if self.job is None else self.job.seats,
+        )
 
     @property
     def input(self) -> Image:
@@ -126,6 +149,7 @@ class Experiment:
             "devices": self.placement.devices or None,
             "optimizer": self.optimizer,
             "synchronizer": self.synchronizer,
+            "pipeline": self.pipeline,
             "prefetch_buffer": parallel.prefetch_buffer,
             "learning_rate_scale": parallel.learning_rate_scale,
             "timeout_s": parallel.timeout_s,
@@ -167,7 +191,8 @@ class Experiment:
         if self.backend_reason:
             log.info("no GPU is used: %s", self.backend_reason)
         devices = ", ".join(dict.fromkeys(placement.names()))
-        workers = f"{placement.workers} worker{'s' * (placement.workers > 1)} on {devices}"
+        stages = f" of {placement.stages} stages" if self.pipeline else ""
+        workers = f"{placement.workers} worker{'s' * (placement.workers > 1)}{stages} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
         if self.job is not None and self.job.size > 1:
             log.info("%d ranks: %s", self.job.size, self.job.where())
@@ -180,9 +205,10 @@ class Experiment:
         held = blas.held_below()
         if held:
             log.warning("%s", held)
-        sharing = placement.workers if self.job is None else self.job.sharing
+        sharing = placement.ranks if self.job is None else self.job.sharing
         if sharing > available_cores():
-            log.warning("%d workers share %d cores: they take turns", sharing, available_cores())
+            workers = f"{sharing} workers" if placement.stages == 1 else f"{sharing} stages"
+            log.warning("%s share %d cores: they take turns", workers, available_cores())
         if self.settings.dtype == "half":
             log.warning("dtype=half on a CPU is stored in 16 bits and computed in 32: slower than float")
 

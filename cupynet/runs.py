@@ -21,6 +21,8 @@ class Summary:
         dataset, fallback: the data's name, and whether they stand in for data that could not be had.
         backend, devices, dtype, workers, seed, batch_size, averaging_frequency: what the run was made with.
         synchronizer: how the replicas were kept together, in words.
+        stages: of each replica. pipeline: where they are more, how fast they were: `layers` of each, `micro_batches`,
+            `work_s` of each for a micro-batch, `bound` of the speed-up over one worker, `speed_up` reached.
         epochs, iterations, images: how much was trained.
         parameters: number of weights of the network.
         stopped_by: why training ended early, in words; None where it did not. stop_reason: whose wish it was,
@@ -64,6 +66,8 @@ class Summary:
     test_loss: float | None
     test_f1: float | None
     test: dict[str, Any] | None
+    stages: int = 1
+    pipeline: dict[str, Any] | None = None
     commit: str | None = None
     environment: dict[str, Any]
     stop_reason: str | None = None

@@ -47,9 +47,9 @@ def group(kind: type[Group]) -> Any:
     return field(metadata={"rule": lambda key, value: read(kind, value, key), "group": kind})
 
 
-def part() -> Any:
-    """What is built from a `_target_`: anything here, its constructor decides."""
-    return field(metadata={"rule": lambda key, value: value})
+def part(**default: Any) -> Any:
+    """What is built from a `_target_`: anything here, its constructor decides. default: `default=None`, or none."""
+    return field(metadata={"rule": lambda key, value: value}, **default)
 
 
 # rules ----------------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class MemorySettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings(Group):
-    """How the replicas are kept together. What averages is a part, and refers to the settings beside it."""
+    """How the replicas are kept together, or shared out. The parts refer to the settings beside them."""
 
     averaging_frequency: int | str | None = setting(3, frequency)
     prefetch_buffer: int = setting(24, integer(0, most=MOST_PREFETCHED, why="every batch prepared ahead takes memory"))
@@ -213,6 +213,7 @@ class ParallelSettings(Group):
     timeout_s: float = setting(300.0, seconds)
     launcher: str = setting("thread", one_of("thread", "mpi"))
     synchronizer: Any = part()
+    pipeline: Any = part(default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,8 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         experiment.limit_memory()
         compile_s = wrapper.warm_up(settings.batch_size)
         log.info("kernels ready after %.1f s", compile_s)
+        if wrapper.pipeline is not None:
+            log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
         wrapper.fit(
             experiment.train_loader(data),
             settings.epochs,
@@ -91,6 +93,9 @@ def train(experiment: Experiment, folder: Path) -> float | None:
             split=split,
         )
         interrupted = wrapper.greatest(received[0] if received else 0)  # a signal may reach one process of several
+        speed = wrapper.pipeline_speed()
+        if speed is not None:
+            log.info("pipeline: %s", speed)
         chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off, or of the best
         if chosen is None and not interrupted:
             chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
@@ -125,6 +130,7 @@ def summarise(
 
     settings, trainer = experiment.settings, wrapper.trainer
     clock, stopped, spent, measured = trainer.clock, trainer.stopped, trainer.spent, trainer.measured
+    speed = wrapper.pipeline_speed()
     return Summary(
         dataset=data.name,
         fallback=data.fallback,
@@ -138,6 +144,8 @@ def summarise(
         batch_size=settings.batch_size,
         averaging_frequency=experiment.synchronizer.frequency,
         synchronizer=experiment.synchronizer.describe(),
+        stages=wrapper.placement.stages,
+        pipeline=None if speed is None else speed.to_dict(),
         parameters=wrapper.model.params.count,
         stopped_by=None if stopped is None else stopped.text,
         images=clock.images,

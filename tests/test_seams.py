@@ -87,6 +87,8 @@ DECIDED = {
     "MpiLauncher": "training/wrapper.py",
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
     "Replica": "training/wrapper.py",  # (and the copy that warms up)
+    "Stage": "training/wrapper.py",  # (or a stage of one)
+    "cut": "training/wrapper.py",  # which layers belong to which stage
     "ParallelWrapper": "experiment.py",
     "ShardedLoader": "data/loader.py",  # who reads what, where each worker has its own part of the data
 }

@@ -76,12 +76,14 @@ class Layer:
         path: the layer's name with those it lies in, `block.conv1`; empty for a network that is one layer.
         needs_dx: see `Scope`; where it is false, `backward` may return None.
         input, output: what one example is, before and after the layer.
+        declared: how many weights the layer has, with those of the layers that it holds.
     """
 
     backend: Backend
     path = ""
     _declared_in: Params | None = None
     needs_dx = True
+    declared = 0
     input: InputType
     output: InputType
 
@@ -147,7 +149,9 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
             )
         self._declared_in = params.params
         self.backend, self.path, self.needs_dx, self.input = backend, params.layer, params.needs_dx, input
+        before = params.params.count
         self.output = build(self, input, params, backend)
+        self.declared = params.params.count - before
         return self.output
 
     return noted
@@ -201,11 +205,26 @@ class Sequential(Layer):
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         needs_dx = params.needs_dx
         for name, layer in self:
-            declared = params.params.count
             input = layer.build(input, params.scope(name, needs_dx), backend)
-            needs_dx = needs_dx or params.params.count > declared
-        self.steps = fused(list(self.layers.values()))
+            needs_dx = needs_dx or layer.declared > 0
+        self.steps = [step for _, step in self._steps()]
         return input
+
+    def together(self) -> list[list[str]]:
+        """The layers' names, in order, once it is built; those that the backend computes as one stand together."""
+        return [names for names, _ in self._steps()]
+
+    def _steps(self) -> list[tuple[list[str], Layer]]:
+        """What is computed in turn, with the names of the layers it does: each pair that the backend has is one."""
+        steps: list[tuple[list[str], Layer]] = []
+        for name, layer in self:
+            names, before = steps[-1] if steps else ([], None)
+            pair = None if before is None else before.fuse(layer)
+            if pair is None:
+                steps.append(([name], layer))
+            else:
+                steps[-1] = ([*names, name], pair)
+        return steps
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         if not context.train:
@@ -244,15 +263,3 @@ def _named(layers: Iterable[Layer]) -> dict[str, Layer]:
         counts[kind] = counts.get(kind, 0) + 1
         named[f"{kind}{counts[kind]}"] = layer
     return named
-
-
-def fused(layers: list[Layer]) -> list[Layer]:
-    """The layers with each pair that the backend does faster in one operation replaced by one layer."""
-    steps: list[Layer] = []
-    for layer in layers:
-        pair = steps[-1].fuse(layer) if steps else None
-        if pair is None:
-            steps.append(layer)
-        else:
-            steps[-1] = pair
-    return steps

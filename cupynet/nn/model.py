@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Model:
         backend: where it computes.
         seed: of the initial weights, from 0 to 2**64 - 1.
         loss: what training minimises.
+        needs_dx: whether the derivative with respect to the input is of use, see `build`.
 
     Attributes:
         network: the built copy.
@@ -40,7 +42,14 @@ class Model:
     """
 
     def __init__(
-        self, network: Layer, input: InputType, backend: Backend, seed: int = 123, loss: Loss | None = None
+        self,
+        network: Layer,
+        input: InputType,
+        backend: Backend,
+        seed: int = 123,
+        loss: Loss | None = None,
+        *,
+        needs_dx: bool = False,
     ) -> None:
         self._description = checks.instance("network", network, Layer, "Sequential([Dense(10)])")
         if not isinstance(input, Image | Flat):
@@ -49,9 +58,9 @@ class Model:
         self.backend = checks.instance("backend", backend, Backend, "create_backend('numba')")
         self.seed = checks.seed("seed", seed)
         self.loss = SoftmaxNLL() if loss is None else checks.instance("loss", loss, Loss, "SoftmaxNLL()")
-        self.network = copy.deepcopy(network)
+        self.network, self._needs_dx = copy.deepcopy(network), needs_dx
         self.params = Params()
-        self.output = build(self.network, input, self.params, backend)
+        self.output = build(self.network, input, self.params, backend, needs_dx=needs_dx)
         check_loss(self.network, self.loss)
         self.params.allocate(backend, self.seed)
 
@@ -134,9 +143,30 @@ class Model:
 
     def replicate(self, backend: Backend) -> Model:
         """The same network with the same weights on another backend."""
-        replica = Model(self._description, self.input, backend, self.seed, self.loss)
+        replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
         replica.load_weights(self.weights())
         return replica
+
+    def part(self, names: Sequence[str], backend: Backend) -> Model:
+        """Consecutive layers of this network, a `Sequential`, as a model of their own: a stage, with equal weights.
+
+        Names of layers and weights are those they have here. Only the last part has the loss, and only a part that is
+        not the first computes the derivative with respect to its input.
+        """
+        layers = dict(self._description.children())
+        whole = dict(self.network.children())
+        last = names[-1] == list(whole)[-1]
+        part = Model(
+            Sequential({name: layers[name] for name in names}),
+            whole[names[0]].input,
+            backend,
+            self.seed,
+            self.loss if last else Loss(),
+            needs_dx=names[0] != next(iter(whole)),
+        )
+        own = dict(part.params.named())
+        part.load_weights({name: weight for name, weight in self.weights().items() if name in own})
+        return part
 
     def weights(self) -> dict[str, Any]:
         """Name -> NumPy copy of the master weight, `conv1.weight` and so on."""

@@ -15,6 +15,7 @@ from cupynet.parallel.groups import Groups
 from cupynet.parallel.launch import Launcher, ThreadLauncher
 from cupynet.parallel.mpi import MpiCommunicator
 from cupynet.parallel.outer import DiLoCo, Mean, Outer, SlowMo
+from cupynet.parallel.pipeline import Pipeline, PipelineSpeed, one_forward_one_backward, parts
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.ranks import MpiJob, MpiLauncher, job
 from cupynet.parallel.replica import ReplicaView
@@ -41,6 +42,8 @@ __all__ = [
     "Outer",
     "ParameterAveraging",
     "PeerFailed",
+    "Pipeline",
+    "PipelineSpeed",
     "Placement",
     "PostLocal",
     "ReplicaView",
@@ -58,4 +61,6 @@ __all__ = [
     "WorkerTimeout",
     "is_finite",
     "job",
+    "one_forward_one_backward",
+    "parts",
 ]

@@ -36,13 +36,17 @@ class Placement:
         workers: int | None = None,
         devices: Sequence[int] | None = None,
         first: int = 0,
-        stages: int = 1,
+        stages: int | None = 1,
+        most_stages: int = 1,
         seats: Sequence[int] | None = None,
     ) -> Placement:
         """Decide what was left open: all devices, `first` before the others; one stage per device, or per core of a
         CPU (up to 4 replicas), or where ranks were started already as many replicas as these make.
 
         seats: of the ranks that were started, the number of each on its machine.
+
+        stages: None for as many as there are devices, or cores, for each replica (for one, if that is open too), but
+            no more than `most_stages`.
 
         Raises:
             ConfigError: a count below 1, a device that is not there or is named twice, devices for a CPU backend;
@@ -63,13 +67,20 @@ class Placement:
                 raise ConfigError(f"{shown}: must name at least one device, and none twice")
         else:
             asked = sorted(range(there), key=lambda device: (device != first, device))
+        at_hand = len(asked) or available_cores()
+        if workers is None and stages is None:
+            workers = 1
         if seats is not None:
+            if stages is None:
+                stages = min(max(len(seats) // integer("workers", workers, 1), 1), most_stages)
             workers = _replicas(workers, integer("stages", stages, 1), len(seats))
         if workers is None:
-            workers = (
-                max(len(asked) // stages, 1) if asked else min(max(available_cores() // stages, 1), MOST_CPU_WORKERS)
-            )
-        return cls(integer("workers", workers, 1), tuple(asked), integer("stages", stages, 1), tuple(seats or ()))
+            most_workers = at_hand if asked else MOST_CPU_WORKERS
+            workers = min(max(at_hand // integer("stages", stages, 1), 1), most_workers)
+        workers = integer("workers", workers, 1)
+        if stages is None:
+            stages = min(max(at_hand // workers, 1), most_stages)
+        return cls(workers, tuple(asked), integer("stages", stages, 1), tuple(seats or ()))
 
     @property
     def ranks(self) -> int:

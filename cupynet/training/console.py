@@ -134,15 +134,19 @@ def _amount(count: float) -> str:
 def result_table(summary: Summary, run: Run) -> None:
     """Print what a run came to."""
     dataset = f"[bold red]{summary.dataset} (fallback: not MNIST)[/]" if summary.fallback else summary.dataset
+    stages = f" of {summary.stages} stages" if summary.stages > 1 else ""
     rows = {
         "data": dataset,
         "backend": f"{summary.backend}, {summary.dtype}",
-        "workers": f"{summary.workers} on {', '.join(dict.fromkeys(summary.devices))}",
+        "workers": f"{summary.workers}{stages} on {', '.join(dict.fromkeys(summary.devices))}",
         "replicas": summary.synchronizer + _drift(summary) if summary.workers > 1 else "-",
         "training": f"{summary.epochs} epochs in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
     }
     if summary.spent is not None and len(summary.spent["rounds_s"]) > 1:
         rows["spent"] = _spent(Spent(**summary.spent), summary)
+    if summary.pipeline is not None:
+        speed = summary.pipeline
+        rows["pipeline"] = f"{speed['speed_up']:.2f} times one worker, bound {speed['bound']:.2f}"
     if summary.advice is not None:
         rows["advice"] = summary.advice
     if summary.stopped_by is not None:

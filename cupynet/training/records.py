@@ -157,7 +157,10 @@ class TrainerView(Protocol):
 
     @property
     def model(self) -> Model:
-        """This worker's replica of the network."""
+        """This worker's replica of the network; in a pipeline its stage's layers.
+
+        The user's own model has the weights of all stages when an evaluation is told of, and after the fit.
+        """
 
     @property
     def params(self) -> Params:

@@ -36,7 +36,7 @@ def check_data(dataset: Labelled, model: Model) -> None:
 
 
 class Replica:
-    """The whole network on one worker. (A stage of a pipeline is another replica, with the same methods.)
+    """The whole network on one worker. (A stage of a pipeline is another one with the same methods, see `Stage`.)
 
     Args:
         model: its weights are what is trained.
@@ -70,9 +70,28 @@ class Replica:
         """Name -> (P,) vector; the optimizer's own dictionary."""
         return self.optimizer.state
 
+    @property
+    def needs_images(self) -> bool:
+        """Whether batches must come with their images; with labels they always do."""
+        return True
+
+    @property
+    def place(self) -> str:
+        """Where the replica computes, in words, for messages."""
+        return f"{self.backend.name}, device {self.backend.device}"
+
     def begin(self) -> None:
-        """Before a fit: forget the gradient that a failed round may have left."""
+        """Before a fit, and before an evaluation outside of one.
+
+        Forget the gradient that a failed round may have left.
+        """
         self.params.grad[...] = 0
+
+    def assemble(self) -> None:
+        """Make the user's model complete, on rank 0, where replicas are one: at the end of a fit, at an evaluation.
+
+        Nothing is to be done where the replica is the whole network.
+        """
 
     # a round --------------------------------------------------------------------------------------------------------
 
@@ -110,12 +129,16 @@ class Replica:
 
         None where another worker has them: in all stages of a pipeline but the last.
         """
+        with self.backend.loans():
+            return self._scores(batch.images, batch.labels)
+
+    def _scores(self, x: Array, labels: Array) -> Scores:
+        """Scores and losses of what the model makes of x."""
         model, backend = self.model, self.backend
-        with backend.loans():
-            logits, _ = model.forward(batch.images, INFERENCE)
-            losses, gradient = model.loss(backend, logits, batch.labels)
-            scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
-            backend.give_back(gradient, logits)
+        logits, _ = model.forward(x, INFERENCE)
+        losses, gradient = model.loss(backend, logits, labels)
+        scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
+        backend.give_back(gradient, logits)
         return scores, backend.to_host(losses)
 
     def check(self, dataset: Labelled) -> None:
@@ -125,11 +148,7 @@ class Replica:
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs, on a copy that is thrown away; the seconds it took."""
         began = time.perf_counter()
-        optimizer = copy.copy(self.optimizer)
-        optimizer.state = {}  # it makes its own when it is bound to the copy
-        optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
-        optimizer.learning_rate.span(0, 1)
-        scratch = Replica(self.model.replicate(self.backend), optimizer)
+        scratch = self._scratch()
         samples = np.zeros(batch_size, np.int64)
         images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
         labels = self.backend.asarray(samples)
@@ -137,6 +156,14 @@ class Replica:
         scratch.update(0)
         self.backend.synchronize()
         return time.perf_counter() - began
+
+    def _scratch(self) -> Replica:
+        """A copy to try things on; its optimizer is a copy too, in the first iteration of one."""
+        optimizer = copy.copy(self.optimizer)
+        optimizer.state = {}  # it makes its own when it is bound to the copy
+        optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
+        optimizer.learning_rate.span(0, 1)
+        return Replica(self.model.replicate(self.backend), optimizer)
 
     # resuming -------------------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class Trainer:
 
     @property
     def model(self) -> Model:
-        """This worker's replica of the network."""
+        """This worker's replica of the network; in a pipeline its stage's layers."""
         return self.replica.model
 
     @property
@@ -236,7 +236,10 @@ class Trainer:
         if self.round == 0:
             self._count_bytes()
             self._epoch_start = replace(self.clock)
-        made = fit.train.epoch(self.epoch, self.replica.backend, dealt.rank, dealt.size, start=self.round)
+        replica = self.replica
+        made = fit.train.epoch(
+            self.epoch, replica.backend, dealt.rank, dealt.size, start=self.round, images=replica.needs_images
+        )
         where = "before the first batch"
         try:
             with Prefetcher(made, self.prefetch_buffer) as batches:
@@ -252,8 +255,7 @@ class Trainer:
         except DivergedError:
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
-            backend = self.replica.backend
-            place = f"worker {self.rank} ({backend.name}, device {backend.device})"
+            place = f"worker {self.rank} ({self.replica.place})"
             annotate(error, f"{place}, epoch {self.epoch + 1}, {where}")
             raise
         if self.round == rounds:
@@ -289,7 +291,8 @@ class Trainer:
         if self.report_every and self.iteration % self.report_every == 0:
             self._tell("on_report", self._report())
         self._tell("on_iteration_end")  # last: a state taken here is that of a round with all that belongs to it
-        if average is not None or self.workers == 1 or self.iteration % AGREE_EVERY == 0:
+        met = average is not None and self.groups.stages.size == 1  # stages may average after different rounds
+        if met or self.workers == 1 or self.iteration % AGREE_EVERY == 0:
             began = time.perf_counter()
             self._agree()
             self.clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
@@ -315,6 +318,7 @@ class Trainer:
         else:
             self._average("evaluation" if due else "epoch")
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
+            self.replica.assemble()
             self.evaluation = self.evaluate(fit.evaluate_on)
         start, now = self._epoch_start, self._figures()
         samples, seconds = self.clock.images - start.images, self.clock.rounds_s - start.rounds_s
@@ -334,6 +338,7 @@ class Trainer:
             self._refuse_different(
                 f"{name}: the replicas differ at the end of a fit: average them in finish(replica, 'fit')"
             )
+            self.replica.assemble()
 
     def _refuse_other_data(self, loader: Batches) -> None:
         """Workers in several processes load for themselves: refuse where one has found something else. DataError."""
@@ -366,6 +371,7 @@ class Trainer:
             "a callback changed the weights of some replicas alone, in after_finish: let it run on every worker "
             "(every_rank = True) and do the same on each"
         )
+        self.replica.assemble()
         self.evaluation = None
         if fit.evaluate_on is not None and (self.stopped is None or self.stopped.reason != StopReason.SIGNAL):
             self.evaluation = self.evaluate(fit.evaluate_on)
@@ -431,7 +437,7 @@ class Trainer:
         self.replica.check(dataset)
         self._refuse_other_data(loader)
         evaluation = Evaluation(dataset.classes)
-        made = loader.epoch(0, backend, dealt.rank, dealt.size)
+        made = loader.epoch(0, backend, dealt.rank, dealt.size, images=self.replica.needs_images)
         with Prefetcher(made, self.prefetch_buffer) as batches:
             for batch in batches:
                 found = self.replica.scores(batch)

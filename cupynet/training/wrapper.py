@@ -28,6 +28,8 @@ from cupynet.parallel import (
     Launcher,
     MpiLauncher,
     ParameterAveraging,
+    Pipeline,
+    PipelineSpeed,
     Placement,
     Synchronizer,
     ThreadLauncher,
@@ -39,6 +41,7 @@ from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
+from cupynet.training.stage import Stage
 from cupynet.training.trainer import Fit, Trainer
 
 T = TypeVar("T")
@@ -78,9 +81,12 @@ class ParallelWrapper:
         run: the folder that callbacks write to.
         launcher: what runs the workers: `thread`, `mpi`, or a `Launcher` with as many as there are ranks. With `mpi`
             this process is one worker, and mpiexec has started the others, which make the same calls.
+        pipeline: cuts each replica into stages, each on a device or core of its own; by default it is whole. The model
+            then holds the average wherever replicas are evaluated, and after `fit`.
 
     Attributes:
-        placement: how many workers, and on which devices.
+        placement: how many workers, of how many stages, and on which devices.
+        layers: the names of the layers of each stage; empty without a pipeline.
         blas_threads: of each worker, as decided; 0 on a GPU.
 
     Raises:
@@ -106,6 +112,7 @@ class ParallelWrapper:
         blas_threads: int | None = None,
         run: Run | str | Path | None = None,
         launcher: str | Launcher = "thread",
+        pipeline: Pipeline | None = None,
     ) -> None:
         """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
@@ -128,7 +135,12 @@ class ParallelWrapper:
         if launcher == "mpi" and devices is None and own.name == "cupy":
             devices = [own.device]
         seats = job().seats if launcher == "mpi" else None
-        self.placement = Placement.of(own.name, workers, devices, first=own.device, seats=seats)
+        self.pipeline = None if pipeline is None else instance("pipeline", pipeline, Pipeline, "Pipeline(stages=2)")
+        stages, most = (1, 1) if pipeline is None else (pipeline.count, pipeline.most(model.network))
+        self.placement = Placement.of(
+            own.name, workers, devices, first=own.device, stages=stages, most_stages=most, seats=seats
+        )
+        self.layers = [] if pipeline is None else pipeline.cut(model.network, self.placement.stages)
         workers = self.placement.workers
         self.optimizer = _scaled(self.optimizer, learning_rate_scale, workers)
         self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
@@ -221,6 +233,7 @@ class ParallelWrapper:
         found: list[Evaluation] = []  # one from each worker of this process, all the same
 
         def task(trainer: Trainer) -> None:
+            trainer.replica.begin()
             trainer.synchronizer.begin(trainer.replica)
             found.append(trainer.evaluate(loader))
 
@@ -268,8 +281,17 @@ class ParallelWrapper:
             raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
         return found
 
+    def pipeline_speed(self) -> PipelineSpeed | None:
+        """How fast the pipeline is, and could be; None without one, and before `warm_up` and a `fit`."""
+        stage, rate = self.trainer.replica, self.trainer.clock.images_per_s
+        if not isinstance(stage, Stage) or not stage.work_s or not rate:
+            return None
+        micro_batches = min(stage.micro_batches, stage.batch_size)
+        round_s = stage.batch_size * self.placement.workers / rate
+        return PipelineSpeed(self.layers, micro_batches, stage.work_s, round_s)
+
     def replicas(self) -> list[Model]:
-        """The replicas that exist so far in this process, in rank order."""
+        """The replicas that exist so far in this process, in rank order; in a pipeline each is a stage's layers."""
         return [trainer.model for trainer in self._trainers if trainer is not None]
 
     # in a worker ----------------------------------------------------------------------------------------------------
@@ -282,24 +304,32 @@ class ParallelWrapper:
         return trainer
 
     def _make(self, world: Communicator) -> Trainer:
-        own, first = world.rank == self._launcher.first, world.rank == 0
+        first = world.rank == 0
         backend = self._backend(world.rank)
         backend.activate()
         world.attach(backend)
-        model = self.model if own else self.model.replicate(backend)
-        replica = Replica(model, copy.deepcopy(self.optimizer))
+        groups = Groups.grid(world, self.placement.stages)
+        replica = self._replica(backend, groups)
         synchronizer = copy.deepcopy(self.synchronizer)
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
         world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
         return Trainer(
             replica,
-            groups=Groups.of(world),
+            groups=groups,
             synchronizer=synchronizer,
             callbacks=callbacks,
             prefetch_buffer=self._prefetch,
             report_every=self.report_every,
             run=self.run,
         )
+
+    def _replica(self, backend: Backend, groups: Groups) -> Replica:
+        """This worker's replica: the whole network, or a stage of it."""
+        optimizer = copy.deepcopy(self.optimizer)
+        if self.pipeline is not None:
+            return Stage(self.model, optimizer, groups, backend, self.layers, self.pipeline.micro_batches)
+        own = groups.world.rank == self._launcher.first
+        return Replica(self.model if own else self.model.replicate(backend), optimizer)
 
     def _backend(self, rank: int) -> Backend:
         own = self.model.backend

@@ -247,3 +247,19 @@ def test_a_loader_needs_a_data_set() -> None:
         ConfigError, match=r"dataset is a tuple: must be a Dataset, such as Synthetic\(\).load\(\).train"
     ):
         Loader((np.zeros((4, 3, 3)), np.zeros(4)), 4)  # type: ignore[arg-type]
+
+
+def test_batches_for_who_needs_no_images_have_none() -> None:
+    class NoImages(Recorder):
+        def load_images(self, images: Any, samples: Any) -> Any:
+            raise AssertionError("nobody needs them")
+
+    loader = Loader(numbered(10), 4, seed=1)
+    with_them, without = list(loader.epoch(0, Recorder())), list(loader.epoch(0, NoImages(), images=False))
+    assert [batch.images for batch in without] == [None] * 3
+    for one, other in zip(with_them, without, strict=True):
+        assert (one.index, one.samples.tolist(), one.labels.tolist()) == (
+            other.index,
+            other.samples.tolist(),
+            other.labels.tolist(),
+        )

@@ -342,3 +342,35 @@ def test_a_network_too_deep_for_its_images_is_refused() -> None:
     network = Sequential({"pool1": MaxPool2D(4), "pool2": MaxPool2D(4)})
     with pytest.raises(ConfigError, match=r"MaxPool2D 'pool2' kernel=4 is larger than its input Image\(2, 2, 2\)"):
         Model(network, SMALL, create_backend("numpy"))
+
+
+# parts ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", small_networks())
+def test_parts_one_after_the_other_are_the_whole_network(name: str) -> None:
+    whole = Model(small_networks()[name], SMALL, create_backend("numpy", "double"), 5)
+    whole.load_weights({key: weight + 0.5 for key, weight in whole.weights().items()})
+    parts = [whole.part([layer], create_backend("numpy", "double")) for layer, _ in whole.network.children()]
+    assert [key for part in parts for key in part.weights()] == list(whole.weights())
+    assert [part.network.needs_dx for part in parts] == [False] + [True] * (len(parts) - 1)
+    x, _ = examples(whole.backend, 4)
+    expected, _ = whole.forward(x, INFERENCE)
+    for part in parts:
+        x, _ = part.forward(x, INFERENCE)
+    np.testing.assert_allclose(x, expected, rtol=1e-12)
+
+
+def test_only_the_last_part_has_the_loss_and_copies_stay_parts() -> None:
+    network = Sequential({"a": Dense(4, "softmax"), "b": Dense(3)})  # softmax is no ending here
+    whole = Model(network, Flat(6), create_backend("numpy"))
+    first, last = (whole.part([name], whole.backend) for name in ("a", "b"))
+    assert isinstance(last.loss, SoftmaxNLL) and not isinstance(first.loss, SoftmaxNLL)
+    assert last.replicate(whole.backend).network.needs_dx and not first.replicate(whole.backend).network.needs_dx
+
+
+def test_layers_know_how_many_weights_they_declared() -> None:
+    model = Model(small_networks()["nested"], SMALL, create_backend("numpy"))
+    declared = {layer.path: layer.declared for layer in model.network.walk()}
+    assert declared[""] == model.params.count and declared["block.relu"] == 0
+    assert declared["head"] == declared["head.inner.a"] + declared["head.inner.b"] > 0

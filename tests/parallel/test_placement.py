@@ -86,3 +86,31 @@ def test_a_ranks_number_on_its_machine_chooses_its_device():
     placement = Placement(4, (0, 2), seats=(0, 0, 1, 1))
     assert [placement.device(rank) for rank in range(4)] == [0, 0, 2, 2]
     assert placement.names() == ["cuda:0", "cuda:0", "cuda:2", "cuda:2"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "workers", "stages", "most", "found"),
+    [
+        (0, 2, None, None, 4, (1, 2)),  # all left open: one replica on all there is
+        (0, 8, None, None, 4, (1, 4)),
+        (8, 2, None, None, 4, (1, 4)),
+        (8, 2, 2, None, 4, (2, 4)),
+        (8, 2, 3, None, 4, (3, 2)),
+        (2, 8, 3, None, 4, (3, 1)),
+        (8, 2, None, 2, 4, (4, 2)),
+        (8, 2, None, 3, 4, (2, 3)),
+        (2, 8, None, 3, 4, (1, 3)),
+        (0, 64, None, 2, 4, (4, 2)),
+        (0, 1, 2, 5, 5, (2, 5)),
+    ],
+)
+def test_replicas_of_stages(machine, gpus, cores, workers, stages, most, found):
+    machine(gpus, cores)
+    placed = Placement.of("cupy" if gpus else "numpy", workers, stages=stages, most_stages=most)
+    assert (placed.workers, placed.stages) == found
+    assert placed.ranks == len(placed.names()) == found[0] * found[1]
+
+
+def test_stages_take_devices_in_turn(machine):
+    machine(3)
+    assert Placement.of("cupy", 2, stages=2).names() == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]

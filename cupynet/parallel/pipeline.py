@@ -1,0 +1,256 @@
+"""Model parallelism: a network cut into stages, each with a worker of its own, and micro-batches that pass through.
+
+Here it is decided where the network is cut and in which order a stage works; what a stage computes and sends is
+training/stage.py.
+
+A batch is cut into m micro-batches, so that a stage can work on one while the next stage works on the one before.
+Each stage alternates one forward with one backward pass as soon as it can (PipeDream-Flush of Narayanan et al. 2021,
+"Memory-efficient pipeline-parallel DNN training"; its order of work is called 1F1B). With s = 3 stages, m = 4
+micro-batches and passes of one length:
+
+    time      0   1   2   3   4   5   6   7   8   9  10  11
+    stage 1  F1  F2  F3   .   .  B1  F4  B2   .  B3   .  B4     holds 3 micro-batches at most
+    stage 2   .  F1  F2   .  B1  F3  B2  F4  B3   .  B4   .     2
+    stage 3   .   .  F1  B1  F2  B2  F3  B3  F4  B4   .   .     1
+
+Every stage then updates its weights. A round takes m + s - 1 times a stage's forward and backward pass where one worker
+with the whole network takes m · s of them. A stage has as many activations in flight as there are stages from it on,
+however many micro-batches there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+from cupynet.checks import integer, shown
+from cupynet.errors import ConfigError
+from cupynet.nn import Layer, Sequential
+
+Stages: TypeAlias = "int | str | Sequence[Sequence[str]]"
+
+
+class Pipeline:
+    """How a network is cut into stages, and a batch into micro-batches. A description: it belongs to no network.
+
+    Args:
+        stages: how many, cut so that the largest has as little to compute as possible, by counted multiplications;
+            `auto` for as many as there are devices, or cores of a CPU, for each replica, and at most as many as there
+            are layers with weights; or the names of the layers of each stage, `[["conv1", "pool1"], ["dense1"]]`.
+        micro_batches: into how many parts a batch is cut; as many as it has examples, if those are fewer. More of them
+            keep the stages busier, fewer are larger and so computed faster.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    def __init__(self, stages: Stages = "auto", micro_batches: int = 4) -> None:
+        self.stages = _stages(stages)
+        self.micro_batches = integer("micro_batches", micro_batches, 1)
+
+    @property
+    def count(self) -> int | None:
+        """How many stages; None where that depends on how many devices or cores there are."""
+        return len(self.stages) if isinstance(self.stages, list) else self.stages
+
+    def most(self, network: Layer) -> int:
+        """How many stages this built network is cut into at most where the number is left open.
+
+        Raises:
+            ConfigError: the network cannot be cut as it was asked for.
+        """
+        chain = _chain(network)
+        names, together = [name for name, _ in chain], chain.together()
+        if isinstance(self.stages, list):
+            _check_names(self.stages, names)
+        elif self.stages is not None and self.stages > len(together):
+            shown_together = " | ".join(" ".join(group) for group in together)
+            raise ConfigError(
+                f"stages={self.stages}: this network can be cut into {len(together)} at most ({shown_together}): ask "
+                "for fewer, or for auto"
+            )
+        layers = dict(chain)
+        return max(1, sum(any(layers[name].declared for name in group) for group in together))
+
+    def cut(self, network: Layer, stages: int) -> list[list[str]]:
+        """The names of the layers of each of `stages` stages of a built network.
+
+        Layers that the backend computes as one stay together, except where the names of all stages were given.
+
+        Raises:
+            ConfigError: the network cannot be cut like that.
+        """
+        self.most(network)
+        if isinstance(self.stages, list):
+            return [list(names) for names in self.stages]
+        chain = _chain(network)
+        together, layers = chain.together(), dict(chain)
+        work = [sum(training_work(layers[name]) for name in group) for group in together]
+        sent = [layers[group[-1]].output.features for group in together]
+        ends = balanced(work, sent, stages)
+        return [
+            [name for group in together[start:end] for name in group]
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+
+    def describe(self, layers: Sequence[Sequence[str]]) -> str:
+        """The stages with these layers, in a few words for people."""
+        return f"{' | '.join(' '.join(names) for names in layers)}, {self.micro_batches} micro-batches"
+
+
+@dataclass(frozen=True)
+class PipelineSpeed:
+    """How much faster a pipeline is than its stages one after the other, as measured.
+
+    Attributes:
+        layers: the names of those in each stage.
+        micro_batches: into how many parts a whole batch is cut.
+        work_s: seconds that each stage alone needs for a micro-batch, forward and backward.
+        round_s: seconds of a round of a whole batch; NaN before there was one.
+    """
+
+    layers: list[list[str]]
+    micro_batches: int
+    work_s: list[float]
+    round_s: float
+
+    def __str__(self) -> str:
+        work = " + ".join(f"{1000 * seconds:.2f}" for seconds in self.work_s)
+        return (
+            f"{self.speed_up:.2f} times the speed of one worker, bound {self.bound:.2f} "
+            f"(a micro-batch takes {work} ms, a round {1000 * self.round_s:.2f} ms)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values for JSON."""
+        return {**asdict(self), "bound": self.bound, "speed_up": self.speed_up}
+
+    @property
+    def bound(self) -> float:
+        """The speed-up that stages of this work can reach: (total work / slowest stage) · m / (m + s - 1).
+
+        Where the stages differ it can be passed a little: the pipeline fills and empties at the pace of the others.
+        """
+        m, total, slowest = self.micro_batches, sum(self.work_s), max(self.work_s)
+        return total / slowest * m / (m + len(self.work_s) - 1)
+
+    @property
+    def speed_up(self) -> float:
+        """The speed-up reached: the work of all stages for a batch over the time of a round."""
+        return sum(self.work_s) * self.micro_batches / self.round_s
+
+
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[bool]:
+    """The order of work of stage `stage` (from 0): True where the next forward pass is due, False for a backward one.
+
+    Both take the micro-batches in order.
+    """
+    ahead = min(stages - 1 - stage, micro_batches)  # passes through the stages behind, before the first comes back
+    for number in range(micro_batches):
+        yield True
+        if number >= ahead:
+            yield False
+    for _ in range(ahead):
+        yield False
+
+
+def parts(samples: int, micro_batches: int) -> list[slice]:
+    """A batch of `samples` examples cut into parts whose sizes differ by one at most, none of them empty."""
+    count = min(samples, micro_batches)
+    return [slice(samples * i // count, samples * (i + 1) // count) for i in range(count)]
+
+
+def training_work(layer: Layer) -> int:
+    """Multiplications of a training step per example: forward, the weights' gradient, the input's where there is one.
+
+    layer: built, in the whole network.
+    """
+    return sum(each.multiply_adds() * (3 if each.needs_dx else 2) for each in layer.walk())
+
+
+def balanced(work: Sequence[int], sent: Sequence[int], stages: int) -> list[int]:
+    """Where consecutive pieces are cut, as the end of each stage: the largest stage is as small as can be.
+
+    The largest alone decides how fast a pipeline is; of several such cuts the one that sends least is taken, and the
+    first of those.
+
+    Args:
+        work: of each piece.
+        sent: by each piece to the next, if that is in another stage.
+        stages: how many, at most as many as there are pieces.
+    """
+    before = [0, *accumulate(work)]
+
+    def fitting(bound: int) -> list[int]:
+        """The cut that sends least of those without a stage larger than `bound`; [] where there is none."""
+        cuts: dict[int, tuple[int, list[int]]] = {0: (0, [])}  # pieces so far -> what is sent, the ends of stages
+        for _ in range(stages):
+            cuts = {
+                end: min(
+                    (traffic + (sent[end - 1] if end < len(work) else 0), [*ends, end])
+                    for start, (traffic, ends) in cuts.items()
+                    if start < end and before[end] - before[start] <= bound
+                )
+                for end in range(1, len(work) + 1)
+                if any(start < end and before[end] - before[start] <= bound for start in cuts)
+            }
+        return cuts.get(len(work), (0, []))[1]
+
+    sizes = sorted({after - start for i, start in enumerate(before) for after in before[i + 1 :]})
+    return fitting(sizes[bisect_left(sizes, True, key=lambda bound: bool(fitting(bound)))])
+
+
+def _stages(given: Stages) -> int | list[list[str]] | None:
+    """A number, lists of names, or None for `auto`; else a ConfigError."""
+    if isinstance(given, str):
+        if given == "auto":
+            return None
+    elif not isinstance(given, Sequence):
+        return integer("stages", given, 1, ", auto, or a list of layer names for each stage")
+    elif given and all(_is_names(names) for names in given):
+        return [list(names) for names in given]
+    raise ConfigError(
+        f"stages={shown(given)}: must be an integer of at least 1, auto, or a list of layer names for each stage, such "
+        "as [[conv1, pool1], [dense1, output]]"
+    )
+
+
+def _is_names(value: object) -> bool:
+    """Whether it is a list of layer names with at least one."""
+    listed = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return listed and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]
+
+
+def _chain(network: Layer) -> Sequential:
+    """The network, if there is something to cut."""
+    if not isinstance(network, Sequential):
+        raise ConfigError(
+            f"a pipeline cuts a Sequential into stages, and this network is one {type(network).__name__}: name its "
+            "parts in a Sequential, or train it whole"
+        )
+    return network
+
+
+def _check_names(stages: list[list[str]], names: list[str]) -> None:
+    """Refuse stages that are not all layers, each once, in order."""
+    given = [name for stage in stages for name in stage]
+    unknown = [name for name in given if name not in names]
+    missing = [name for name in names if name not in given]
+    twice = sorted({name for name in given if given.count(name) > 1})
+    if unknown:
+        wrong = f"there is no layer '{unknown[0]}'"
+    elif missing:
+        wrong = f"layer '{missing[0]}' is in no stage"
+    elif twice:
+        wrong = f"layer '{twice[0]}' is named twice"
+    elif given != names:
+        later = next(name for name, right in zip(given, names, strict=True) if name != right)
+        wrong = f"layer '{later}' is not in its place"
+    else:
+        return
+    raise ConfigError(
+        f"stages={shown(stages)}: {wrong}: name every layer once, in the network's order: {', '.join(names)}"
+    )
