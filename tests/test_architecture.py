@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
 
 COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor")
-SHARED = ("experiment",)  # what the commands share: settings turned into the objects of a run
+SHARED = ("experiment", "measure")  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
     "exits",
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "parallel.pipeline": ("backend", "nn"),
     "training": ("backend", "nn", "optim", "data", "parallel", *FILES),
     **dict.fromkeys(DOOR, DOOR),
-    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES)),
+    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED)),
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *COMMANDS)),
     "__init__": (*LIBRARY, *FILES),  # resolved lazily: tests/test_init.py

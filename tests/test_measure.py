@@ -1,0 +1,88 @@
+"""What the commands measure with. No time is asserted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupynet import config, measure
+from cupynet.errors import ConfigError, CupynetError
+from cupynet.experiment import Experiment
+from cupynet.settings import BenchSettings, PlanSettings
+from tests.test_conf_files import settings_of
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return Experiment(settings_of("data=synthetic", "data.train=256", "batch_size=16", "workers=2"))
+
+
+def test_a_synchronizer_is_charged_with_what_it_sends(experiment: Experiment) -> None:
+    weights = 4 * experiment.model().params.master.size
+    average = measure.sharing(experiment, 2, None, rounds=3)
+    assert average.size == pytest.approx(2 * weights, rel=1e-3) and average.local_s > 0  # weights and velocities
+    gradients = measure.sharing(experiment, 2, measure.GradientMean(), rounds=3)
+    assert gradients.size == weights and not gradients.gathered
+    four = measure.sharing(experiment, 4, measure.GradientMean(), rounds=2)
+    assert four.size == pytest.approx(weights, rel=1e-6) and four.workers == 4
+
+
+def test_the_steps_make_up_the_network(experiment: Experiment) -> None:
+    steps = measure.steps_of(experiment, 4)
+    assert " + ".join(step.name for step in steps) == "conv1 + pool1 + conv2 + pool2 + dense1 + output"
+    assert sum(step.weights for step in steps) == 4 * 431_080
+    assert steps[-1].output == 4 * 4 * 10 and all(step.seconds > 0 for step in steps)  # 4 images, 10 floats
+
+
+def test_step_times_and_the_link(experiment: Experiment) -> None:
+    times = measure.step_times(experiment, 2, seconds=0.05)
+    assert times.shape == (2, 3) and (times > 0).all()
+    link = measure.link_between(experiment, 2, 1 << 20)
+    assert link.latency_s > 0 and link.bandwidth > 0
+
+
+def test_the_loop_counts_images(experiment: Experiment) -> None:
+    assert measure.loop_images_per_s(experiment, experiment.load(), 2, 256) > 0
+
+
+def test_gradients_are_shared_as_their_mean(experiment: Experiment) -> None:
+    with experiment.wrapper(callbacks=(), synchronizer=measure.GradientMean()) as wrapper:
+        wrapper.fit(experiment.train_loader(experiment.load()))
+        first, second = (model.params.master for model in wrapper.replicas())
+        np.testing.assert_array_equal(first, second)
+
+
+def test_a_run_is_measured_from_outside() -> None:
+    quick = ["data=synthetic", "data.train=200", "data.test=50", "epochs=1", "workers=1"]
+    summary, memory = measure.trained(quick)
+    assert (summary.images, summary.workers) == (200, 1) and summary.images_per_s > 0
+    assert 20e6 < memory < 20e9
+    with pytest.raises(CupynetError, match="workers=0 .* ended with 2: cupynet: workers=0: must be"):
+        measure.trained(["workers=0"])
+
+
+def test_without_mpi_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="^mpi4py is not installed: pip install 'cupynet.mpi.'$"):
+        measure.trained([], ranks=2)
+    monkeypatch.setattr(measure, "find_spec", lambda name: object())
+    monkeypatch.setattr(measure.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(measure.shutil, "which", lambda name: None)
+    assert measure.mpiexec() == (None, "there is no mpiexec: pip install 'cupynet[mpi]'")
+    (tmp_path / "mpiexec").touch()
+    assert measure.mpiexec() == (str(tmp_path / "mpiexec"), "")
+
+
+def test_a_run_takes_over_what_its_command_was_asked(tmp_path: Path) -> None:
+    asked = tmp_path / ".hydra" / "overrides.yaml"
+    asked.parent.mkdir()
+    asked.write_text("- workers=[1,2]\n- batch_size=64\n- ++repeats=1\n- parallel=averaging\n- parallel.timeout_s=9\n")
+    assert measure.overrides(tmp_path, PlanSettings, "parallel") == [
+        *("data=synthetic", "batch_size=64", "parallel.timeout_s=9")
+    ]
+    assert measure.overrides(tmp_path, BenchSettings)[1:3] == ["workers=[1,2]", "batch_size=64"]
+    asked.write_text("- data=mnist\n- data.limit=5\n- images=3\n")
+    assert measure.overrides(tmp_path, BenchSettings) == ["data=mnist", "data.limit=5"]
+    assert config.overrides_of(tmp_path / "nowhere") == []
