@@ -26,7 +26,7 @@ from cupynet.data import Batch, Data
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
 from cupynet.parallel import ReplicaView, Synchronizer
-from cupynet.parallel.forecast import Link, Sharing, Step
+from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
 from cupynet.runs import Run, Summary
 from cupynet.settings import Settings, own_names
 from cupynet.training import History, Trainer
@@ -270,6 +270,23 @@ def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, float
         if process.returncode:
             raise CupynetError(f"{' '.join(command)} ended with {process.returncode}: {last}")
         return Run(f"{folder}/run").summary(), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+CHOSEN_BY_MODE = (
+    *("workers", "parallel", "parallel.launcher", "parallel.averaging_frequency"),
+    *("parallel.pipeline.stages", "parallel.pipeline.micro_batches"),
+)
+
+
+def started(forecast: Forecast, micro_batches: int) -> list[str]:
+    """The settings of a run in the mode that is forecast, by the names in `CHOSEN_BY_MODE`."""
+    chosen = [f"parallel={forecast.mode}", f"workers={forecast.workers // forecast.stages}"]
+    if forecast.frequency is not None:
+        chosen.append(f"parallel.averaging_frequency={forecast.frequency}")
+    if forecast.stages > 1:
+        cut = f"parallel.pipeline.stages={forecast.stages}"
+        chosen += [cut, f"parallel.pipeline.micro_batches={micro_batches}"]
+    return chosen
 
 
 def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:

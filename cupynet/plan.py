@@ -215,8 +215,7 @@ def check(asked: Plan, folder: Path) -> tuple[list[Checked], dict[str, Costs]]:
     from cupynet import measure
 
     settings = replace(asked.settings, link="measured", machines=1)
-    without = ("parallel", "parallel.averaging_frequency", "parallel.launcher", "epochs")
-    command = measure.overrides(folder, PlanSettings, *without)
+    command = measure.overrides(folder, PlanSettings, *measure.CHOSEN_BY_MODE, "epochs")
     epochs = -(-settings.images // len(asked.experiment.load().train))
     command += [f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
     kinds: dict[str, Callable[[], Costs]] = {"threads": partial(sitting, asked)}
@@ -228,7 +227,7 @@ def check(asked: Plan, folder: Path) -> tuple[list[Checked], dict[str, Costs]]:
             here = cluster(settings, costs[kind][-1])
             for workers, rows in forecasts(settings, costs[kind][-1], here).items():
                 for each in rows:
-                    run = [*command, *started(each, settings)]
+                    run = [*command, *measure.started(each, settings.micro_batches)]
                     rate = measure.trained(run, ranks=workers if kind == "ranks" else 0)[0].images_per_s
                     rates.setdefault((kind, workers, each.name), []).append(rate)
     medians = {kind: middle(some) for kind, some in costs.items()}
@@ -239,17 +238,6 @@ def check(asked: Plan, folder: Path) -> tuple[list[Checked], dict[str, Costs]]:
                 rate = statistics.median(rates[kind, workers, each.name])
                 checked.append(Checked(kind, workers, each.name, each.images_per_s, rate))
     return checked, medians
-
-
-def started(each: Forecast, settings: PlanSettings) -> list[str]:
-    """What a run of this mode is started with."""
-    chosen = [f"parallel={each.mode}", f"workers={each.workers // each.stages}"]
-    if each.frequency is not None:
-        chosen.append(f"parallel.averaging_frequency={each.frequency}")
-    if each.stages > 1:
-        chosen += [f"parallel.pipeline.stages={each.stages}"]
-        chosen += [f"parallel.pipeline.micro_batches={settings.micro_batches}"]
-    return chosen
 
 
 def check_table(rows: Sequence[Checked]) -> Any:

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupynet import config, measure
+from cupynet import checks, config, measure
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.experiment import Experiment
+from cupynet.parallel.forecast import LINKS, Cluster, forecasts
 from cupynet.settings import BenchSettings, PlanSettings
+from tests.parallel.test_forecast import COSTS
 from tests.test_conf_files import settings_of
 
 
@@ -86,3 +88,20 @@ def test_a_run_takes_over_what_its_command_was_asked(tmp_path: Path) -> None:
     asked.write_text("- data=mnist\n- data.limit=5\n- images=3\n")
     assert measure.overrides(tmp_path, BenchSettings) == ["data=mnist", "data.limit=5"]
     assert config.overrides_of(tmp_path / "nowhere") == []
+
+
+def test_how_a_run_is_started() -> None:
+    here = Cluster(LINKS["nvlink"], 4)
+    rows = {each.name: measure.started(each, 4) for each in forecasts(COSTS, here, 4, checks.MODES, [7], 2)}
+    assert rows == {
+        "averaging every 7": ["parallel=averaging", "workers=4", "parallel.averaging_frequency=7"],
+        "gradients, exact": ["parallel=gradients", "workers=4"],
+        "gradients, threshold": ["parallel=threshold", "workers=4"],
+        "pipeline of 4 stages": [
+            *("parallel=pipeline", "workers=1", "parallel.pipeline.stages=4", "parallel.pipeline.micro_batches=4")
+        ],
+        "hybrid 2x2, every 7": [
+            *("parallel=hybrid", "workers=2", "parallel.averaging_frequency=7"),
+            *("parallel.pipeline.stages=2", "parallel.pipeline.micro_batches=4"),
+        ],
+    }

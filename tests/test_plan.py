@@ -90,24 +90,6 @@ def test_the_middle_of_several_sittings() -> None:
     assert plan.middle([COSTS]) == COSTS and middle.steps[0].name == "layer0"
 
 
-def test_how_a_run_is_started() -> None:
-    settings: PlanSettings = read(PlanSettings, {**LEAST, "check": True, "stages": 2})
-    here = Cluster(LINKS["nvlink"], 4)
-    rows = {each.name: plan.started(each, settings) for each in forecasts(COSTS, here, 4, MODES, [7], 2)}
-    assert rows == {
-        "averaging every 7": ["parallel=averaging", "workers=4", "parallel.averaging_frequency=7"],
-        "gradients, exact": ["parallel=gradients", "workers=4"],
-        "gradients, threshold": ["parallel=threshold", "workers=4"],
-        "pipeline of 4 stages": [
-            *("parallel=pipeline", "workers=1", "parallel.pipeline.stages=4", "parallel.pipeline.micro_batches=4")
-        ],
-        "hybrid 2x2, every 7": [
-            *("parallel=hybrid", "workers=2", "parallel.averaging_frequency=7"),
-            *("parallel.pipeline.stages=2", "parallel.pipeline.micro_batches=4"),
-        ],
-    }
-
-
 def test_the_verdict_counts_what_is_near_and_names_the_furthest() -> None:
     rows = [Checked("threads", 2, "averaging every 3", 90.0, 100.0), Checked("ranks", 4, "gradients", 150.0, 100.0)]
     assert plan.verdict(rows) == (
