@@ -18,8 +18,11 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.data import Dataset as Dataset
     from cupynet.data import Loader as Loader
     from cupynet.data import Prefetcher as Prefetcher
+    from cupynet.data import ShardedLoader as ShardedLoader
+    from cupynet.data import Shards as Shards
     from cupynet.data import Source as Source
     from cupynet.data import Synthetic as Synthetic
+    from cupynet.data import write_shards as write_shards
     from cupynet.errors import ConfigError as ConfigError
     from cupynet.errors import CupynetError as CupynetError
     from cupynet.errors import DataError as DataError
@@ -48,12 +51,27 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.optim import Nesterov as Nesterov
     from cupynet.optim import OneCycle as OneCycle
     from cupynet.optim import Optimizer as Optimizer
+    from cupynet.optim import Scaled as Scaled
     from cupynet.optim import Schedule as Schedule
+    from cupynet.parallel import Adaptive as Adaptive
+    from cupynet.parallel import AdaptiveThreshold as AdaptiveThreshold
+    from cupynet.parallel import DiLoCo as DiLoCo
+    from cupynet.parallel import ElasticAveraging as ElasticAveraging
+    from cupynet.parallel import FixedThreshold as FixedThreshold
+    from cupynet.parallel import GradientSharing as GradientSharing
+    from cupynet.parallel import Outer as Outer
     from cupynet.parallel import ParameterAveraging as ParameterAveraging
+    from cupynet.parallel import PostLocal as PostLocal
+    from cupynet.parallel import SlowMo as SlowMo
     from cupynet.parallel import Synchronizer as Synchronizer
+    from cupynet.parallel import TargetSparsity as TargetSparsity
+    from cupynet.parallel import ThresholdEncoding as ThresholdEncoding
+    from cupynet.parallel import When as When
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
+    from cupynet.training import EarlyStopping as EarlyStopping
+    from cupynet.training import EarlyStoppingResult as EarlyStoppingResult
     from cupynet.training import EpochRecord as EpochRecord
     from cupynet.training import Evaluation as Evaluation
     from cupynet.training import History as History
@@ -71,11 +89,14 @@ _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
            "Flatten", "Loss", "SoftmaxNLL", "Model"),
-    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle"),
-    "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher"),
-    "parallel": ("Synchronizer", "ParameterAveraging"),
+    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle", "Scaled"),
+    "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher", "Shards",
+             "ShardedLoader", "write_shards"),
+    "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",
+                 "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",
+                 "TargetSparsity"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
-                 "StopReason", "Report", "EpochRecord"),
+                 "EarlyStopping", "EarlyStoppingResult", "StopReason", "Report", "EpochRecord"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),

@@ -126,6 +126,16 @@ def dtype(name: str, value: Any) -> str:
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
+SCALES = ("none", "linear", "sqrt")  # rules for the learning rate as workers grow
+
+
+def learning_rate_scale(name: str, value: Any) -> str | float:
+    """`value` as a rule for the learning rate as workers grow: a name of `SCALES`, or a factor above 0."""
+    if isinstance(value, str) and value in SCALES:
+        return value
+    return number(name, value, above=0, also=f", or one of {', '.join(SCALES)}{guess(value, SCALES)}")
+
+
 def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     """`value` if it is a `kind`; a class where an object is needed is said to be one. `example`: what to write."""
     if isinstance(value, kind):

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, select_backend
-from cupynet.data import Data, Dataset, Loader, Source
+from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import Placement, Synchronizer
+from cupynet.parallel import GradientSharing, Placement, Synchronizer
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
@@ -62,11 +62,30 @@ class Experiment:
             for name, part in settings.callbacks.items()
             if part is not None
         ]
+        self._check_validation()
         self._check_network()
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""
         return build_as(kind, node, key, self.settings.trusted_modules)
+
+    def _check_validation(self) -> None:
+        """Refuse a callback that chooses between epochs where none is evaluated on images kept out of training."""
+        names = [name for name, part in self.settings.callbacks.items() if part is not None]
+        for name, callback in zip(names, self.callbacks, strict=True):
+            kind = type(callback).__name__
+            if not callback.needs_validation:
+                continue
+            if not getattr(self.source, "validation", True):
+                raise ConfigError(
+                    f"callbacks.{name}: {kind} chooses by images kept out of training, and there are none: hold some "
+                    "out, data.validation=5000"
+                )
+            if self.synchronizer.frequency == "end" and self.placement.workers > 1:
+                raise ConfigError(
+                    f"callbacks.{name}: {kind} chooses between epochs, and with parallel.averaging_frequency=end only "
+                    "the last is evaluated: parallel.averaging_frequency=epoch"
+                )
 
     def _check_network(self) -> None:
         """Infer the network's shapes without allocating anything."""
@@ -104,6 +123,7 @@ class Experiment:
             "optimizer": self.optimizer,
             "synchronizer": self.synchronizer,
             "prefetch_buffer": parallel.prefetch_buffer,
+            "learning_rate_scale": parallel.learning_rate_scale,
             "timeout_s": parallel.timeout_s,
             "report_every": self.settings.report_every_iterations,
         }
@@ -113,15 +133,22 @@ class Experiment:
 
     # data -----------------------------------------------------------------------------------------------------------
 
+    def check_shards(self) -> None:
+        """Refuse data that lie in another number of shards than there are workers. ConfigError, DataError."""
+        try:
+            self.source.check_workers(self.placement.workers)
+        except ConfigError as error:
+            raise ConfigError(f"data: {error}") from error
+
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
         data = self.source.load()
         data.check(self.source.image_shape, self.source.classes)
         return data
 
-    def train_loader(self, data: Data) -> Loader:
+    def train_loader(self, data: Data) -> Batches:
         """Shuffled batches of the training set."""
-        return Loader(data.train, self.settings.batch_size, seed=self.source.seed)
+        return as_loader(data.train, self.settings.batch_size, seed=self.source.seed)
 
     def evaluation_loader(self, dataset: Dataset) -> Loader:
         """Batches in the data set's order."""
@@ -137,6 +164,9 @@ class Experiment:
         devices = ", ".join(dict.fromkeys(placement.names()))
         workers = f"{placement.workers} worker{'s' * (placement.workers > 1)} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
+        every = self.settings.parallel.averaging_frequency
+        if every is not None and isinstance(self.synchronizer, GradientSharing):
+            log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,13 +27,14 @@ from cupynet.errors import DataError, OutputError
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
-def write_whole(path: PathLike, content: bytes) -> None:
-    """Write `content` to `path`, whole or not at all. Raises OutputError."""
+def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
+    """Write `content`, or its pieces one after the other, to `path`, whole or not at all. Raises OutputError."""
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            file.write(content)
+            for piece in [content] if isinstance(content, bytes) else content:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

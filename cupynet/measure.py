@@ -1,7 +1,8 @@
 """Measuring the parts of training on this machine: what `cupynet.bench` and `cupynet.plan` share.
 
 Nothing is asserted here: figures are for reading, and on a machine that others use too only ratios within one sitting
-count. Whole runs are measured as users start them, in processes of their own.
+count. Whole runs are measured as users start them, in processes of their own. What is measured between workers is
+returned on rank 0. (Over 300 lines: one measurement after the other.)
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet import config
-from cupynet.data import Batch, Data
+from cupynet.backend import create_backend
+from cupynet.data import Batch, Data, Loader
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
-from cupynet.parallel import ReplicaView, Synchronizer
+from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding
 from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
 from cupynet.runs import Run, Summary
 from cupynet.settings import Settings, own_names
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from cupynet.backend import Backend
     from cupynet.experiment import Experiment
 
+LONG = 1 << 22  # bytes of a message whose latency does not count
 MOST_AT_WORK = 16  # workers that are started to see how cores slow each other down
 
 
@@ -91,6 +95,11 @@ def passes(backend: Backend, layer: Layer, x: Any, at_least_s: float = 0.4) -> t
 
     forward = timed(lambda: backend.give_back(layer.forward(x, INFERENCE)[0]), backend, at_least_s)
     return forward, timed(both, backend, at_least_s), y
+
+
+def sizes(experiment: Experiment) -> list[tuple[str, int]]:
+    """Names of the network's weights, and how many numbers each has."""
+    return [(name, parameter.size) for name, parameter in experiment.model().params.named()]
 
 
 def steps_of(experiment: Experiment, micro_batches: int) -> list[Step]:
@@ -159,27 +168,27 @@ def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: 
 # together -------------------------------------------------------------------------------------------------------------
 
 
-class GradientMean(Synchronizer):
-    """The exact mean of the gradients in every iteration, and nothing else: the least that sharing gradients costs."""
-
-    def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        self.communicator.allreduce_mean([replica.params.grad], samples)
-        return True
-
-
 def sharing(
-    experiment: Experiment, workers: int, synchronizer: Synchronizer | None, *, gathered: bool = False, rounds: int = 30
+    experiment: Experiment,
+    workers: int,
+    synchronizer: Synchronizer | None,
+    *,
+    after: tuple[Loader, int] | None = None,
+    gathered: bool = False,
+    rounds: int = 30,
 ) -> Sharing:
     """What a synchronizer costs `workers` of this machine per iteration (None: an average), with nobody to wait for.
 
-    gathered: it hands its messages to all others, in place of an all-reduce. (Over 40 lines: what a round does.)
+    after: batches, and how many epochs of them it has seen before: one that adapts itself needs time. gathered: it
+    hands its messages to all others, in place of an all-reduce. (Over 40 lines: what a round does.)
     """
 
     def task(trainer: Trainer) -> tuple[float, float]:
         replica, keeper, world = trainer.replica, trainer.synchronizer, trainer.groups.world
         replica.optimizer.learning_rate.span(0, 10**6)
         batch, times = resident_batch(experiment, replica.backend), []
-        for iteration in range(rounds):
+        already = world.traffic.bytes_sent
+        for iteration in range(trainer.iteration, trainer.iteration + rounds):
             samples = replica.gradient(batch)
             replica.backend.synchronize()
             world.barrier()
@@ -195,21 +204,36 @@ def sharing(
             keeper.after_update(replica, iteration)
             replica.backend.synchronize()
             times.append(before + time.perf_counter() - began)
-        sent = world.traffic.bytes_sent / rounds
+        sent = (world.traffic.bytes_sent - already) / rounds
         return float(np.mean(world.gather_numbers(statistics.median(times)))), sent
 
     changes: dict[str, Any] = {"synchronizer": synchronizer, "averaging_frequency": 1, "callbacks": ()}
     with experiment.wrapper(workers=workers, **changes) as wrapper:
+        if after is not None:
+            wrapper.fit(*after)
         seconds, sent = wrapper.on_workers(task) or (0.0, 0.0)
     size = sent / (workers - 1) if gathered else sent * workers / (2 * (workers - 1))  # see `Traffic`
     return Sharing(seconds, size, gathered, workers=workers)
 
 
-def link_between(experiment: Experiment, workers: int, size: int) -> Link:
-    """Latency and bandwidth between the first worker and the last, by messages there and back (1 number, `size` bytes).
+def decode_s(size: int, parameters: int) -> float:
+    """Seconds to make use of an encoded message of `size` bytes about `parameters` weights."""
+    encoding, rng = ThresholdEncoding(FixedThreshold(0.5)), np.random.default_rng(1)
+    encoding.start(parameters, np.float32)
+    before = np.zeros(parameters, np.float32)
+    after = before.copy()
+    after[rng.choice(parameters, min(size // 4, parameters), replace=False)] = 1
+    message = encoding.encode(after, before, 1)
 
-    The last worker is the furthest where ranks fill one machine after the other.
-    """
+    def work() -> None:
+        update = encoding.decode(message)
+        before[update.places] += update.steps * 0.5
+
+    return timed(work, create_backend("numpy"), 0.1)
+
+
+def link_between(experiment: Experiment, workers: int, other: int) -> Link:
+    """Latency and bandwidth between worker 0 and another, by messages there and back, of 8 bytes and of 4 MiB."""
 
     def there_and_back(trainer: Trainer, message: NDArray[Any], times: int) -> float:
         world = trainer.groups.world
@@ -217,15 +241,15 @@ def link_between(experiment: Experiment, workers: int, size: int) -> Link:
         began = time.perf_counter()
         for _ in range(times):
             if world.rank == 0:
-                world.send(message, world.size - 1)
-                world.recv(message, world.size - 1)
-            elif world.rank == world.size - 1:
+                world.send(message, other)
+                world.recv(message, other)
+            elif world.rank == other:
                 world.recv(message, 0)
                 world.send(message, 0)
         return (time.perf_counter() - began) / times / 2
 
     def task(trainer: Trainer) -> tuple[float, float]:
-        short, long = np.zeros(1), np.zeros(max(size // 8, 1))
+        short, long = np.zeros(1), np.zeros(LONG // 8)
         there_and_back(trainer, short, 5)
         latency_s = there_and_back(trainer, short, 50)
         there_and_back(trainer, long, 1)
@@ -233,7 +257,7 @@ def link_between(experiment: Experiment, workers: int, size: int) -> Link:
 
     with experiment.wrapper(callbacks=(), workers=workers) as wrapper:
         latency_s, long_s = wrapper.on_workers(task) or (0.0, 1.0)
-    return Link("measured", size / long_s, latency_s)
+    return Link("measured", LONG / long_s, latency_s)
 
 
 # whole runs -----------------------------------------------------------------------------------------------------------
@@ -248,28 +272,41 @@ def mpiexec() -> tuple[str | None, str]:
     return found, "" if found else "there is no mpiexec: pip install 'cupynet[mpi]'"
 
 
-def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, float]:
-    """A run of `cupynet.train` as it is started by hand: its summary, and the most memory it held, in bytes.
+@contextmanager
+def job(command: str, overrides: Sequence[str], ranks: int = 0) -> Iterator[tuple[Path, int]]:
+    """One of the commands as it is started by hand: its folder, which is then removed, and the most bytes it held.
 
-    ranks: under mpiexec with as many; 0 for workers that are threads. CupynetError where the run fails.
+    ranks: under mpiexec with as many, whose memory is not seen from here; 0 for workers that are threads. CupynetError
+    where it fails.
     """
     launcher, reason = mpiexec() if ranks else ("", "")
     if launcher is None:
         raise ConfigError(reason)
-    under = [launcher, "-n", str(ranks)] if ranks else []
     chosen = ["parallel.launcher=mpi"] if ranks else []
     with tempfile.TemporaryDirectory() as folder:
-        command = [*under, sys.executable, "-m", "cupynet.train", *overrides, *chosen, f"hydra.run.dir={folder}/run"]
+        line = [*([launcher, "-n", str(ranks)] if ranks else []), sys.executable, "-m", f"cupynet.{command}"]
+        line += [*overrides, *chosen, f"hydra.run.dir={folder}/run"]
         with open(f"{folder}/output", "w+", encoding="utf-8") as output:
-            # a file, not a pipe: nothing has to be read while the run goes on
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-            _, status, usage = os.wait4(process.pid, 0)
+            # a file, not a pipe: nothing has to be read while it goes on
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            try:
+                _, status, usage = os.wait4(process.pid, 0)
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
             process.returncode = os.waitstatus_to_exitcode(status)
             output.seek(0)
             last = (output.read().strip().splitlines() or ["it said nothing"])[-1]
         if process.returncode:
-            raise CupynetError(f"{' '.join(command)} ended with {process.returncode}: {last}")
-        return Run(f"{folder}/run").summary(), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            raise CupynetError(f"{' '.join(line[:-1])} ended with {process.returncode}: {last}")
+        yield Path(folder) / "run", usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, int]:
+    """A run of `cupynet.train`, see `job`: its summary, and the most memory it held, in bytes."""
+    with job("train", overrides, ranks) as (folder, memory):
+        return Run(folder).summary(), memory
 
 
 CHOSEN_BY_MODE = (

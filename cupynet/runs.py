@@ -23,7 +23,12 @@ class Summary:
         synchronizer: how the replicas were kept together, in words.
         epochs, iterations, images: how much was trained.
         parameters: number of weights of the network.
-        stopped_by: why training ended early; None where it did not.
+        stopped_by: why training ended early, in words; None where it did not. stop_reason: whose wish it was,
+            `request`, `signal` or `early`.
+        early_stopping: what it came to, see `EarlyStoppingResult`; None where it was not asked for.
+        bytes_sent: by all workers to each other; spent: what each worker spent, see `Spent`, lists in rank order.
+        divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
+        advice: what the times say about how to run this, in one sentence.
         images_per_s: training images over the seconds of their rounds, after the first 10.
         wall_s: of the whole run; compile_s: of it, until the kernels were ready; train_s, evaluate_s, data_s,
             averaging_s: see `Clock`.
@@ -61,6 +66,13 @@ class Summary:
     test: dict[str, Any] | None
     commit: str | None = None
     environment: dict[str, Any]
+    stop_reason: str | None = None
+    early_stopping: dict[str, Any] | None = None
+    bytes_sent: int = 0
+    spent: dict[str, list[Any]] | None = None
+    divergence: float | None = None
+    divergence_by_layer: dict[str, float] | None = None
+    advice: str | None = None
 
 
 class Run:

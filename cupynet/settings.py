@@ -2,7 +2,9 @@
 
 `Settings` is what a command works with: plain Python values, whatever they were read from. It is also the schema that
 the configuration is composed against (config.py). A group is a dataclass of its own. A part is open here: what a layer,
-an optimizer or a source of data may be given is told by its constructor (parts.py). (Over 300 lines: all of them.)
+an optimizer or a source of data may be given is told by its constructor (parts.py).
+
+The file is long because all settings and all their rules stand in one place.
 """
 
 from __future__ import annotations
@@ -93,10 +95,10 @@ def memory(*, share: bool) -> Rule:
     return rule
 
 
-def frequency(key: str, value: Any) -> int | str:
-    """Iterations between averages, or one of two moments."""
+def frequency(key: str, value: Any) -> int | str | None:
+    """Iterations between averages, or one of two moments; or null, where no averages are counted."""
     moments = ("epoch", "end")
-    if isinstance(value, str) and value in moments:
+    if value is None or (isinstance(value, str) and value in moments):
         return value
     return checks.integer(key, value, 1, f", epoch or end{guess(value, moments)}")
 
@@ -137,14 +139,16 @@ def link(key: str, value: Any) -> str | dict[str, float]:
 
 
 def some_of(*names: str) -> Rule:
-    """A list of some of the names, in the order they are known in."""
+    """A list of some of the names, in the order they are known in; or null for what is usual."""
 
-    def rule(key: str, value: Any) -> list[str]:
+    def rule(key: str, value: Any) -> list[str] | None:
+        if value is None:
+            return None
         given = [value] if isinstance(value, str) else value
         if not isinstance(given, list) or not given or any(each not in names for each in given):
             wrong = [each for each in given if each not in names] if isinstance(given, list) else [value]
             hint = guess(wrong[0], names) if wrong else ""
-            raise refusal(key, shown(value, written), f"must be a list of some of {', '.join(names)}{hint}")
+            raise refusal(key, shown(value, written), f"must be some of {', '.join(names)}, or null{hint}")
         return [name for name in names if name in given]
 
     return rule
@@ -159,6 +163,24 @@ def devices(key: str, value: Any) -> list[int] | None:
     if len(set(value)) < len(value):
         raise refusal(key, written(value), "names a device twice")
     return value
+
+
+def folder(key: str, value: Any) -> str:
+    """The name of a folder."""
+    if not isinstance(value, str) or not value.strip():
+        raise refusal(key, written(value), "must be the name of a folder")
+    return value
+
+
+def required(rule: Rule, what: str) -> Rule:
+    """A setting that has no default: null is not kept, and `what` it must be is said."""
+
+    def checked(key: str, value: Any) -> Any:
+        if value is None:
+            raise refusal(key, "null", f"must be given: {what}")
+        return rule(key, value)
+
+    return checked
 
 
 def modules(key: str, value: Any) -> list[str]:
@@ -234,10 +256,11 @@ class MemorySettings(Group):
 class ParallelSettings(Group):
     """How the replicas are kept together. What averages is a part, and refers to the settings beside it."""
 
-    averaging_frequency: int | str = setting(3, frequency)
+    averaging_frequency: int | str | None = setting(3, frequency)
     prefetch_buffer: int = setting(24, integer(0, most=MOST_PREFETCHED, why="every batch prepared ahead takes memory"))
     report_score_after_averaging: bool = setting(True, checks.flag)
     average_updaters: bool = setting(True, checks.flag)
+    learning_rate_scale: float | str = setting("none", checks.learning_rate_scale)
     timeout_s: float = setting(300.0, seconds)
     synchronizer: Any = part()
 
@@ -281,12 +304,13 @@ class BenchSettings(Settings):
 class PlanSettings(Settings):
     """The settings of `cupynet.plan`: those of the run it measures, and what conf/plan.yaml adds.
 
-    `workers` is a list here: every number of workers that is asked about. null stands for `asked` and `every`.
+    `workers` is a list here: every number of workers that is asked about. null stands for what
+    `asked`, `compared` and `every` say.
     """
 
     workers: Any = setting(None, integers(most=MOST_FORECAST))
     link: str | dict[str, float] = setting("10gbe", link)
-    modes: Any = setting(list(checks.MODES), some_of(*checks.MODES))
+    modes: Any = setting(None, some_of(*checks.MODES))
     frequencies: Any = setting(None, integers())
     stages: int = setting(2, integer(1))
     micro_batches: int = setting(4, integer(1))
@@ -303,6 +327,11 @@ class PlanSettings(Settings):
         return list(self.workers or ([1, 2, 4] if self.check else [2, 8, 64, 1024]))
 
     @property
+    def compared(self) -> list[str]:
+        """The modes. The messages of an encoding shrink as training goes on: a short run says little of them."""
+        return list(self.modes or [mode for mode in checks.MODES if not (self.check and mode == "threshold")])
+
+    @property
     def every(self) -> list[int]:
         """Iterations between averages, in order."""
         return list(self.frequencies or ([3] if self.check else [1, 3, 10, 50]))
@@ -316,6 +345,14 @@ class PlanSettings(Settings):
 def own_names(kind: type[Settings]) -> list[str]:
     """The settings that only this kind has, or that mean something else in it."""
     return list(kind.__annotations__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSettings(Settings):
+    """The settings of `cupynet.shard`: those of the runs that are to use the shards, and what conf/shard.yaml adds."""
+
+    shards: int | None = setting(None, required(integer(1), "the number of workers that are to share the data"))
+    to: str | None = setting(None, required(folder, "the folder to write to"))
 
 
 # reading --------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cupynet import config
 from cupynet.errors import Interrupted
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cupynet.data import Data
     from cupynet.experiment import Experiment
     from cupynet.runs import Summary
-    from cupynet.training import Evaluation, ParallelWrapper
+    from cupynet.training import Evaluation, ParallelWrapper, Spent
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,9 @@ def prepare(settings: Settings) -> Experiment:
     """The experiment that the settings describe, before anything is written; ConfigError if it cannot work."""
     from cupynet.experiment import Experiment
 
-    return Experiment(settings)
+    experiment = Experiment(settings)
+    experiment.check_shards()
+    return experiment
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:
@@ -78,7 +80,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
             evaluate_every=settings.evaluate_every_epochs,
             split=split,
         )
-        chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off
+        chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off, or of the best
         if chosen is None and not received:
             chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
         test, validation = (chosen, None) if split == "test" else (None, chosen)
@@ -103,11 +105,13 @@ def summarise(
     wall_s: float,
 ) -> Summary:
     """What the run came to. test, validation: None where they were not evaluated. (As many lines as it has figures.)"""
+    from dataclasses import asdict
+
     from cupynet.backend.environment import commit, environment
     from cupynet.runs import Summary
 
     settings, trainer = experiment.settings, wrapper.trainer
-    clock, stopped = trainer.clock, trainer.stopped
+    clock, stopped, spent, measured = trainer.clock, trainer.stopped, trainer.spent, trainer.measured
     return Summary(
         dataset=data.name,
         fallback=data.fallback,
@@ -138,7 +142,31 @@ def summarise(
         test=None if test is None else test.to_dict(),
         commit=commit(),
         environment=environment(),
+        stop_reason=None if stopped is None else stopped.reason.name.lower(),
+        early_stopping=_early_stopping(wrapper),
+        bytes_sent=0 if spent is None else sum(spent.bytes_sent),
+        spent=None if spent is None else asdict(spent),
+        divergence=None if measured is None else _finite(measured.divergence),
+        divergence_by_layer=None if measured is None else dict(measured.by_layer),
+        advice=None if spent is None else _advice(experiment, spent),
     )
+
+
+def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:
+    """What early stopping came to, if it was asked for."""
+    from cupynet.training import EarlyStopping
+
+    results = [each.result for each in wrapper.callbacks if isinstance(each, EarlyStopping)]
+    return next((result.to_dict() for result in results if result is not None), None)
+
+
+def _advice(experiment: Experiment, spent: Spent) -> str:
+    from cupynet.backend import available_cores
+    from cupynet.training import advise
+
+    placement = experiment.placement
+    cores = None if placement.devices else available_cores()
+    return advise(spent, experiment.synchronizer.frequency, stages=placement.stages, cores=cores)
 
 
 def _finite(value: float) -> float | None:

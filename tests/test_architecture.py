@@ -24,7 +24,7 @@ from cupynet.settings import BenchSettings, rules
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
 
-COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor")
+COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor", "shard")
 SHARED = ("experiment", "measure")  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "backend": (),
     "nn": ("backend",),
     "optim": ("backend", "nn.params"),
-    "data": ("backend",),
+    "data": ("backend", "files"),
     "parallel": ("backend", "nn.params"),
     "parallel.pipeline": ("backend", "nn"),
     "training": ("backend", "nn", "optim", "data", "parallel", *FILES),

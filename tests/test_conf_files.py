@@ -19,6 +19,7 @@ from cupynet import config
 from cupynet.parallel import ParameterAveraging
 from cupynet.parts import build
 from cupynet.settings import BackendSettings, PrioritySettings, Settings
+from cupynet.training import EarlyStopping
 
 CONF = config.conf_folder()
 GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
@@ -51,13 +52,20 @@ def test_the_groups_are_these() -> None:
     assert not list(CONF.rglob("*.yml"))
 
 
+def with_defaults(group: str, name: str) -> Any:
+    """A file of a group, over those of the same group that it is based on."""
+    file = OmegaConf.load(CONF / group / f"{name}.yaml")
+    below = [base for base in file.pop("defaults", []) if base != "_self_"]  # type: ignore[union-attr]
+    return OmegaConf.merge(*(with_defaults(group, base) for base in below), file)
+
+
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -> None:
     settings = settings_of(f"{group}={name}")
     for each in ("data", "model", "loss", "optimizer"):
         assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
     if group not in ("experiment", "backend"):
-        file = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml")})
+        file = OmegaConf.create({group: with_defaults(group, name)})
         assert plain(settings)[group] == OmegaConf.to_container(file, resolve=True)[group]  # type: ignore[call-overload, index]
 
 
@@ -122,17 +130,18 @@ def test_defaults_of_the_contract() -> None:
     parallel = plain(settings)["parallel"]
     assert parallel.pop("synchronizer") == {
         **{"_target_": "cupynet.parallel.ParameterAveraging", "frequency": 3, "average_updaters": True},
-        **{"report_score": True, "measure_every": 50},
+        **{"report_score": True, "measure_every": 50, "wire": "exact", "outer": "mean"},
     }
     assert parallel == {
         **{"averaging_frequency": 3, "prefetch_buffer": 24, "report_score_after_averaging": True},
-        **{"average_updaters": True, "timeout_s": 300},
+        **{"average_updaters": True, "learning_rate_scale": "none", "timeout_s": 300},
     }
     assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
     assert set(plain(settings)["memory"].values()) == {None} and settings.report_every_iterations == 50
     assert settings.callbacks == {
         "history": {"_target_": "cupynet.training.History", "path": None},
         "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
+        "early_stopping": None,
     }
 
 
@@ -163,8 +172,21 @@ def test_experiments() -> None:
     }
     guide = settings_of("experiment=dl4j_gpu_guide")
     assert (guide.workers, guide.dtype, guide.parallel.averaging_frequency) == (4, "half", 1)
-    assert guide.optimizer["learning_rate"] == 0.012 and guide.memory.device_pool_trim_above == "2GiB"
+    assert (guide.optimizer["learning_rate"], guide.parallel.learning_rate_scale) == (0.01, 1.2)
+    assert guide.memory.device_pool_trim_above == "2GiB"
     assert settings_of("experiment=data_parallel").parallel.averaging_frequency == "end"
+    early = settings_of("experiment=dl4j_early_stopping")
+    assert early.data["validation"] == 5000 and early.epochs == early.callbacks["early_stopping"]["max_epochs"] == 50
+
+
+def test_early_stopping_beside_the_default_callbacks() -> None:
+    default, early = settings_of().callbacks, settings_of("callbacks=early_stopping").callbacks
+    assert early == {**default, "early_stopping": early["early_stopping"]}
+    arguments = inspect.signature(EarlyStopping).parameters
+    part = {name: value for name, value in early["early_stopping"].items() if name != "_target_"}
+    assert part == {name: each.default for name, each in arguments.items()}
+    chosen = settings_of("+callbacks.early_stopping._target_=cupynet.training.EarlyStopping").callbacks
+    assert chosen["early_stopping"] == {"_target_": "cupynet.training.EarlyStopping"}
 
 
 def test_the_command_line_overrides_an_experiment() -> None:
@@ -184,13 +206,15 @@ def test_backends(name: str) -> None:
     [
         # the file's own class, a subclass, another class that shares some arguments, one that shares none
         (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging"],
-         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50}),
+         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "exact", "outer": "mean"}),
         (["trusted_modules=[tests.test_conf_files]", "parallel.synchronizer._target_=tests.test_conf_files.Own"],
          {"frequency": 10}),
         (["trusted_modules=[tests]", "parallel.synchronizer={_target_: tests.extending.gradient_mean.GradientMean}"],
          {}),
         (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging", "parallel.synchronizer.frequency=7"],
-         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50}),
+         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "exact", "outer": "mean"}),
     ],
     ids=["same", "own", "another", "asked"],
 )  # fmt: skip
@@ -210,3 +234,35 @@ def test_another_optimizer_keeps_the_learning_rate() -> None:
     settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.l2=0.25")
     assert set(settings.optimizer) == {"_target_", "learning_rate", "l2", "max_grad_norm"}
     assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
+
+
+@pytest.mark.parametrize(("name", "frequency"), [
+    ("averaging", 7), ("slowmo", 7), ("diloco", 7), ("elastic", 7), ("post_local", None), ("adaptive", None),
+])  # fmt: skip
+def test_one_setting_turns_whatever_has_a_k(name: str, frequency: int | None) -> None:
+    settings = settings_of(f"parallel={name}", "parallel.averaging_frequency=7")
+    built = build(settings.parallel.synchronizer, "parallel.synchronizer")
+    assert built.frequency == frequency
+    if name == "post_local":
+        assert built.when.later.frequency == 7
+    if name == "adaptive":
+        assert built.when.first == 7
+
+
+def test_what_is_named_shortly_is_what_its_file_describes() -> None:
+    """`encoding=threshold` and `outer=diloco` are the files' parts with the classes' defaults."""
+    short = settings_of("parallel=gradients", "parallel.synchronizer.encoding=threshold").parallel.synchronizer
+    one, other = (build(node, "x") for node in (short, settings_of("parallel=threshold").parallel.synchronizer))
+    assert vars(one.encoding.algorithm) == pytest.approx(vars(other.encoding.algorithm), rel=1e-6)
+    assert (one.encoding.clip_residual_every, one.encoding.clip_residual) == (5, 5.0)
+    for name in ("slowmo", "diloco"):
+        short = settings_of(f"parallel.synchronizer.outer={name}").parallel.synchronizer
+        one, other = (build(node, "x") for node in (short, settings_of(f"parallel={name}").parallel.synchronizer))
+        assert str(one.outer) == str(other.outer)
+
+
+def test_the_diloco_experiment() -> None:
+    settings = settings_of("experiment=diloco")
+    assert (settings.workers, settings.parallel.averaging_frequency) == (4, 50)
+    outer = settings.parallel.synchronizer["outer"]
+    assert outer["_target_"] == "cupynet.parallel.DiLoCo" and outer["momentum"] < 0.9

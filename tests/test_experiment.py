@@ -8,10 +8,10 @@ import pytest
 
 from cupynet.backend import cuda
 from cupynet.data import Data, Dataset, Source
-from cupynet.errors import DataError
+from cupynet.errors import ConfigError, DataError
 from cupynet.experiment import Experiment
 from cupynet.parallel import Placement
-from cupynet.training import ParallelWrapper
+from cupynet.training import EarlyStopping, ParallelWrapper
 from tests.test_conf_files import settings_of
 from tests.training.conftest import small_dataset, small_model
 
@@ -59,3 +59,42 @@ def test_a_source_that_promised_something_else_is_found_out() -> None:
     found.source = Liar(0, 0, None)
     with pytest.raises(DataError, match="8 x 8 x 3.*8 x 8 x 1"):
         found.load()
+
+
+def test_a_frequency_that_nobody_reads_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    experiment((), "parallel=gradients", "parallel.averaging_frequency=7").announce()
+    assert "parallel.averaging_frequency=7 is not used: gradients are shared in every iteration" in caplog.messages
+    caplog.clear()
+    experiment((), "parallel=gradients").announce()
+    experiment((), "parallel=diloco", "parallel.averaging_frequency=7").announce()
+    assert "is not used" not in caplog.text
+
+
+def test_the_learning_rate_follows_the_workers_where_asked() -> None:
+    found = experiment((), "parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
+    with found.wrapper(workers=3) as wrapper:
+        assert wrapper.optimizer.learning_rate(0) == pytest.approx(0.03)
+    assert found.optimizer.learning_rate(0) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), "callbacks.early_stopping: EarlyStopping chooses by images kept out of training, .*data.validation=5000$"),
+        (
+            ("data.validation=100", "workers=2", "parallel.averaging_frequency=end"),
+            "callbacks.early_stopping: .* with parallel.averaging_frequency=end only the last is evaluated",
+        ),
+    ],
+)
+def test_early_stopping_that_could_choose_nothing_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        experiment((), "callbacks=early_stopping", *overrides)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("overrides", [("parallel.averaging_frequency=end",), ("parallel.averaging_frequency=epoch",)])
+def test_early_stopping_on_held_out_images_is_taken(overrides: tuple[str, ...]) -> None:
+    """One worker alone is evaluated after every epoch, whatever the frequency."""
+    found = experiment((), "callbacks=early_stopping", "data.validation=100", *overrides)
+    assert any(isinstance(each, EarlyStopping) for each in found.callbacks)

@@ -124,3 +124,16 @@ def test_what_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=f"^{path}: cannot be written \\(.+\\)$"):
             write_whole(path, b"")
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_pieces_are_written_one_after_the_other_or_not_at_all(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a", iter([b"one", b"", b"two"]))
+    assert (tmp_path / "a").read_bytes() == b"onetwo"
+
+    def broken() -> Any:
+        yield b"three"
+        raise DataError("no more")
+
+    with pytest.raises(DataError):
+        write_whole(tmp_path / "a", broken())
+    assert (tmp_path / "a").read_bytes() == b"onetwo" and len(list(tmp_path.iterdir())) == 1

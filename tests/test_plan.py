@@ -108,6 +108,7 @@ def test_the_settings_of_a_plan_describe_runs() -> None:
     assert (usual.asked, usual.every) == ([2, 8, 64, 1024], [1, 3, 10, 50])
     checked: PlanSettings = read(PlanSettings, {**LEAST, "check": True})
     assert (checked.asked, checked.every) == ([1, 2, 4], [3])
+    assert usual.compared == MODES and checked.compared == [mode for mode in MODES if mode != "threshold"]
     assert {"workers", "link", "check"} <= set(own_names(PlanSettings)) and "epochs" not in own_names(PlanSettings)
 
 
@@ -121,8 +122,8 @@ REFUSED = [
     ("workers", [2, 0], "workers=[2,0]: must be an integer of at least 1 and at most 1000000, a list"),
     ("workers", [], "workers=[]: must be an integer of at least 1"),
     ("frequencies", "often", "frequencies=often: must be an integer of at least 1, a list"),
-    ("modes", ["averagin"], "modes=[averagin]: must be a list of some of averaging, gradients"),
-    ("modes", [], "modes=[]: must be a list of some of"),
+    ("modes", ["averagin"], "modes=[averagin]: must be some of averaging, gradients"),
+    ("modes", [], "modes=[]: must be some of"),
     ("all_reduce", "tree", "all_reduce=tree: must be one of chunks, ring"),
     ("stages", 0, "stages=0: must be an integer of at least 1"),
     ("machines", 0, "machines=0: must be an integer of at least 1, or null for as many as the workers fill"),

@@ -82,10 +82,12 @@ DECIDED = {
     "device_count": "parallel/placement.py",  # which devices there are to share
     "threads_per_worker": "training/wrapper.py",  # BLAS threads
     "ParameterAveraging": "training/wrapper.py",  # how the replicas are kept together, where nothing else is said
+    "scale_factor": "training/wrapper.py",  # the learning rate as workers grow
     "ThreadLauncher": "training/wrapper.py",  # how workers are started
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
     "Replica": "training/wrapper.py",  # (and the copy that warms up)
     "ParallelWrapper": "experiment.py",
+    "ShardedLoader": "data/loader.py",  # who reads what, where each worker has its own part of the data
 }
 DEFINED = {"device_count": {"backend/cuda.py", "backend/select.py"}, "Replica": {"training/replica.py"}}
 
@@ -113,6 +115,13 @@ def test_the_prefetch_buffer_is_shared_out_in_one_place() -> None:
     assert shared.search("mine = -(-prefetch_buffer // workers)")
 
 
+def test_rounds_are_counted_by_who_deals_them_out() -> None:
+    """The trainer asks: it is right for shards too, which a division by the workers is not."""
+    counted = re.compile(r"\.batches\b|\bbatch_size\b *[*/]|[*/] *(?:\w+\.)*batch_size\b")
+    assert {s.path for s in SOURCES if s.room == "training" and counted.search(s.text)} == set()
+    assert counted.search("-(-loader.batches // workers)") and counted.search("number * loader.batch_size")
+
+
 def test_blas_threads_are_limited_in_one_way() -> None:
     """For the workers by the wrapper; who measures operations on one core holds the rest still."""
     assert {s.path for s in SOURCES if "limited" in calls(s)} == {"training/wrapper.py", "bench.py", "measure.py"}
@@ -131,6 +140,7 @@ PLANTED = {  # file -> (what is there, what a slip of the pen would make of it)
     "bench.py": ("experiment.placement.workers", "experiment.placement.wrokers"),
     "measure.py": ("wrapper.trainer.clock.images_per_s", "wrapper.trainer.clock.images_pre_s"),
     "plan.py": ("each.images_per_s", "each.images_pre_s"),
+    "shard.py": ("written.counts", "written.cuonts"),
     "experiment.py": ("settings.parallel.synchronizer", "settings.parallel.sychronizer"),
 }
 

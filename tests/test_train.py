@@ -97,6 +97,58 @@ def test_history_has_a_row_per_report_and_per_epoch(finished):
     assert epochs[-1]["test_accuracy"] == summary["test_accuracy"]
 
 
+def test_a_run_tells_what_its_workers_spent(finished):
+    folder, stdout, _ = finished
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    assert all(len(row[name]) == 2 for row in epochs for name in ("compute_s", "data_s", "averaging_s"))
+    sent = [row["bytes_sent"] for row in rows]
+    assert (
+        sent[0] > 0
+        and sent == sorted(sent)
+        and sent[-1] <= summary["bytes_sent"] == sum(summary["spent"]["bytes_sent"])
+    )
+    vectors = (
+        2 * 431_080 * 4
+    )  # weights and momentum, all-reduced by two workers after iterations 3, 6 ... 18 and two ends
+    assert summary["bytes_sent"] == pytest.approx(8 * 2 * vectors, rel=0.3)
+    assert sum(summary["spent"]["samples"]) == 1200 and summary["divergence"] > 0
+    assert summary["advice"] and f"advice         {summary['advice']}" in stdout
+    assert "spent          averaging " in stdout and "% apart" in stdout
+
+
+def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path):
+    """The validation images choose, the test images are looked at once, and of the best weights."""
+    settings = ["callbacks=early_stopping", "data.validation=100", "workers=2", "epochs=9", "data.train=700"]
+    worst = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.direction=max"]  # the first is the best
+    stdout, _ = run(tmp_path, *QUICK, *settings, *worst)
+    folder = run_folder(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    found = summary["early_stopping"]
+    assert found["reason"] == "patience" and found["restored"] and summary["stop_reason"] == "early"
+    assert summary["stopped_by"].startswith("patience: no better loss in 2 evaluations")
+    scores = {int(epoch): score for epoch, score in found["scores"].items()}
+    best = max(scores, key=scores.__getitem__)
+    assert found["best_epoch"] == best < summary["epochs"] == len(scores)
+    epochs = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    accuracy = {row["epoch"]: row["validation_accuracy"] for row in epochs if row["kind"] == "epoch"}
+    assert summary["validation_accuracy"] == accuracy[best]
+    assert f"best epoch     {best}, validation loss {scores[best]:.4f}, restored" in stdout
+    assert "early stopping: patience" in stdout
+    stdout, _ = run(tmp_path, str(folder), command="evaluate")
+    assert "the same as in summary.json" in stdout
+
+
+def test_early_stopping_needs_images_that_are_held_out(tmp_path):
+    _, stderr = run(tmp_path, *QUICK, "callbacks=early_stopping", code=2)
+    assert (
+        stderr.count("\n") == 1
+        and stderr.startswith("cupynet: callbacks.early_stopping: ")
+        and not list(tmp_path.iterdir())
+    )
+
+
 def test_weights_have_the_layers_names_in_single_precision(finished):
     weights = load_file(finished[0] / "weights.safetensors")
     layers = ("conv1", "conv2", "dense1", "output")

@@ -76,7 +76,9 @@ class NumbaBackend(NumpyBackend):
         if halved or not whole or images.dtype != np.uint8 or not images.flags.c_contiguous:
             return super().load_images(images, samples)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
-        self.kernels.gather_scale(images.reshape(len(images), -1), samples, batch.reshape(len(samples), -1))
+        pixels = images.reshape(len(images), -1)
+        pixels.flags.writeable = False  # of this view: files are mapped read-only, and both kinds run the same code
+        self.kernels.gather_scale(pixels, samples, batch.reshape(len(samples), -1))
         return batch
 
     def im2col(self, x: Array, window: Window) -> Array:
@@ -133,7 +135,8 @@ class NumbaBackend(NumpyBackend):
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
         checks.alike("mean_in_place", *parts)
-        if not self._compiles(*parts) or len(parts) != len(shares):
+        small = parts[0].dtype == np.float16  # no compiled code for these: NumPy's takes them
+        if small or not self._compiles(*parts) or len(parts) != len(shares):
             return super().mean_in_place(parts, shares)
         self.kernels.mean_in_place(tuple(part.reshape(-1) for part in parts), np.array(shares, np.float64))
 

@@ -1,31 +1,50 @@
-"""What a data set is, and what promises to load one.
+"""What a data set is: labelled images.
 
 Images are (S, H, W, C) bytes as they came from their file, S samples; a backend scales them when it makes a batch.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from cupynet import checks
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError, DataError
+from cupynet.errors import ConfigError
 
 # The second words of this room's Philox keys; the first is the seed. A Loader's second word is its epoch, which stays
 # far below these: no two uses of one seed ever share random numbers.
 SPLIT_STREAM = (1 << 63) + 1
 TRAIN_STREAM = (1 << 63) + 2
 TEST_STREAM = (1 << 63) + 3
+SHARD_STREAM = (1 << 63) + 4
 
 
 def philox(seed: int, stream: int, block: int = 0) -> np.random.Generator:
     """Random numbers of the stream `(seed, stream)`; each `block` starts 2**192 draws after the one before."""
     key = np.array([seed, stream], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, block], dtype=np.uint64)))
+
+
+class Labelled(Protocol):
+    """What is known of labelled images without touching one, wherever they lie: of a `Dataset`, or of `Shards`."""
+
+    @property
+    def name(self) -> str:
+        """For messages and reports."""
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W, C)."""
+
+    def __len__(self) -> int:
+        """How many samples there are, over all workers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +82,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W, C) of one image."""
+        return tuple(self.images.shape[1:])
 
     def take(self, indices: Array) -> Dataset:
         """The samples at `indices`, in that order, as a data set of its own.
@@ -114,78 +138,3 @@ def _array(what: str, value: Any) -> Array:
 def _described(array: Array) -> str:
     """Shape and type, short enough for a message."""
     return f"{array.shape} of {array.dtype}"
-
-
-@dataclass(frozen=True, eq=False)
-class Data:
-    """What a source loads: three data sets. `fallback` says that these are not the data that were asked for."""
-
-    name: str
-    train: Dataset
-    validation: Dataset | None
-    test: Dataset
-    fallback: bool = False
-
-    def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        """Raises DataError where these data are not what their source promised; it says what is and what should be.
-
-        Args:
-            image_shape, classes: (H, W, C) and the number of classes that a model was built for.
-        """
-        for dataset in (self.train, self.validation, self.test):
-            if dataset is None:
-                continue
-            found = dataset.images.shape[1:]
-            if found != tuple(image_shape) or dataset.classes != classes:
-                promised = f"images of {_by(image_shape)} in {classes} classes"
-                loaded = f"images of {_by(found)} in {dataset.classes} classes"
-                raise DataError(
-                    f"data {self.name!r}: its source promised {promised}, but {dataset.name!r} has {loaded}"
-                )
-
-
-def _by(axes: tuple[int, ...]) -> str:
-    return " x ".join(map(str, axes))
-
-
-class Source(ABC):
-    """Promises a `Data`. A model is built from `image_shape` (H, W, C) and `classes` without anything being loaded.
-
-    `validation` images are taken out of training by a permutation that follows from `seed`. Then `limit` keeps only the
-    first so many training images, and as many test images: a quick look at a large set.
-    """
-
-    image_shape: tuple[int, int, int]
-    classes: int
-
-    def __init__(self, seed: int, validation: int, limit: int | None) -> None:
-        self.seed = checks.seed("seed", seed)
-        self.validation = checks.integer("validation", validation, 0)
-        self.limit = None if limit is None else checks.integer("limit", limit, 1, ", or null for no limit")
-
-    @abstractmethod
-    def load(self) -> Data:
-        """The data, checked. Raises DataError for what is missing or damaged."""
-
-    def _check_validation(self, available: int, name: str) -> None:
-        """Raises ConfigError if nothing would be left to train on."""
-        if self.validation >= available:
-            what = f"the {available} training images of {name!r}"
-            raise ConfigError(f"validation={self.validation}: must be below {what}, which it is taken from")
-
-    def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:
-        """`Data` with the validation images taken out of `train` and the limit applied; samples keep their order."""
-        self._check_validation(len(train), name)
-        validation = None
-        if self.validation:
-            order = philox(self.seed, SPLIT_STREAM).permutation(len(train))  # (S,)
-            chosen = np.sort(order[-self.validation :])
-            kept = np.sort(order[: -self.validation])
-            taken = train.take(chosen)
-            validation = Dataset(f"{name}-validation", taken.images, taken.labels, taken.classes)
-            train = train.take(kept[: self.limit])
-        elif self.limit is not None:
-            train = train.take(slice(self.limit))
-        if self.limit is not None:
-            test = test.take(slice(self.limit))
-        return Data(name, train, validation, test)

@@ -8,7 +8,6 @@ abandoned, while all writing is done by the caller.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import queue
@@ -22,10 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-try:
-    import fcntl
-except ImportError:  # Windows: no lock; the rename alone keeps two processes safe, they only download twice
-    fcntl = None  # type: ignore[assignment]
+from cupynet.data.lock import locked
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +32,6 @@ TRIES = 3
 BACKOFF_S = 0.5  # doubled for each further try
 MAX_BYTES = 12_000_000  # of one file, packed: the largest of MNIST has 9.9 MB
 _CHUNK = 1 << 16
-_LOCK_POLL_S = 0.1
 
 Opener: TypeAlias = Callable[[str, float], Any]  # (url, timeout_s) -> a response: read(n), headers, a context manager
 Check: TypeAlias = Callable[[Path], object]  # raises if the file is not what it has to be
@@ -68,12 +63,14 @@ def fetch(
     usable = _resolvable(list(mirrors), min(NAME_TIMEOUT_S, timeout_s))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, deadline) as alone:
+        with locked(folder, deadline) as alone:
             for part in [part for name in checks for part in folder.glob(f".{name}.*.part") if alone]:
                 part.unlink(missing_ok=True)  # its writer is gone: it would hold the lock
             for name, check in checks.items():
                 if not os.path.lexists(folder / name):
                     _fetch_one(name, check, folder, usable, deadline, opener)
+    except TimeoutError as error:
+        raise Unavailable(f"another process is still downloading into {folder}") from error
     except OSError as error:
         raise Unavailable(f"{folder} cannot be written ({error.strerror or error})") from error
 
@@ -214,24 +211,3 @@ def _resolvable(mirrors: list[str], timeout_s: float) -> list[str]:
         left.remove(mirror)
         reason = str(error.strerror or error)
     raise Unavailable(f"no network: none of its mirrors' names can be resolved ({reason})")
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, deadline: float) -> Iterator[bool]:
-    """Holds `folder`'s lock, which the system takes back when a process dies, so that it is never stale.
-
-    Waits for it until `deadline`. Yields False where there are no locks (Windows, some network file systems).
-    """
-    with (folder / ".lock").open("a") as file:
-        held = False
-        while fcntl is not None and not held:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = True
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise Unavailable(f"another process is still downloading into {folder}") from None
-                time.sleep(_LOCK_POLL_S)
-            except OSError:
-                break
-        yield held

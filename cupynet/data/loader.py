@@ -1,21 +1,29 @@
 """Batches: which samples, in which order, for which worker.
 
-The order follows from (seed, epoch) alone, and batch i of an epoch belongs to worker i mod W: what a worker trains on
+The order follows from (seed, epoch) alone, and batch i of an epoch belongs to worker i mod W; where each worker has a
+shard of its own, the order follows from the shard too, and its batches belong to that worker. What a worker trains on
 never depends on how fast anybody is, and nothing is dropped.
 """
 
 from __future__ import annotations
 
+import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from cupynet import checks
 from cupynet.backend.array import Array
-from cupynet.data.dataset import Data, Dataset, Source, label_numbers, philox
+from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
+from cupynet.data.shards import Shards
+from cupynet.data.source import Data, Source
 from cupynet.errors import ConfigError
+
+_LOOKED_AT = 1 << 20  # bytes of images that a signature takes in
 
 
 class Device(Protocol):
@@ -37,24 +45,95 @@ class Batch:
     """
 
     index: int
-    images: Array  # (N, H, W, C), of the backend
+    images: Array  # (N, H, W, C), of the backend; None where they were not asked for
     labels: Array  # (N,) int64, of the backend
-    samples: Array  # (N,) int64, of the host
+    samples: Array  # (N,) int64, of the host; of the whole data set where this worker has a shard of it
     epoch: int = 0
 
     def __len__(self) -> int:
         return len(self.samples)
 
 
-class Loader:
+class Batches(ABC):
+    """What is trained or evaluated on: labelled images, cut into batches that are dealt out to the workers in rounds.
+
+    All workers may use the same object at the same time: it holds no position. In round b of an epoch each worker has
+    its b-th batch; those that have run out have none.
+
+    Attributes:
+        dataset: what is known of the images.
+        batch_size: samples of a batch; the last of a worker may be short.
+        seed: from it and the epoch the order follows.
+    """
+
+    dataset: Labelled
+    batch_size: int
+    seed: int
+
+    @property
+    @abstractmethod
+    def batches(self) -> int:
+        """Batches per epoch, over all workers."""
+
+    @abstractmethod
+    def rounds(self, size: int) -> int:
+        """Rounds of an epoch: batches of the busiest of `size` workers. ConfigError where it cannot be so many."""
+
+    @abstractmethod
+    def images_of_round(self, number: int, size: int) -> int:
+        """Images that all `size` workers together train on in round `number` of an epoch."""
+
+    @abstractmethod
+    def deal(self, size: int) -> tuple[int, ...]:
+        """What an epoch that was broken off must have in common with this one to be continued in its middle."""
+
+    @cached_property
+    @abstractmethod
+    def signature(self) -> int:
+        """32 bits that are the same, as good as certainly, where the data, the batches and their order are."""
+
+    @abstractmethod
+    def _dealt(
+        self, epoch: int, rank: int, size: int, start: int
+    ) -> tuple[Dataset, Iterator[tuple[int, Array, Array]]]:
+        """What a worker reads in, and of each of its batches the index, the rows therein and the samples."""
+
+    def epoch(
+        self, epoch: int, backend: Device, rank: int = 0, size: int = 1, start: int = 0, *, images: bool = True
+    ) -> Iterator[Batch]:
+        """The batches of `epoch` that belong to worker `rank` of `size`, in order.
+
+        start: rounds to skip, each of one batch per worker. An epoch that was broken off continues in its middle, and
+            the batches before that are not even made.
+        images: whether they are loaded; a stage of a pipeline that gets its input from another needs labels only.
+        """
+        epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
+        start = checks.integer("start", start, 0)
+        if checks.integer("rank", rank, 0) >= size:
+            raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
+        dataset, dealt = self._dealt(epoch, rank, size, start)
+        return self._made(dataset, dealt, epoch, backend, images)
+
+    def _made(
+        self, dataset: Dataset, dealt: Iterator[tuple[int, Array, Array]], epoch: int, backend: Device, images: bool
+    ) -> Iterator[Batch]:
+        for index, rows, samples in dealt:
+            loaded = backend.load_images(dataset.images, rows) if images else None  # (N, H, W, C)
+            labels = backend.asarray(dataset.labels[rows], dtype=np.int64)  # (N,)
+            yield Batch(index, loaded, labels, samples, epoch)
+
+
+class Loader(Batches):
     """Cuts `dataset` into batches of `batch_size`, the last of which may be short; an empty data set has none.
 
-    All workers may use the same loader at the same time: it holds no position. With `shuffle=False` the samples come in
-    the data set's own order, as evaluation wants them.
+    Batch i of an epoch belongs to worker i mod size. With `shuffle=False` the samples come in the data set's own order,
+    as evaluation wants them.
 
     Raises:
         ConfigError: an argument cannot work.
     """
+
+    dataset: Dataset
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
         self.dataset = checks.instance("dataset", dataset, Dataset, "Synthetic().load().train")
@@ -64,8 +143,26 @@ class Loader:
 
     @property
     def batches(self) -> int:
-        """Batches per epoch, over all workers."""
         return -(-len(self.dataset) // self.batch_size)
+
+    def rounds(self, size: int) -> int:
+        return -(-self.batches // size)
+
+    def images_of_round(self, number: int, size: int) -> int:
+        per_round = self.batch_size * size
+        return min(per_round, len(self.dataset) - number * per_round)
+
+    def deal(self, size: int) -> tuple[int, ...]:
+        return len(self.dataset), self.batch_size, size
+
+    @cached_property
+    def signature(self) -> int:
+        dataset = self.dataset
+        about = (dataset.name, dataset.images.shape, dataset.classes, self.batch_size, self.seed, self.shuffle)
+        step = max(1, dataset.images.nbytes // _LOOKED_AT)
+        return zlib.crc32(
+            dataset.images[::step].tobytes(), zlib.crc32(dataset.labels, zlib.crc32(repr(about).encode()))
+        )
 
     def order(self, epoch: int) -> Array:
         """The samples of `epoch` in the order they are trained on, (S,) int64."""
@@ -75,48 +172,92 @@ class Loader:
             return np.arange(samples, dtype=np.int64)
         return philox(self.seed, epoch).permutation(samples).astype(np.int64, copy=False)
 
-    def epoch(self, epoch: int, backend: Device, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
-        """The batches of `epoch` that belong to worker `rank` of `size`: those i with i % size == rank, in order.
+    def _dealt(
+        self, epoch: int, rank: int, size: int, start: int
+    ) -> tuple[Dataset, Iterator[tuple[int, Array, Array]]]:
+        order, many = self.order(epoch), self.batch_size
+        indices = range(start * size + rank, self.batches, size)
+        rows = ((index, order[index * many : (index + 1) * many]) for index in indices)
+        return self.dataset, ((index, some, some) for index, some in rows)
 
-        start: rounds to skip, each of one batch per worker. An epoch that was broken off continues in its middle, and
-            the batches before that are not even made.
-        """
-        epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
-        start = checks.integer("start", start, 0)
-        if checks.integer("rank", rank, 0) >= size:
-            raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
-        return self._batches(self.order(epoch), backend, epoch, range(start * size + rank, self.batches, size))
 
-    def _batches(self, order: Array, backend: Device, epoch: int, indices: range) -> Iterator[Batch]:
-        dataset = self.dataset
-        for index in indices:
-            samples = order[index * self.batch_size : (index + 1) * self.batch_size]  # (N,)
-            images = backend.load_images(dataset.images, samples)  # (N, H, W, C)
-            labels = backend.asarray(dataset.labels[samples], dtype=np.int64)  # (N,)
-            yield Batch(index, images, labels, samples, epoch)
+class ShardedLoader(Batches):
+    """Batches of `shards`: worker r reads shard r and no other, in an order that follows from seed, epoch and shard.
+
+    There are as many workers as shards. An epoch has as many rounds as the largest shard has batches; each shard may
+    end with a short batch. With one shard this is the order of a `Loader` over its samples.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    dataset: Shards
+
+    def __init__(self, shards: Shards, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+        self.dataset = checks.instance("shards", shards, Shards, "Shards('folder')")
+        self.batch_size = checks.integer("batch_size", batch_size, 1)
+        self.seed = checks.seed("seed", seed)
+        self.shuffle = checks.flag("shuffle", shuffle)
+
+    @property
+    def batches(self) -> int:
+        return sum(-(-count // self.batch_size) for count in self.dataset.counts)
+
+    def rounds(self, size: int) -> int:
+        self.dataset.check_workers(size)
+        return -(-max(self.dataset.counts) // self.batch_size)
+
+    def images_of_round(self, number: int, size: int) -> int:
+        before = number * self.batch_size
+        return sum(min(self.batch_size, max(0, count - before)) for count in self.dataset.counts)
+
+    def deal(self, size: int) -> tuple[int, ...]:
+        return *self.dataset.counts, self.batch_size, size
+
+    @cached_property
+    def signature(self) -> int:
+        return zlib.crc32(repr((self.dataset.manifest["set"], self.batch_size, self.seed, self.shuffle)).encode())
+
+    def order(self, epoch: int, number: int) -> Array:
+        """The samples of shard `number` in the order they are trained on in `epoch`, counted within the shard."""
+        epoch, count = checks.integer("epoch", epoch, 0), self.dataset.counts[number]
+        if not self.shuffle:
+            return np.arange(count, dtype=np.int64)
+        return philox(self.seed, epoch, number).permutation(count).astype(np.int64, copy=False)
+
+    def _dealt(
+        self, epoch: int, rank: int, size: int, start: int
+    ) -> tuple[Dataset, Iterator[tuple[int, Array, Array]]]:
+        self.dataset.check_workers(size)
+        shard, order, many = self.dataset.open(rank), self.order(epoch, rank), self.batch_size
+        rounds = range(start, -(-len(order) // many))
+        rows = ((number * size + rank, order[number * many : (number + 1) * many]) for number in rounds)
+        return shard.dataset, ((index, some, shard.samples[some]) for index, some in rows)
 
 
 def as_loader(
-    data: Loader | Dataset | tuple[Any, Any],
+    data: Batches | Dataset | Shards | tuple[Any, Any],
     batch_size: int = 128,
     seed: int = 12345,
     shuffle: bool = True,
     *,
     classes: int | None = None,
-) -> Loader:
+) -> Batches:
     """The batches of whatever there is to train or evaluate on.
 
     Args:
-        data: a `Loader`, which is taken as it is, whatever the other arguments say; a `Dataset`; or a pair (images,
-            labels) of arrays as `Dataset` takes them.
+        data: a `Loader` or `ShardedLoader`, which is taken as it is, whatever the other arguments say; a `Dataset`;
+            `Shards`; or a pair (images, labels) of arrays as `Dataset` takes them.
         batch_size, seed, shuffle: see `Loader`.
         classes: of a pair; the largest label + 1 by default.
 
     Raises:
         ConfigError: `data` is none of these, or an argument cannot work.
     """
-    if isinstance(data, Loader):
+    if isinstance(data, Batches):
         return data
+    if isinstance(data, Shards):
+        return ShardedLoader(data, batch_size, seed, shuffle)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data
         labels = label_numbers("data set 'arrays'", labels)

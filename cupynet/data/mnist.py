@@ -18,9 +18,10 @@ import platformdirs
 
 from cupynet.backend.array import Array
 from cupynet.checks import number
-from cupynet.data.dataset import Data, Dataset, Source
+from cupynet.data.dataset import Dataset
 from cupynet.data.download import Check, Unavailable, fetch
 from cupynet.data.idx import IdxFile, read_idx, unpack
+from cupynet.data.source import Data, Source
 from cupynet.data.synthetic import Synthetic
 from cupynet.errors import ConfigError, DataError
 
@@ -85,8 +86,10 @@ class MNIST(Source):
         validation: int = 0,
         limit: int | None = None,
         timeout_s: float = 30.0,
+        storage: str = "shared",
+        shards: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(seed, validation, limit)
+        super().__init__(seed, validation, limit, storage, shards)
         if folder is not None and not isinstance(folder, (str, os.PathLike)):
             raise ConfigError(f"folder={folder!r}: must be a path, or null for CUPYNET_DATA or else the user's cache")
         if fallback not in ("synthetic", None):
@@ -98,6 +101,8 @@ class MNIST(Source):
 
     def load(self) -> Data:
         """The data. Raises DataError if a file is damaged, or if one is missing and there is no fallback."""
+        if self.storage == "sharded":
+            return self._sharded()
         folder = data_folder(self.folder) / self.name
         missing = [file for file in self.files if not os.path.lexists(folder / file.name)]
         if missing:
@@ -114,6 +119,11 @@ class MNIST(Source):
         train = Dataset(f"{self.name}-train", train_images, train_labels, self.classes)
         test = Dataset(f"{self.name}-test", test_images, test_labels, self.classes)
         return self._divided(self.name, train, test)
+
+    def fingerprint(self) -> str:
+        """The digests of the files, and what is made of them."""
+        parts = [self.name, *(file.sha256 for file in self.files), self.validation, self.limit]
+        return " ".join(map(str, [*parts, self.seed] if self.validation else parts))
 
     def _download(self, missing: list[IdxFile], folder: Path) -> None:
         if offline():

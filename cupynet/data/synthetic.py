@@ -9,13 +9,18 @@ image i does not depend on how many images are made.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.checks import integer
-from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Data, Dataset, Source, philox
+from cupynet.data import strokes
+from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
+from cupynet.data.source import Data, Source
 from cupynet.data.strokes import Alphabet, alphabet
 
 BLOCK = 100  # images that are drawn together: their arrays fit a core's cache
@@ -44,19 +49,34 @@ class Synthetic(Source):
     name = "synthetic"
 
     def __init__(
-        self, train: int = 10_000, test: int = 2_000, seed: int = 12345, validation: int = 0, limit: int | None = None
+        self,
+        train: int = 10_000,
+        test: int = 2_000,
+        seed: int = 12345,
+        validation: int = 0,
+        limit: int | None = None,
+        storage: str = "shared",
+        shards: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(seed, validation, limit)
+        super().__init__(seed, validation, limit, storage, shards)
         self.train = integer("train", train, 1)
         self.test = integer("test", test, 1)
         self._check_validation(self.train, self.name)
 
     def load(self) -> Data:
-        """Draws the digits, about 0.03 ms each."""
+        """Draws the digits, about 0.03 ms each; takes as many as there are where they lie in shards already."""
+        if self.storage == "sharded":
+            return self._sharded()
         wanted = self.train if self.limit is None or self.validation else min(self.train, self.limit)
         train = self._drawn("train", TRAIN_STREAM, wanted)
         test = self._drawn("test", TEST_STREAM, self.test if self.limit is None else min(self.test, self.limit))
         return self._divided(self.name, train, test)
+
+    def fingerprint(self) -> str:
+        """What is drawn, by which version of this file and its glyphs, with whose random numbers and functions."""
+        drawn_by = hashlib.sha256(b"".join(Path(file).read_bytes() for file in (__file__, strokes.__file__)))
+        settings = (self.train, self.test, self.seed, self.validation, self.limit)
+        return " ".join(map(str, (self.name, *settings, np.__version__, drawn_by.hexdigest())))
 
     def _drawn(self, part: str, stream: int, samples: int) -> Dataset:
         images = np.empty((samples, SIDE, SIDE, 1), np.uint8)

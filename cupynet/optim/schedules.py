@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupynet.checks import instance, number
+from cupynet.checks import instance, learning_rate_scale, number
 
 
 class Schedule:
@@ -79,6 +79,43 @@ class OneCycle(Schedule):
         if done < rising:
             return _cosine(self.peak / self.start_divisor, self.peak, done / rising)
         return _cosine(self.peak, self.peak / self.end_divisor, (done - rising) / (last - rising))
+
+
+class Scaled(Schedule):
+    """Another schedule times a factor.
+
+    Args:
+        schedule: the other one.
+        factor: above 0.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    def __init__(self, schedule: Schedule, factor: float) -> None:
+        self.schedule = instance("Scaled schedule", schedule, Schedule, "OneCycle(0.2)")
+        self.factor = number("Scaled factor", factor, above=0)
+
+    def span(self, start: int, stop: int) -> None:
+        self.schedule.span(start, stop)
+
+    def __call__(self, iteration: int) -> float:
+        return self.factor * self.schedule(iteration)
+
+
+def scale_factor(scale: str | float, workers: int) -> float:
+    """What a rule for the learning rate as workers grow multiplies it with.
+
+    `none`: 1. `linear`: W (Goyal et al. 2017: the mean of W times as many examples is worth a step W times as long).
+    `sqrt`: the root of W (the noise of that mean is so much smaller). A number: itself.
+
+    Raises:
+        ConfigError: it is no such rule.
+    """
+    rule = learning_rate_scale("learning_rate_scale", scale)
+    if isinstance(rule, str):
+        return {"none": 1.0, "linear": float(workers), "sqrt": math.sqrt(workers)}[rule]
+    return rule
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

@@ -2,29 +2,52 @@
 
 from cupynet.parallel.averaging import ParameterAveraging
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, Traffic, WorkerTimeout
+from cupynet.parallel.elastic import ElasticAveraging
+from cupynet.parallel.encoding import (
+    AdaptiveThreshold,
+    FixedThreshold,
+    TargetSparsity,
+    Threshold,
+    ThresholdEncoding,
+)
+from cupynet.parallel.gradients import GradientSharing
 from cupynet.parallel.groups import Groups
 from cupynet.parallel.launch import Launcher, ThreadLauncher
+from cupynet.parallel.outer import DiLoCo, Mean, Outer, SlowMo
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.replica import ReplicaView
 from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite
 from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
-from cupynet.parallel.when import When
+from cupynet.parallel.when import Adaptive, PostLocal, When
 
 __all__ = [
+    "Adaptive",
+    "AdaptiveThreshold",
     "Average",
     "Communicator",
+    "DiLoCo",
+    "ElasticAveraging",
+    "FixedThreshold",
+    "GradientSharing",
     "Groups",
     "Launcher",
+    "Mean",
     "Moment",
+    "Outer",
     "ParameterAveraging",
     "PeerFailed",
     "Placement",
+    "PostLocal",
     "ReplicaView",
     "SerialCommunicator",
+    "SlowMo",
     "Synchronizer",
+    "TargetSparsity",
     "ThreadCommunicator",
     "ThreadGroup",
     "ThreadLauncher",
+    "Threshold",
+    "ThresholdEncoding",
     "Traffic",
     "When",
     "WorkerTimeout",

@@ -1,4 +1,4 @@
-"""Replicas whose parameters are averaged now and then.
+"""Replicas whose parameters are averaged now and then: when x how x outer.
 
 A replica trains alone between averages. An average weights each replica by the samples it has seen since the last one,
 so that with frequency 1 and a linear optimizer (SGD, momentum, Nesterov, without clipping) W replicas do what one does
@@ -8,104 +8,180 @@ on the concatenated batch, short batches and a last round with fewer workers inc
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from cupynet.backend.array import Array
-from cupynet.checks import flag, integer
-from cupynet.parallel.replica import ReplicaView
-from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, distance, is_finite, refuse_divergence
-from cupynet.parallel.when import When
+from cupynet.checks import flag, integer, one_of
+from cupynet.parallel.communicator import Communicator
+from cupynet.parallel.outer import Mean, Outer, outer_step
+from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
+from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, distance
+from cupynet.parallel.tally import Tally
+from cupynet.parallel.when import When, rule
+from cupynet.parallel.wire import WIRES, half_mean
+
+Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # as `Average` has it: the divergence, and by layer
+UNMEASURED: Spread = (math.nan, {})
 
 
 class ParameterAveraging(Synchronizer):
     """Every k iterations all replicas get the weighted mean of their weights (local SGD; Deeplearning4j's AVERAGING).
 
+    One replica alone is never averaged: no outer step, and nothing is sent.
+
     Args:
-        frequency: k, after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`. Whatever it is, the end of
-            a fit averages, and so does the end of an epoch that is evaluated (except with `end`, which averages and
-            is evaluated only at the end of the fit).
+        frequency: when: k, after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`; or a rule such as
+            `PostLocal` or `Adaptive`. Whatever it is, the end of a fit averages, and so does the end of an epoch that
+            is evaluated (except with `end`, which averages and is evaluated only at the end of the fit).
         average_updaters: the optimizer state is averaged with the weights.
         report_score: compute `Average.score` (reads the losses from the device, once per average).
         measure_every: the divergence is measured at the first average in each stretch of this many iterations; 0 for
-            never.
+            never (unless the rule of when learns from it).
+        wire: how weights travel: `exact`, in their own precision; `half`, as the way they went from what was common
+            after the last average, in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both.
+        outer: what becomes of the mean: `mean` itself, `slowmo`, `diloco`, or an `Outer`. Every average is an outer
+            step, that of an evaluated epoch and that of the end too.
+
+    Raises:
+        ConfigError: an argument cannot work.
     """
 
     def __init__(
         self,
-        frequency: int | str = 1,
+        frequency: int | str | When = 1,
         *,
         average_updaters: bool = True,
         report_score: bool = True,
         measure_every: int = 50,
+        wire: str = "exact",
+        outer: str | Outer = "mean",
     ) -> None:
-        self.when = When(frequency)
-        self.frequency = self.when.frequency
+        self.when = rule(frequency)
+        self.frequency, self.measures = self.when.frequency, self.when.measures
         self.average_updaters = flag("average_updaters", average_updaters)
         self.report_score = flag("report_score", report_score)
         self.measure_every = integer("measure_every", measure_every, 0)
-        self._pending = 0  # rounds since the last average: the same on every worker
+        self.wire = one_of("wire", wire, WIRES)
+        self.outer = outer_step(outer)
+        self._tally = Tally(score=self.report_score)
         self._measured = -1  # the last stretch of `measure_every` iterations that was measured in
-        self._samples = 0  # this replica's since the last average
-        self._scored = 0  # those of them whose losses this worker has; the next is the sum of these losses
-        self._losses: Array = 0.0
+        self._common: list[Array] = []  # what was shared after the last average, where that is needed
+
+    def start(self, replica: ReplicaView, communicator: Communicator) -> None:
+        super().start(replica, communicator)
+        self._replica = replica
+        if communicator.size > 1:
+            self.outer.start(replica)
+            if self.wire == "half":
+                self._common = [vector.copy() for vector in self.shared(replica)]
+            elif not isinstance(self.outer, Mean):
+                self._common = [replica.params.master.copy()]
+
+    def begin(self, replica: ReplicaView) -> None:
+        super().begin(replica)
+        if self.identical:
+            self._remember(replica)
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        self._pending += 1
-        self._samples += samples
-        if self.report_score and samples and replica.losses is not None:
-            self._scored, self._losses = self._scored + samples, self._losses + replica.losses
+        self._tally.add(replica, samples)
         return samples > 0
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         return self._average(replica, iteration) if self.when.after(iteration) else None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        return self._average(replica, None) if self._pending and self.when.at(moment) else None
+        average = self._average(replica, None) if self._tally.rounds and self.when.at(moment) else None
+        self.when.ended(moment)
+        return average
 
     def shared(self, replica: ReplicaView) -> list[Array]:
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     @property
     def identical(self) -> bool:
-        return self._pending == 0 or self.communicator.size == 1
+        return self._tally.rounds == 0 or self.communicator.size == 1
 
     def describe(self) -> str:
-        return f"averaged {self.when}"
+        outer = "" if isinstance(self.outer, Mean) else f", outer step {self.outer}"
+        return f"averaged {self.when}{outer}{', sent as half' * (self.wire == 'half')}"
 
     def state(self) -> dict[str, Any]:
-        counts = {"samples": self._samples, "scored": self._scored, "losses": float(self._losses)}
-        return {"pending": self._pending, "measured": self._measured, **counts}
+        common = {str(i): by_name(self._replica, vector) for i, vector in enumerate(self._common)}
+        return {
+            "measured": self._measured,
+            "tally": self._tally.state(),
+            "when": self.when.state(),
+            "outer": self.outer.state() if self.communicator.size > 1 else {},
+            "common": common,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._pending, self._measured, self._samples = state["pending"], state["measured"], state["samples"]
-        self._scored, self._losses = state["scored"], state["losses"]
+        self._measured = state["measured"]
+        self._tally.restore(state["tally"])
+        self.when.restore(state["when"])
+        if self.communicator.size > 1:
+            self.outer.restore(state["outer"])
+        for i, vector in enumerate(self._common):
+            take_by_name(self._replica, vector, state["common"][str(i)])
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
         """One average. iteration: the one it follows; None at the end of an epoch or of the fit."""
-        loss = float(self._losses)
-        finite = math.isfinite(loss) and is_finite(replica.params.master)
-        gathered = self.communicator.gather_numbers(self._scored, loss, finite).tolist()  # (W, 3)
-        refuse_divergence([fine for _, _, fine in gathered], iteration)
-        divergence = self._reduce(replica, measure=self._measure(iteration))
-        scored = sum(count for count, _, _ in gathered)
-        score = sum(total for _, total, _ in gathered) / scored if scored else math.nan
-        self._samples, self._scored, self._losses, self._pending = 0, 0, 0.0, 0
-        return Average(score, divergence)
+        score = self._tally.meet(replica, self.communicator, iteration)
+        measure = self._measure(iteration)
+        if self.communicator.size == 1:
+            average = Average(score, 0.0 if measure else math.nan)
+        else:
+            average = Average(score, *self._meet(replica, measure=measure))
+        self._tally.clear()
+        self.when.averaged(average.divergence)
+        return average
 
     def _measure(self, iteration: int | None) -> bool:
         """Whether the average after `iteration` measures the divergence."""
+        if self.when.measures:
+            return True
         if not self.measure_every or iteration is None or iteration // self.measure_every == self._measured:
             return False
         self._measured = iteration // self.measure_every
         return True
 
-    def _reduce(self, replica: ReplicaView, *, measure: bool) -> float:
-        """Average the vectors and let the layers see the result; the divergence where it is measured, else NaN."""
-        if self.communicator.size == 1:
-            return 0.0 if measure else math.nan
+    def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
+        """All replicas become one: the mean, then the outer step; the layers see it."""
         own = replica.params.master.copy() if measure else None
-        self.communicator.allreduce_mean(self.shared(replica), self._samples)
+        self._mean(self.shared(replica), self._tally.samples)
+        found = UNMEASURED if own is None else spread(self.communicator, replica, own, replica.params.master)
+        if self._common:
+            self.outer.step(self._common[0], replica.params.master)
+        self._remember(replica)
         replica.params.publish()
-        if own is None:
-            return math.nan
-        return float(self.communicator.gather_numbers(distance(own, replica.params.master)).max())
+        return found
+
+    def _mean(self, vectors: list[Array], weight: float) -> None:
+        """Overwrite the vectors, which lie around the common ones, with their mean."""
+        if self.wire == "exact":
+            self.communicator.allreduce_mean(vectors, weight)
+            return
+        for vector, common in zip(vectors, self._common, strict=True):
+            vector -= common
+        half_mean(self.communicator, vectors, weight)
+        for vector, common in zip(vectors, self._common, strict=True):
+            vector += common
+
+    def _remember(self, replica: ReplicaView) -> None:
+        """What all replicas have in common now."""
+        for common, vector in zip(self._common, self.shared(replica), strict=False):
+            common[...] = vector
+
+
+def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array) -> Spread:
+    """How far apart the replicas are: the largest relative distance from the mean, of all weights and by layer.
+
+    own, mean: this replica's weights, and the mean of all, (P,).
+    """
+    layers: dict[str, list[tuple[Array, Array]]] = {}
+    for (name, mine), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):
+        layers.setdefault(name.partition(".")[0], []).append((mine.reshape(-1), common.reshape(-1)))
+    found = [distance([(own, mean)]), *(distance(parts) for parts in layers.values())]
+    whole, *each = communicator.gather_numbers(*found).max(axis=0).tolist()
+    return whole, dict(zip(layers, each, strict=True))

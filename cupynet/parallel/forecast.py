@@ -118,7 +118,7 @@ class Costs:
         step_s: of `alone_s`, gradients and update.
         spread_s: standard deviation of the time of an iteration.
         cores: how many were at work for `busy_s` (cores, or GPUs).
-        local: the link between two workers of this machine.
+        local: the link between two workers of this machine; `across`: between two machines, where that was measured.
         average, gradients, threshold: each way of sharing, once; None where it was not measured.
         steps: of the network, for one micro-batch.
         micro_batches: how many micro-batches `steps` cut a batch into.
@@ -136,6 +136,14 @@ class Costs:
     threshold: Sharing | None = None
     steps: Sequence[Step] = ()
     micro_batches: int = 4
+    across: Link | None = None
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Costs:
+        """Costs that went through `dataclasses.asdict` and JSON."""
+        kinds = {"local": Link, "across": Link, "average": Sharing, "gradients": Sharing, "threshold": Sharing}
+        parts = {name: kind(**stored[name]) for name, kind in kinds.items() if stored[name] is not None}
+        return cls(**{**stored, **parts, "steps": [Step(**each) for each in stored["steps"]]})
 
     @property
     def alone_images_per_s(self) -> float:

@@ -8,7 +8,7 @@ round, whether that worker had a batch or not: each may hold collective operatio
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -50,10 +50,13 @@ class Synchronizer:
     Attributes:
         communicator: the way to the other replicas; exists after `start`.
         frequency: iterations between averages, or `epoch`, or `end`; None where no such rule is followed.
+        measures: whether replicas decide by what they measure after which iterations they meet. The stages of a
+            pipeline would decide differently, and wait for each other for ever: together they are refused.
     """
 
     communicator: Communicator
     frequency: int | str | None = None
+    measures: bool = False
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         """Bind to a worker's replica, once, when it has been made.
@@ -122,18 +125,21 @@ def is_finite(vector: Array) -> bool:
     return math.isfinite(float(vector.sum()))
 
 
-def distance(vector: Array, mean: Array) -> float:
-    """|vector - mean| / |mean|."""
-    difference = vector - mean
-    return math.sqrt(float(difference @ difference) / max(float(mean @ mean), 1e-30))
+def distance(pairs: Iterable[tuple[Array, Array]]) -> float:
+    """|vector - mean| / |mean| of a vector that is given in parts, each with the mean's."""
+    apart = length = 0.0
+    for vector, mean in pairs:
+        difference = vector - mean
+        apart, length = apart + float(difference @ difference), length + float(mean @ mean)
+    return math.sqrt(apart / max(length, 1e-30))
 
 
-def refuse_divergence(finite: list[float], iteration: int | None) -> None:
-    """Raise on every worker alike if any replica is not finite: it must not be averaged into the others."""
+def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
+    """Raise on every worker alike if any worker's is not finite: it must not be averaged into the others."""
     bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
     if bad:
         when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
         raise DivergedError(
-            f"the replica of worker {', '.join(bad)} is not finite {when} and was not averaged into the others: "
+            f"the {what} of worker {', '.join(bad)} is not finite {when} and was not averaged into the others: "
             "lower learning_rate, or train in a wider dtype"
         )

@@ -1,10 +1,12 @@
 """Training: the loop that every worker runs, what watches it, and the wrapper that is the way in."""
 
+from cupynet.training.advice import advise
 from cupynet.training.callbacks import Callback, History
 from cupynet.training.clock import Clock
 from cupynet.training.console import Progress
+from cupynet.training.early_stopping import EarlyStopping, EarlyStoppingResult
 from cupynet.training.metrics import Evaluation
-from cupynet.training.records import EpochRecord, Report, Stop, StopReason, TrainerView
+from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
 from cupynet.training.wrapper import ParallelWrapper
@@ -12,6 +14,8 @@ from cupynet.training.wrapper import ParallelWrapper
 __all__ = [
     "Callback",
     "Clock",
+    "EarlyStopping",
+    "EarlyStoppingResult",
     "EpochRecord",
     "Evaluation",
     "History",
@@ -19,8 +23,10 @@ __all__ = [
     "Progress",
     "Replica",
     "Report",
+    "Spent",
     "Stop",
     "StopReason",
     "Trainer",
     "TrainerView",
+    "advise",
 ]

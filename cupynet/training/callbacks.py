@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,9 +18,11 @@ class Callback:
     """Told of events on rank 0; on every worker where `every_rank` is True, each worker then having one of its own.
 
     Rank 0 uses the object it was given, the others use copies made before `start`. Each event does nothing by default.
+    With `needs_validation` True a fit is refused that evaluates nothing, or the test images, epoch by epoch.
     """
 
     every_rank = False
+    needs_validation = False
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         """Once for each trainer, when it is made. run: where files belong; None where nothing is written."""
@@ -39,14 +42,57 @@ class Callback:
     def before_finish(self, trainer: TrainerView) -> None:
         """After the last round of a fit, before its last average and evaluation.
 
-        The only place to change weights, see `TrainerView`.
+        A place to change weights, see `TrainerView`: each replica's own, which are averaged then.
+        """
+
+    def after_finish(self, trainer: TrainerView) -> None:
+        """After the last average of a fit and the end of its last epoch, where a stop ended it early too.
+
+        The other place to change weights: those of the result, which no average and no outer step moves any more.
+        Where they were changed, they are evaluated again.
         """
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """After the last average, where a stop ended training early too; not after an error."""
+        """After all that, where a stop ended training early too; not after an error."""
 
     def close(self) -> None:
         """Let go of what is held; after an error too, even one in `start`."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold to go on exactly: numbers, and arrays on the host, by name."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned, before the next `fit`, which goes on with the same."""
+
+
+def check_validation(callbacks: Iterable[Callback], split: str | None, frequency: int | str | None) -> None:
+    """Refuse callbacks that choose by evaluations, in a fit that makes none on validation images. ConfigError.
+
+    Args:
+        callbacks: what is to watch the fit.
+        split: what it evaluates, `test` or `validation`; None for nothing.
+        frequency: of the averages between several replicas; None for one replica alone, or another rule.
+    """
+    for callback in callbacks:
+        if not callback.needs_validation:
+            continue
+        name = type(callback).__name__
+        if split is None:
+            raise ConfigError(
+                f"{name} chooses by evaluations, and nothing is evaluated: fit(..., evaluate_on=held_out, "
+                "split='validation')"
+            )
+        if split != "validation":
+            raise ConfigError(
+                f"split={split}: {name} never chooses by the test images: hold others out of training, and then "
+                "fit(..., evaluate_on=held_out, split='validation')"
+            )
+        if frequency == "end":
+            raise ConfigError(
+                f"averaging_frequency=end: replicas are evaluated only once they are averaged, and {name} chooses "
+                "between epochs: average after each, averaging_frequency='epoch'"
+            )
 
 
 class History(Callback):
@@ -78,7 +124,8 @@ class History(Callback):
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
-        row |= {"samples": record.samples, "train_s": record.train_s}
+        row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
+        row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s")}
         if record.evaluation is not None:
             split = record.split
             row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
@@ -92,9 +139,17 @@ class History(Callback):
     def _write(self, row: dict[str, Any]) -> None:
         if self._file is None:
             return
-        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
         try:
-            self._file.write(json.dumps(finite) + "\n")
+            self._file.write(json.dumps(_finite(row)) + "\n")
             self._file.flush()
         except OSError as error:
             raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
+
+
+def _finite(value: Any) -> Any:
+    """`value` for JSON: what is not a finite number is None there, in dictionaries and lists too."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

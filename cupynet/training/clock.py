@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cupynet.backend.array import Array
 from cupynet.parallel import Average
@@ -19,7 +19,8 @@ class Clock:
     Attributes:
         rounds_s: seconds in rounds and in the averages that end epochs, evaluation excluded.
         compute_s, data_s, averaging_s: their parts: gradients and updates, waiting for batches, the synchronizer.
-        images: of all replicas.
+        images: of all replicas; samples: of this worker.
+        bytes_sent: to other workers, as last counted.
         evaluate_s: seconds in evaluations.
         timed_s, timed_images: seconds and images in the rounds after the first 10.
     """
@@ -32,6 +33,8 @@ class Clock:
     images: int = 0
     timed_s: float = 0.0
     timed_images: int = 0
+    samples: int = 0
+    bytes_sent: int = 0
 
     @property
     def images_per_s(self) -> float:
@@ -61,7 +64,7 @@ class Since:
         start: the clock at the last report.
         samples, losses: how many samples this replica has seen since, and the sum of their losses, on the device.
         score: of the last average since, see `Average`; NaN if there was none.
-        divergence: as last measured since; NaN if it was not.
+        divergence, divergence_by_layer: as last measured since; NaN and empty if it was not.
     """
 
     start: Clock
@@ -69,6 +72,7 @@ class Since:
     losses: Array = 0.0
     score: float = math.nan
     divergence: float = math.nan
+    divergence_by_layer: dict[str, float] = field(default_factory=dict)
 
     def add(self, samples: int, losses: Array | None) -> None:
         """A round of this replica; losses: None where another worker has them."""
@@ -79,9 +83,9 @@ class Since:
         """An average has been made."""
         self.score = average.score
         if not math.isnan(average.divergence):
-            self.divergence = average.divergence
+            self.divergence, self.divergence_by_layer = average.divergence, dict(average.by_layer)
 
-    def report(self, now: Clock, *, iteration: int, epoch: int, learning_rate: float) -> Report:
+    def report(self, now: Clock, *, iteration: int, epoch: int, learning_rate: float, bytes_sent: int = 0) -> Report:
         """What happened since the last report."""
         start, seconds = self.start, now.rounds_s - self.start.rounds_s
         return Report(
@@ -95,4 +99,6 @@ class Since:
             data_s=now.data_s - start.data_s,
             averaging_s=now.averaging_s - start.averaging_s,
             divergence=self.divergence,
+            divergence_by_layer=self.divergence_by_layer,
+            bytes_sent=bytes_sent,
         )

@@ -13,7 +13,7 @@ from rich.markup import escape
 from cupynet.checks import one_of
 from cupynet.runs import Run, Summary
 from cupynet.training.callbacks import Callback
-from cupynet.training.records import EpochRecord, Report, TrainerView
+from cupynet.training.records import EpochRecord, Report, Spent, TrainerView
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,35 @@ class Progress(Callback):
             self._bar.update(self._task, completed=completed, **fields)
 
 
+def _spent(spent: Spent, summary: Summary) -> str:
+    """Where the workers' time went, and what they sent, in at most 65 characters."""
+
+    def between(name: str) -> str:
+        shares = [round(100 * share) for share in spent.share(name)]
+        return f"{min(shares)}-{max(shares)} %" if min(shares) < max(shares) else f"{shares[0]} %"
+
+    sent = f"{_amount(summary.bytes_sent)}, {_amount(summary.bytes_sent / max(summary.iterations, 1))} a round"
+    return f"averaging {between('averaging_s')}, data {between('data_s')}; sent {sent}"
+
+
+def _drift(summary: Summary) -> str:
+    """How far the replicas were apart when that was last measured, and in which layer most; the rest of a row."""
+    if summary.divergence is None:
+        return ""
+    layers = summary.divergence_by_layer or {}
+    most = f", most in {max(layers, key=lambda name: layers[name])}" if layers else ""
+    return f", {100 * summary.divergence:.2g} % apart{most}"
+
+
+def _amount(count: float) -> str:
+    """Bytes in the unit that keeps them short: 1.2 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
 def result_table(summary: Summary, run: Run) -> None:
     """Print what a run came to."""
     dataset = f"[bold red]{summary.dataset} (fallback: not MNIST)[/]" if summary.fallback else summary.dataset
@@ -109,11 +138,19 @@ def result_table(summary: Summary, run: Run) -> None:
         "data": dataset,
         "backend": f"{summary.backend}, {summary.dtype}",
         "workers": f"{summary.workers} on {', '.join(dict.fromkeys(summary.devices))}",
-        "replicas": summary.synchronizer if summary.workers > 1 else "-",
+        "replicas": summary.synchronizer + _drift(summary) if summary.workers > 1 else "-",
         "training": f"{summary.epochs} epochs in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
     }
+    if summary.spent is not None and len(summary.spent["rounds_s"]) > 1:
+        rows["spent"] = _spent(Spent(**summary.spent), summary)
+    if summary.advice is not None:
+        rows["advice"] = summary.advice
     if summary.stopped_by is not None:
         rows["stopped"] = escape(summary.stopped_by)
+    if summary.early_stopping is not None and summary.early_stopping["best_epoch"] is not None:
+        found = summary.early_stopping
+        kept = "restored" if found["restored"] else "not restored"
+        rows["best epoch"] = f"{found['best_epoch']}, validation {found['monitor']} {found['best_score']:.4f}, {kept}"
     if summary.test_accuracy is not None:
         rows["test accuracy"] = f"[bold]{summary.test_accuracy:.2%}[/]"
         rows["test loss"] = "-" if summary.test_loss is None else f"{summary.test_loss:.4f}"

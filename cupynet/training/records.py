@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
+from cupynet.backend import Backend
 from cupynet.errors import ConfigError
-from cupynet.nn import Model
+from cupynet.nn import Model, Params
 from cupynet.training.metrics import Evaluation
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What each worker has spent on some of the training; lists in rank order.
+
+    Attributes:
+        rounds_s, compute_s, data_s, averaging_s: seconds, see `Clock`.
+        samples: how many this worker trained on.
+        bytes_sent: what it sent to others.
+    """
+
+    rounds_s: list[float]
+    compute_s: list[float]
+    data_s: list[float]
+    averaging_s: list[float]
+    samples: list[int]
+    bytes_sent: list[int]
+
+    def share(self, name: str) -> list[float]:
+        """The share of each worker's time that one of the seconds takes, 0..1."""
+        return [part / whole if whole else 0.0 for part, whole in zip(getattr(self, name), self.rounds_s, strict=True)]
+
+    @classmethod
+    def of(cls, table: NDArray[Any]) -> Spent:
+        """From what workers gathered: (W, figures) in the order of `SPENT`."""
+        rounds, compute, data, averaging, samples, sent = table.T
+        counts = [[int(count) for count in column] for column in (samples, sent)]
+        return cls(*(column.tolist() for column in (rounds, compute, data, averaging)), *counts)
+
+
+SPENT = tuple(each.name for each in fields(Spent))  # the figures, which are attributes of a `Clock` too
 
 
 @dataclass(frozen=True)
@@ -25,6 +60,8 @@ class Report:
             synchronizer.
         divergence: the largest relative distance of a replica from the mean, as last measured since the last report;
             NaN if it was not.
+        divergence_by_layer: the same of each layer's weights alone; empty if it was not measured.
+        bytes_sent: by all workers to each other in this run, as known when they last agreed.
     """
 
     iteration: int
@@ -37,6 +74,8 @@ class Report:
     data_s: float
     averaging_s: float
     divergence: float
+    divergence_by_layer: dict[str, float] = field(default_factory=dict)
+    bytes_sent: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +89,8 @@ class EpochRecord:
         train_s: seconds of its rounds, evaluation excluded.
         split: `test` or `validation`, what the evaluation was made on.
         evaluation: None where this epoch was not evaluated.
+        spent: what each worker spent on this epoch, evaluation excluded but for what it sent.
+        bytes_sent: by all workers to each other in this run.
     """
 
     epoch: int
@@ -58,6 +99,8 @@ class EpochRecord:
     train_s: float
     split: str
     evaluation: Evaluation | None
+    spent: Spent
+    bytes_sent: int
 
 
 STOP_BYTES = 200  # of the text that tells why
@@ -100,8 +143,8 @@ class Stop:
 class TrainerView(Protocol):
     """A worker's trainer, as its callbacks see it.
 
-    Weights may be changed only in `Callback.before_finish`, by a callback that runs on every rank and does the same on
-    each.
+    Weights may be changed only in `Callback.before_finish` and `after_finish`, by a callback that runs on every rank
+    and does the same on each; `params.publish` lets the layers see it.
     """
 
     @property
@@ -115,6 +158,14 @@ class TrainerView(Protocol):
     @property
     def model(self) -> Model:
         """This worker's replica of the network."""
+
+    @property
+    def params(self) -> Params:
+        """This worker's weights: of the whole network, or of its stage of a pipeline."""
+
+    @property
+    def backend(self) -> Backend:
+        """Where these weights live."""
 
     @property
     def iteration(self) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.checks import instance
-from cupynet.data import Batch, Dataset
+from cupynet.data import Batch, Labelled
 from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Model, check_output
 from cupynet.nn.params import Params
@@ -22,11 +22,11 @@ from cupynet.optim import Optimizer
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
 
-def check_data(dataset: Dataset, model: Model) -> None:
+def check_data(dataset: Labelled, model: Model) -> None:
     """Refuse data that do not fit the network: no images, another shape, another number of classes. ConfigError."""
     if not len(dataset):
         raise ConfigError(f"data set {dataset.name!r} is empty: there is nothing to train or evaluate on")
-    shape = tuple(dataset.images.shape[1:])
+    shape = tuple(dataset.image_shape)
     if shape != model.input.shape:
         raise ConfigError(
             f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
@@ -118,7 +118,7 @@ class Replica:
             backend.give_back(gradient, logits)
         return scores, backend.to_host(losses)
 
-    def check(self, dataset: Dataset) -> None:
+    def check(self, dataset: Labelled) -> None:
         """Refuse data that do not fit the network, see `check_data`. ConfigError."""
         check_data(dataset, self.model)
 
@@ -127,7 +127,7 @@ class Replica:
         began = time.perf_counter()
         optimizer = copy.copy(self.optimizer)
         optimizer.state = {}  # it makes its own when it is bound to the copy
-        optimizer.learning_rate = copy.copy(self.optimizer.learning_rate)
+        optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
         optimizer.learning_rate.span(0, 1)
         scratch = Replica(self.model.replicate(self.backend), optimizer)
         samples = np.zeros(batch_size, np.int64)

@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from cupynet.backend import Backend
 from cupynet.checks import integer, is_bool, one_of
-from cupynet.data import Batch, Dataset, Loader, Prefetcher
-from cupynet.errors import ConfigError, DivergedError, annotate
-from cupynet.nn import Model
+from cupynet.data import Batch, Batches, Labelled, Prefetcher
+from cupynet.errors import ConfigError, DataError, DivergedError, annotate
+from cupynet.nn import Model, Params
 from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback
+from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Since
 from cupynet.training.metrics import Evaluation
-from cupynet.training.records import STOP_BYTES, EpochRecord, Report, Stop, StopReason
+from cupynet.training.records import SPENT, STOP_BYTES, EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
 
 AGREE_EVERY = 10  # rounds between two agreements on whether to stop, where no average brings the workers together
@@ -37,9 +38,9 @@ AGREE_EVERY = 10  # rounds between two agreements on whether to stop, where no a
 class Fit:
     """What one call of `Trainer.fit` is to do; `last` is the epoch it ends with, counted from 1."""
 
-    train: Loader
+    train: Batches
     last: int
-    evaluate_on: Loader | None
+    evaluate_on: Batches | None
     evaluate_every: int
     split: str
 
@@ -69,9 +70,12 @@ class Trainer:
         iteration: iterations so far, counted in rounds.
         total_iterations: what `iteration` will be at the end of this `fit`.
         epoch, round: complete epochs so far, and complete rounds of the one after them.
-        evaluation: of the last complete epoch; None where it was not evaluated.
+        evaluation: of the last complete epoch, or of the weights that a callback chose at the end; None where there
+            was none.
         stopped: why the last fit ended early; None where it did not.
-        clock: where the time went.
+        clock: where this worker's time went.
+        spent: what all workers had spent at the end of the last fit; None before.
+        measured: the last average that measured the divergence; None where none did.
     """
 
     def __init__(
@@ -95,18 +99,30 @@ class Trainer:
         self.clock = Clock()
         self.evaluation: Evaluation | None = None
         self.stopped: Stop | None = None
+        self.spent: Spent | None = None
+        self.measured: Average | None = None
+        self._counted = 0  # bytes of the traffic that are in `clock.bytes_sent`
+        self._bytes_sent = 0  # by all workers, when they last agreed
         self._asked: Stop | None = None
         self._finished = True  # whether the last average of the fit has been made
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
         self._since, self._epoch_start = Since(Clock()), Clock()
+        if self.synchronizer.measures and self.groups.stages.size > 1:
+            raise ConfigError(
+                f"{type(self.synchronizer).__name__} decides by what it measures when to average, and each stage of a "
+                "pipeline measures something else: give it a number of iterations"
+            )
         self.synchronizer.start(replica, self.groups.replicas)
-        self._closing = ExitStack()
+        self._closing = self._start_callbacks(run)
+
+    def _start_callbacks(self, run: Run | None) -> ExitStack:
+        """What closes them again."""
         with ExitStack() as started:
             for callback in self.callbacks:
                 started.callback(callback.close)  # before it starts: one that fails there lets go of what it has
                 callback.start(self, run)
-            self._closing = started.pop_all()
+            return started.pop_all()
 
     @property
     def rank(self) -> int:
@@ -123,6 +139,16 @@ class Trainer:
         """This worker's replica of the network."""
         return self.replica.model
 
+    @property
+    def params(self) -> Params:
+        """This worker's weights: of the whole network, or of its stage of a pipeline."""
+        return self.replica.params
+
+    @property
+    def backend(self) -> Backend:
+        """Where these weights live."""
+        return self.replica.backend
+
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
         wish = Stop(reason, text)
@@ -136,10 +162,10 @@ class Trainer:
 
     def fit(
         self,
-        train: Loader,
+        train: Batches,
         epochs: int,
         *,
-        evaluate_on: Loader | None = None,
+        evaluate_on: Batches | None = None,
         evaluate_every: int = 1,
         split: str = "test",
     ) -> None:
@@ -160,10 +186,15 @@ class Trainer:
             DivergedError: a replica is no longer finite; checked at averages, reports and the ends of epochs.
         """
         epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split)
+        several = self.groups.replicas.size > 1
+        check_validation(
+            self.callbacks, split if evaluate_on is not None else None, self.synchronizer.frequency if several else None
+        )
         fit = Fit(train, self.epoch + epochs, evaluate_on, evaluate_every, split)
         for loader in (train, evaluate_on):
             if loader is not None:
                 self.replica.check(loader.dataset)
+                self._refuse_other_data(loader)
         self._begin(fit)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked for, not warned about
@@ -177,18 +208,20 @@ class Trainer:
                 self._finish()
             if self.epoch == fit.last:
                 self.stopped = None  # somebody wished to stop when all was done
+            self._choose(fit)
+            self.spent = Spent.of(self.groups.world.gather_numbers(*self._figures()))
             self._tell("on_fit_end")
         finally:
             self._asked, self._span_start = None, None  # these are of one fit
 
-    def rounds(self, loader: Loader) -> int:
+    def rounds(self, loader: Batches) -> int:
         """Rounds of an epoch: iterations of the busiest worker."""
-        return -(-loader.batches // self.groups.replicas.size)
+        return loader.rounds(self.groups.replicas.size)
 
     def _begin(self, fit: Fit) -> None:
         """Where this fit starts and where it will end."""
         rounds = self.rounds(fit.train)
-        deal = (len(fit.train.dataset), fit.train.batch_size, self.groups.replicas.size)
+        deal = fit.train.deal(self.groups.replicas.size)
         if deal != self._deal:
             self.round, self._deal = 0, deal
         start = self.iteration if self._span_start is None else self._span_start
@@ -201,6 +234,7 @@ class Trainer:
         rounds, dealt = self.rounds(fit.train), self.groups.replicas
         self.evaluation = None  # the last one is of weights that are about to move
         if self.round == 0:
+            self._count_bytes()
             self._epoch_start = replace(self.clock)
         made = fit.train.epoch(self.epoch, self.replica.backend, dealt.rank, dealt.size, start=self.round)
         where = "before the first batch"
@@ -211,7 +245,7 @@ class Trainer:
                     batch = next(batches, None)
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
                     self.clock.data_s += batches.waited_s - waited
-                    images = _images_of_round(fit.train, self.round, dealt.size)
+                    images = fit.train.images_of_round(self.round, dealt.size)
                     average = self._round(batch)
                     self.clock.count(self.iteration, images, time.perf_counter() - began)
                     self._after_round(average)
@@ -243,13 +277,14 @@ class Trainer:
         self.iteration, self.round = self.iteration + 1, self.round + 1
         self.clock.compute_s += derived - began + updated - seen
         self.clock.averaging_s += seen - derived + time.perf_counter() - updated
+        self.clock.samples += samples
         self._since.add(samples, replica.losses)
         return average
 
     def _after_round(self, average: Average | None) -> None:
         """Callbacks, the report if one is due, and whether somebody wishes to stop or has failed."""
         if average is not None:
-            self._since.averaged(average)
+            self._averaged(average)
         self.groups.world.check()
         if self.report_every and self.iteration % self.report_every == 0:
             self._tell("on_report", self._report())
@@ -261,7 +296,8 @@ class Trainer:
 
     def _report(self) -> Report:
         rate = self.replica.optimizer.learning_rate(self.iteration - 1)
-        report = self._since.report(self.clock, iteration=self.iteration, epoch=self.epoch, learning_rate=rate)
+        sent, position = self._bytes_sent, {"iteration": self.iteration, "epoch": self.epoch}
+        report = self._since.report(self.clock, **position, learning_rate=rate, bytes_sent=sent)
         if self._since.samples and not math.isfinite(report.loss):
             raise DivergedError(
                 f"the loss of worker {self.rank} is {report.loss} before iteration {self.iteration}: "
@@ -280,9 +316,12 @@ class Trainer:
             self._average("evaluation" if due else "epoch")
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
             self.evaluation = self.evaluate(fit.evaluate_on)
-        start = self._epoch_start
+        start, now = self._epoch_start, self._figures()
         samples, seconds = self.clock.images - start.images, self.clock.rounds_s - start.rounds_s
-        record = EpochRecord(self.epoch, self.iteration, samples, seconds, fit.split, self.evaluation)
+        own = [mine - getattr(start, name) for name, mine in zip(SPENT, now, strict=True)]
+        table = self.groups.world.gather_numbers(*own, self.clock.bytes_sent)  # (W, figures + 1)
+        spent, sent = Spent.of(table[:, :-1]), int(table[:, -1].sum())
+        record = EpochRecord(self.epoch, self.iteration, samples, seconds, fit.split, self.evaluation, spent, sent)
         self._tell("on_epoch_end", record)
 
     def _finish(self) -> None:
@@ -291,16 +330,45 @@ class Trainer:
             self._finished = True
             self._tell("before_finish")
             self._average("fit")
-            self._refuse_different()
+            name = type(self.synchronizer).__name__
+            self._refuse_different(
+                f"{name}: the replicas differ at the end of a fit: average them in finish(replica, 'fit')"
+            )
 
-    def _refuse_different(self) -> None:
-        """A fit promises identical replicas: refuse a synchronizer that leaves them different."""
+    def _refuse_other_data(self, loader: Batches) -> None:
+        """Workers in several processes load for themselves: refuse where one has found something else. DataError."""
+        world = self.groups.world
+        if world.size > 1:
+            found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
+            others = np.flatnonzero(found != found[0]).tolist()
+            if others:
+                who = f"worker{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+                raise DataError(
+                    f"{who} would train on other data than worker 0, or in another order: bring the same data to all "
+                    "machines, and start them with the same settings"
+                )
+
+    def _refuse_different(self, message: str) -> None:
+        """A fit promises identical replicas: refuse what leaves them different."""
         own = float(self.replica.params.master.sum())
         if len(set(self.groups.replicas.gather_numbers(own)[:, 0].tolist())) > 1:
-            raise ConfigError(
-                f"{type(self.synchronizer).__name__}: the replicas differ at the end of a fit: average them in "
-                "finish(replica, 'fit')"
-            )
+            raise ConfigError(message)
+
+    def _choose(self, fit: Fit) -> None:
+        """Callbacks may give the replicas other weights, which are evaluated then; not after a signal: it is urgent."""
+        master = self.replica.params.master
+        before = master.copy()
+        self._tell("after_finish")
+        moved = not bool((master == before).all())
+        if not self.groups.world.gather_numbers(moved).any():
+            return
+        self._refuse_different(
+            "a callback changed the weights of some replicas alone, in after_finish: let it run on every worker "
+            "(every_rank = True) and do the same on each"
+        )
+        self.evaluation = None
+        if fit.evaluate_on is not None and (self.stopped is None or self.stopped.reason != StopReason.SIGNAL):
+            self.evaluation = self.evaluate(fit.evaluate_on)
 
     def _average(self, moment: Moment) -> None:
         """Whatever average the synchronizer makes at this moment; where it makes none, a look at the weights."""
@@ -308,7 +376,7 @@ class Trainer:
         average = self.synchronizer.finish(self.replica, moment)
         if average is not None:
             self.clock.meeting(time.perf_counter() - began)
-            self._since.averaged(average)
+            self._averaged(average)
         elif not is_finite(self.replica.params.master):
             raise DivergedError(
                 f"the replica of worker {self.rank} is not finite after iteration {self.iteration}: "
@@ -321,7 +389,9 @@ class Trainer:
         if world.size == 1:
             self.stopped = asked
             return
-        reasons = world.gather_numbers(asked.reason if asked else 0)[:, 0]  # (W,)
+        self._count_bytes()
+        reasons, sent = world.gather_numbers(asked.reason if asked else 0, self.clock.bytes_sent).T  # (W,) each
+        self._bytes_sent = int(sent.sum())
         wishing = np.flatnonzero(reasons)
         if len(wishing):
             first = int(wishing[0])
@@ -329,33 +399,50 @@ class Trainer:
             world.broadcast(text, first)
             self.stopped = Stop(StopReason(int(reasons[first])), text.tobytes().decode().rstrip())
 
+    def _averaged(self, average: Average) -> None:
+        """An average has been made: what it found goes into the next report."""
+        self._since.averaged(average)
+        if not math.isnan(average.divergence):
+            self.measured = average
+
+    def _figures(self) -> list[float]:
+        """What this worker has spent so far, in the order of `SPENT`."""
+        self._count_bytes()
+        return [getattr(self.clock, name) for name in SPENT]
+
+    def _count_bytes(self) -> None:
+        sent = self.groups.world.traffic.bytes_sent
+        self.clock.bytes_sent, self._counted = self.clock.bytes_sent + sent - self._counted, sent
+
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self, *arguments)
 
     # evaluation -----------------------------------------------------------------------------------------------------
 
-    def evaluate(self, loader: Loader) -> Evaluation:
+    def evaluate(self, loader: Batches) -> Evaluation:
         """Evaluate a data set in parallel: each worker its own batches; the same result on all of them.
 
         Raises:
             ConfigError: the data do not fit the network.
         """
         began, dataset, dealt = time.perf_counter(), loader.dataset, self.groups.replicas
+        backend = self.replica.backend
         self.replica.check(dataset)
+        self._refuse_other_data(loader)
         evaluation = Evaluation(dataset.classes)
-        made = loader.epoch(0, self.replica.backend, dealt.rank, dealt.size)
+        made = loader.epoch(0, backend, dealt.rank, dealt.size)
         with Prefetcher(made, self.prefetch_buffer) as batches:
             for batch in batches:
                 found = self.replica.scores(batch)
                 if found is not None:
                     scores, losses = found
-                    evaluation.add(scores, dataset.labels[batch.samples], losses)
+                    evaluation.add(scores, backend.to_host(batch.labels), losses)
         whole = self._merge(evaluation, dataset)
         self.clock.evaluate_s += time.perf_counter() - began
         return whole
 
-    def _merge(self, evaluation: Evaluation, dataset: Dataset) -> Evaluation:
+    def _merge(self, evaluation: Evaluation, dataset: Labelled) -> Evaluation:
         whole = Evaluation(dataset.classes)
         for packed in self.groups.world.all_gather(evaluation.pack()):
             whole.merge(Evaluation.unpack(packed, dataset.classes))
@@ -391,9 +478,3 @@ class Trainer:
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self.replica.restore(state["replica"])
         self.synchronizer.restore(state["synchronizer"])
-
-
-def _images_of_round(loader: Loader, number: int, workers: int) -> int:
-    """Images all workers together train on in round `number` of an epoch."""
-    per_round = loader.batch_size * workers
-    return min(per_round, len(loader.dataset) - number * per_round)

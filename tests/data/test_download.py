@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cupynet.data import download
+from cupynet.data import download, lock
 from cupynet.data.download import Unavailable, fetch
 from cupynet.data.idx import Damaged
 
@@ -250,7 +250,7 @@ def test_a_lock_that_is_held_is_waited_for_until_time_is_up(mirror: Any, tmp_pat
 
 
 def test_without_locks_it_still_works(mirror: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "fcntl", None)
+    monkeypatch.setattr(lock, "fcntl", None)
     mirror.offer({NAME: GOOD})
     assert get(tmp_path, mirror.url) == GOOD
 

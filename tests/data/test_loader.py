@@ -205,6 +205,43 @@ def test_other_things_are_no_data(data: Any, found: str) -> None:
         as_loader(data)
 
 
+def test_rounds_and_their_images_are_those_that_are_dealt_out() -> None:
+    for samples, batch_size, size in ((60, 7, 3), (5, 7, 3), (42, 7, 3), (0, 4, 2), (1, 1, 4)):
+        loader = Loader(numbered(samples), batch_size)
+        per_rank = [[len(batch) for batch in loader.epoch(0, Recorder(), rank, size)] for rank in range(size)]
+        assert loader.rounds(size) == max(map(len, per_rank))
+        for number in range(loader.rounds(size)):
+            assert loader.images_of_round(number, size) == sum(sum(sizes[number : number + 1]) for sizes in per_rank)
+
+
+def test_labels_without_images() -> None:
+    class Blind(Recorder):
+        load_images = None  # type: ignore[assignment]
+
+    loader = Loader(numbered(10), 4, seed=1)
+    for whole, blind in zip(loader.epoch(2, Recorder()), loader.epoch(2, Blind(), images=False), strict=True):
+        assert blind.images is None and (blind.index, len(blind)) == (whole.index, len(whole))
+        np.testing.assert_array_equal(blind.labels, whole.labels)
+        np.testing.assert_array_equal(blind.samples, whole.samples)
+
+
+def test_a_signature_tells_data_batches_and_order_apart() -> None:
+    def make(change: str = "", samples: int = 40, name: str = "numbered", **options: Any) -> Loader:
+        dataset = numbered(samples)
+        if change == "label":
+            dataset.labels[7] += 1
+        elif change == "pixel":
+            dataset.images[7, 0, 1, 0] ^= 1
+        dataset = Dataset(name, dataset.images, dataset.labels, 11)
+        return Loader(dataset, **{"batch_size": 4, "seed": 1, **options})
+
+    loaders = [make(), make("label"), make("pixel"), make(samples=41), make(name="others")]
+    loaders += [make(batch_size=5), make(seed=2), make(shuffle=False)]
+    assert make().signature == loaders[0].signature
+    assert len({loader.signature for loader in loaders}) == len(loaders)
+    assert all(0 <= loader.signature < 2**32 for loader in loaders)
+
+
 def test_a_loader_needs_a_data_set() -> None:
     with pytest.raises(
         ConfigError, match=r"dataset is a tuple: must be a Dataset, such as Synthetic\(\).load\(\).train"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
-from cupynet.optim import SGD, Constant, OneCycle, Schedule
+from cupynet.optim import SGD, Constant, OneCycle, Scaled, Schedule, scale_factor
 from cupynet.training import Callback, ParallelWrapper
 from tests.training.conftest import small_dataset, small_model
 
@@ -159,3 +159,60 @@ def test_every_fit_of_a_wrapper_is_a_cycle() -> None:
         wrapper.fit(loader, 1)
         wrapper.fit(loader, 2)
     assert seen.rates == rates(5) + rates(10)
+
+
+# The learning rate as workers grow -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scale", "factor"), [("none", 1.0), ("linear", 9.0), ("sqrt", 3.0), (1.2, 1.2), (np.float32(0.5), 0.5), (2, 2.0)]
+)
+def test_rules_for_the_learning_rate_as_workers_grow(scale: Any, factor: float) -> None:
+    assert scale_factor(scale, 9) == factor
+    assert scale_factor("linear", 1) == scale_factor("sqrt", 1) == 1.0
+
+
+@pytest.mark.parametrize("wrong", ["liner", 0, -1.0, True, None, math.inf, math.nan])
+def test_what_is_no_such_rule_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="learning_rate_scale=.*: must be a number above 0, or one of none, linear"):
+        scale_factor(wrong, 4)
+
+
+def test_a_scaled_schedule_is_the_other_one_times_a_factor() -> None:
+    scaled, other = Scaled(OneCycle(0.5), 3.0), OneCycle(0.5)
+    for schedule in (scaled, other):
+        schedule.span(5, 25)
+    assert [scaled(i) for i in range(30)] == [3.0 * other(i) for i in range(30)]
+    with pytest.raises(ConfigError, match="Scaled factor=0: must be a number above 0"):
+        Scaled(other, 0)
+
+
+@pytest.mark.parametrize(("scale", "rate"), [("linear", 0.08), ("sqrt", 0.04), (1.5, 0.03)])
+def test_the_wrapper_scales_the_learning_rate_and_says_so(scale: Any, rate: float, caplog: Any) -> None:
+    optimizer, data = SGD(0.02), small_dataset(40)
+    with (
+        caplog.at_level("INFO"),
+        ParallelWrapper(small_model(), 4, optimizer=optimizer, learning_rate_scale=scale) as scaled,
+    ):
+        scaled.fit(data, 1, batch_size=4).warm_up(4)
+        assert scaled.trainer.replica.optimizer.learning_rate(0) == rate
+    assert f"learning rate x {rate / 0.02:g}: learning_rate_scale={scale}, workers=4" in caplog.messages
+    with ParallelWrapper(small_model(), 4, optimizer=SGD(rate)) as plain:
+        plain.fit(data, 1, batch_size=4)
+    np.testing.assert_array_equal(scaled.model.params.master, plain.model.params.master)
+    assert optimizer.learning_rate(0) == 0.02, "the user's own stays as it is"
+
+
+def test_the_wrapper_scales_nothing_by_itself(caplog: Any) -> None:
+    optimizer = SGD(0.02)
+    with caplog.at_level("INFO"), ParallelWrapper(small_model(), 4, optimizer=optimizer) as wrapper:
+        assert wrapper.optimizer is optimizer and not caplog.messages
+
+
+def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:
+    with ParallelWrapper(small_model(), 2, optimizer=SGD(OneCycle(0.1)), learning_rate_scale=2.0) as wrapper:
+        wrapper.fit(small_dataset(40), 2, batch_size=4)
+        rate = wrapper.trainer.replica.optimizer.learning_rate
+        before = [rate(i) for i in range(10)]
+        wrapper.warm_up(4)
+        assert [rate(i) for i in range(10)] == before and max(before) > 0.15

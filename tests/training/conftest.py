@@ -10,7 +10,21 @@ import numpy as np
 from cupynet.backend import create_backend
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
-from cupynet.parallel import Groups, ParameterAveraging, ThreadLauncher
+from cupynet.parallel import (
+    Adaptive,
+    DiLoCo,
+    ElasticAveraging,
+    FixedThreshold,
+    GradientSharing,
+    Groups,
+    ParameterAveraging,
+    PostLocal,
+    SlowMo,
+    Synchronizer,
+    TargetSparsity,
+    ThreadLauncher,
+    ThresholdEncoding,
+)
 from cupynet.training import Callback, Replica, Trainer
 
 
@@ -137,3 +151,25 @@ def train(
         return trainer
 
     return Trained(on_threads(workers, task), recorders)
+
+
+# Every way to keep replicas together, as a configuration could describe it; each worker gets a copy.
+WAYS: dict[str, Synchronizer] = {
+    "every 3": ParameterAveraging(3),
+    "weights every 4": ParameterAveraging(4, average_updaters=False),
+    "end": ParameterAveraging("end"),
+    "half": ParameterAveraging(3, wire="half"),
+    "post-local": ParameterAveraging(PostLocal(1, 3)),
+    "adaptive": ParameterAveraging(Adaptive(0.02, 1, 4)),
+    "slowmo": ParameterAveraging(3, outer=SlowMo(0.9, 0.5)),
+    "diloco": ParameterAveraging(3, outer="diloco"),
+    "diloco, half": ParameterAveraging("epoch", outer=DiLoCo(0.8, 0.3), wire="half"),
+    "elastic": ElasticAveraging(2),
+    "elastic, half": ElasticAveraging(3, 0.1, wire="half", average_updaters=False),
+    "gradients": GradientSharing(),
+    "gradients, half": GradientSharing(wire="half", score_every=3),
+    "gradients, sum": GradientSharing(reduce="sum"),
+    "threshold": GradientSharing("threshold", score_every=1),
+    "threshold, fixed": GradientSharing(ThresholdEncoding(FixedThreshold(0.01), 2), reduce="sum"),
+    "threshold, target": GradientSharing(ThresholdEncoding(TargetSparsity(0.05, 0.01))),
+}

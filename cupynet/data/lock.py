@@ -1,0 +1,39 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: no lock; renaming alone keeps two processes safe, they only do the same work twice
+    fcntl = None  # type: ignore[assignment]
+
+_POLL_S = 0.1
+
+
+@contextlib.contextmanager
+def locked(folder: Path, deadline: float) -> Iterator[bool]:
+    """Holds `folder`'s lock, which the system takes back when a process dies, so that it is never stale.
+
+    Yields False where there are no locks (Windows, some network file systems).
+
+    Args:
+        deadline: of time.monotonic(); TimeoutError where another process still holds the lock then.
+    """
+    with (folder / ".lock").open("a") as file:
+        held = False
+        while fcntl is not None and not held:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"another process is still at work in {folder}") from None
+                time.sleep(_POLL_S)
+            except OSError:
+                break
+        yield held

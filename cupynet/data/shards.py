@@ -1,0 +1,143 @@
+"""A training set cut into shards, so that a worker needs only its own and all of them may exceed one machine.
+
+    FOLDER/shard-0000-of-0004/   images.npy labels.npy     the samples of this shard
+                                 samples.npy               which samples of the whole training set these are
+                                 test-images.npy ...       the whole test set, and validation set if there is one
+                                 manifest.json             what belongs together, see `stored`
+    FOLDER/shard-0001-of-0004/   ...
+
+Every manifest says how many samples each of the shards has, and by `set` of which set of shards it is one: two that
+were not written together are never mistaken for parts of one training set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cupynet import checks
+from cupynet.backend.array import Array
+from cupynet.data.dataset import Dataset
+from cupynet.data.idx import Damaged
+from cupynet.data.stored import Manifest, map_array, map_dataset, read_manifest
+from cupynet.errors import ConfigError, DataError
+
+FORMAT = "cupynet shard 1"
+NAME = re.compile(r"shard-(\d{4,})-of-(\d{4,})")
+_WAY_OUT = "write the shards again, or copy this one again from where they were written"
+
+
+def shard_name(number: int, count: int) -> str:
+    """The folder of shard `number`, from 0, of `count`."""
+    return f"shard-{number:04}-of-{count:04}"
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One shard: its samples, and which of the whole training set they are, (S,) int64, ascending."""
+
+    dataset: Dataset
+    samples: Array
+
+
+class Shards:
+    """The shards of one training set in `folder`, of which this machine may have only some.
+
+    Nothing but a manifest is read until `open` or `held_out` is called. All workers may use the same object at once.
+
+    Attributes:
+        folder: where they are.
+        name, classes, image_shape: of the whole training set; its length is that of all shards together.
+        counts: the samples of each shard.
+        fallback: whether these are not the data that were asked for when the shards were written.
+        manifest: what the first of those that are here says.
+
+    Raises:
+        DataError: there are none, or they are damaged, or shards of several sets.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        if not isinstance(folder, str | os.PathLike):
+            raise ConfigError(f"shards={checks.shown(folder)}: must be the folder of the shards")
+        self.folder = Path(folder).expanduser()
+        self._first, count = self._found()
+        self.manifest = self._manifest(self._first, count)
+        self.name: str = self.manifest["name"]
+        self.classes: int = self.manifest["train"]["classes"]
+        self.image_shape: tuple[int, ...] = tuple(self.manifest["train"]["images"]["shape"][1:])
+        self.counts: tuple[int, ...] = tuple(self.manifest["counts"])
+        self.fallback: bool = self.manifest["fallback"]
+        self._opened: dict[int, Shard] = {}
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def _found(self) -> tuple[int, int]:
+        """The number of the first shard that is here, and how many there are everywhere."""
+        way_out = "name the folder in which they were written"
+        try:
+            names = sorted(path.name for path in self.folder.iterdir())
+        except OSError as error:
+            raise DataError(
+                f"{self.folder}: expected shards, but it cannot be read ({error.strerror}); {way_out}"
+            ) from error
+        matches = [match for match in map(NAME.fullmatch, names) if match]
+        if not matches:
+            raise DataError(f"{self.folder}: expected folders like {shard_name(0, 2)}, found none; {way_out}")
+        different = {match[2]: match[0] for match in matches}
+        if len(different) > 1:
+            several = " and ".join(different.values())
+            raise DataError(f"{self.folder}: expected shards of one set, found {several}; remove those of the other")
+        return int(matches[0][1]), int(matches[0][2])
+
+    def path(self, number: int, count: int | None = None) -> Path:
+        """The folder of one shard."""
+        return self.folder / shard_name(number, len(self.counts) if count is None else count)
+
+    def _manifest(self, number: int, count: int) -> Manifest:
+        path = self.path(number, count)
+        try:
+            manifest = read_manifest(path, FORMAT)
+        except Damaged as error:
+            raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
+        if (manifest["shard"], len(manifest["counts"])) != (number, count):
+            own = shard_name(manifest["shard"], len(manifest["counts"]))
+            raise DataError(f"{path}: expected this shard, found {own} under its name; {_WAY_OUT}")
+        return manifest
+
+    def check_workers(self, workers: int) -> None:
+        """Raises ConfigError unless there are as many workers as shards."""
+        count = len(self.counts)
+        if workers != count:
+            raise ConfigError(
+                f"{self.folder} has {count} {'shard' if count == 1 else 'shards'}, one for each worker, and "
+                f"workers={workers}: train with workers={count}, or cut the data into {workers}"
+            )
+
+    def open(self, number: int) -> Shard:
+        """One shard, mapped read-only; all of it is compared with its SHA-256 the first time.
+
+        Raises DataError, which names the file, what was expected and the way out.
+        """
+        if number not in self._opened:
+            manifest, path = self._manifest(number, len(self.counts)), self.path(number)
+            if manifest["set"] != self.manifest["set"]:
+                expected = f"expected a shard of the same set as {self.path(self._first).name}"
+                raise DataError(f"{path}: {expected}, found one that was not written together with it; {_WAY_OUT}")
+            try:
+                shard = Shard(map_dataset(path, manifest["train"]), map_array(path, manifest["samples"]))
+            except Damaged as error:
+                raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
+            self._opened[number] = shard
+        return self._opened[number]
+
+    def held_out(self) -> tuple[Dataset | None, Dataset]:
+        """The validation set, if there is one, and the test set: every shard has them whole. Raises DataError."""
+        path, parts = self.path(self._first), []
+        try:
+            parts = [map_dataset(path, self.manifest[part]) for part in ("validation", "test") if self.manifest[part]]
+        except Damaged as error:
+            raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
+        return (parts[0] if len(parts) == 2 else None), parts[-1]

@@ -1,0 +1,155 @@
+"""What a source of data is, and what it loads."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupynet import checks
+from cupynet.data.dataset import SPLIT_STREAM, Dataset, philox
+from cupynet.data.shards import Shards
+from cupynet.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What a source loads: three data sets. `fallback` says that these are not the data that were asked for.
+
+    `train` is a `Dataset`, or where the source was told `storage="sharded"` the `Shards` of one.
+    """
+
+    name: str
+    train: Dataset | Shards
+    validation: Dataset | None
+    test: Dataset
+    fallback: bool = False
+
+    def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
+        """Raises DataError where these data are not what their source promised; it says what is and what should be.
+
+        Args:
+            image_shape, classes: (H, W, C) and the number of classes that a model was built for.
+        """
+        for dataset in (self.train, self.validation, self.test):
+            if dataset is None:
+                continue
+            found = dataset.image_shape
+            if found != tuple(image_shape) or dataset.classes != classes:
+                promised = f"images of {_by(image_shape)} in {classes} classes"
+                loaded = f"images of {_by(found)} in {dataset.classes} classes"
+                raise DataError(
+                    f"data {self.name!r}: its source promised {promised}, but {dataset.name!r} has {loaded}"
+                )
+
+
+def _by(axes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, axes))
+
+
+class Source(ABC):
+    """Promises a `Data`. A model is built from `image_shape` (H, W, C) and `classes` without anything being loaded.
+
+    `validation` images are taken out of training by a permutation that follows from `seed`. Then `limit` keeps only the
+    first so many training images, and as many test images: a quick look at a large set.
+
+    `storage` says where the data are: `shared`, every worker reads its batches of the one data set; or `sharded`, each
+    has its own part of it in the folder `shards` (see `write_shards`), in which `validation` and `limit` were settled.
+    """
+
+    image_shape: tuple[int, int, int]
+    classes: int
+    name: str = "data"
+    storage: str = "shared"  # of a source that was made without `__init__`
+    shards: str | os.PathLike[str] | None = None
+
+    def __init__(
+        self,
+        seed: int,
+        validation: int,
+        limit: int | None,
+        storage: str = "shared",
+        shards: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.seed = checks.seed("seed", seed)
+        self.validation = checks.integer("validation", validation, 0)
+        self.limit = None if limit is None else checks.integer("limit", limit, 1, ", or null for no limit")
+        self.storage = checks.one_of("storage", storage, ("shared", "sharded"))
+        if shards is not None and not isinstance(shards, str | os.PathLike):
+            raise ConfigError(f"shards={checks.shown(shards)}: must be the folder of the shards, or null for none")
+        if self.storage == "sharded" and not shards:
+            raise ConfigError("storage=sharded: must have a folder of shards: name it with shards='...'")
+        if self.storage == "shared" and shards:
+            raise ConfigError(f"shards={checks.shown(shards, str)}: is read with storage=sharded only")
+        self.shards = shards
+
+    @abstractmethod
+    def load(self) -> Data:
+        """The data, checked. Raises DataError for what is missing or damaged."""
+
+    def fingerprint(self) -> str | None:
+        """A text from which the data follow, so that what was loaded once may be kept (see `cache`).
+
+        None where they may be different the next time.
+        """
+        return None
+
+    def check_workers(self, workers: int) -> None:
+        """Refuse workers that are not as many as the shards, where there are shards. ConfigError, DataError."""
+        if self.storage == "sharded":
+            self._shards().check_workers(workers)
+
+    def _shards(self) -> Shards:
+        """The shards, which must be those of this data set as it is asked for here. ConfigError, DataError."""
+        assert self.shards is not None
+        shards = Shards(self.shards)
+        if shards.name != self.name and not shards.fallback:
+            raise DataError(
+                f"{shards.folder}: expected shards of {self.name!r}, found those of {shards.name!r}: name another"
+            )
+        for asked in ("validation", "limit"):
+            own, then = getattr(self, asked), shards.manifest["source"][asked]
+            if own != then:
+                wanted = checks.written(then)
+                raise ConfigError(
+                    f"{asked}={checks.written(own)}: {shards.folder} was written with {asked}={wanted}: say so here, "
+                    "or write the shards again"
+                )
+        return shards
+
+    def _sharded(self) -> Data:
+        """What `load` returns of a source with `storage="sharded"`."""
+        shards = self._shards()
+        if shards.fallback:
+            where, instead = shards.folder, shards.name
+            logger.warning("%s holds %s in place of %s, of which results say nothing", where, instead, self.name)
+        validation, test = shards.held_out()
+        return Data(shards.name, shards, validation, test, shards.fallback)
+
+    def _check_validation(self, available: int, name: str) -> None:
+        """Raises ConfigError if nothing would be left to train on."""
+        if self.validation >= available:
+            what = f"the {available} training images of {name!r}"
+            raise ConfigError(f"validation={self.validation}: must be below {what}, which it is taken from")
+
+    def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:
+        """`Data` with the validation images taken out of `train` and the limit applied; samples keep their order."""
+        self._check_validation(len(train), name)
+        validation = None
+        if self.validation:
+            order = philox(self.seed, SPLIT_STREAM).permutation(len(train))  # (S,)
+            chosen = np.sort(order[-self.validation :])
+            kept = np.sort(order[: -self.validation])
+            taken = train.take(chosen)
+            validation = Dataset(f"{name}-validation", taken.images, taken.labels, taken.classes)
+            train = train.take(kept[: self.limit])
+        elif self.limit is not None:
+            train = train.take(slice(self.limit))
+        if self.limit is not None:
+            test = test.take(slice(self.limit))
+        return Data(name, train, validation, test)

@@ -1,0 +1,133 @@
+"""Data sets kept in a folder as NumPy files that are mapped into memory, not read.
+
+Each array is a .npy file (NumPy's NEP 1); manifest.json says what belongs to it, with a SHA-256 of every file and one
+of its own. It is written last: where it is, the rest is. Equal data sets give equal bytes. Processes of one machine
+that map a file share its pages; a data set may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.data.dataset import Dataset
+from cupynet.data.idx import Damaged
+from cupynet.errors import ConfigError
+from cupynet.files import write_json, write_whole
+
+MANIFEST = "manifest.json"
+_BLOCK = 1 << 22  # bytes that are written and checked at a time
+
+Manifest: TypeAlias = dict[str, Any]
+
+
+def write_array(path: Path, array: Array, rows: Array | None = None) -> Manifest:
+    """Write `array`, or its `rows`, as a .npy file; what a manifest says of it. Raises OutputError.
+
+    Only a few megabytes of the array are copied at a time.
+    """
+    shape = (len(array) if rows is None else len(rows), *array.shape[1:])
+    hasher, written = hashlib.sha256(), 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal written
+        for piece in _pieces(array, rows, shape):
+            hasher.update(piece)
+            written += len(piece)
+            yield piece
+
+    write_whole(path, pieces())
+    return {"file": path.name, "shape": list(shape), "bytes": written, "sha256": hasher.hexdigest()}
+
+
+def _pieces(array: Array, rows: Array | None, shape: tuple[int, ...]) -> Iterator[bytes]:
+    """The bytes of the file: its header, then some rows at a time."""
+    header = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    yield header.getvalue()
+    step = max(1, _BLOCK // max(1, array.dtype.itemsize * math.prod(shape[1:])))
+    for start in range(0, shape[0], step):
+        some = slice(start, start + step)
+        yield array[some if rows is None else rows[some]].tobytes()
+
+
+def map_array(folder: Path, entry: Manifest) -> Array:
+    """The array that `write_array` wrote, mapped read-only, after all of its file was compared with its SHA-256.
+
+    Raises Damaged.
+    """
+    path = folder / entry["file"]
+    try:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise Damaged(f"{path}: expected {entry['bytes']} bytes, found {size}")
+        hasher = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                hasher.update(block)
+        if hasher.hexdigest() != entry["sha256"]:
+            found = f"expected SHA-256 {entry['sha256'][:16]}..., found {hasher.hexdigest()[:16]}..."
+            raise Damaged(f"{path}: {found}: right size, wrong contents")
+        if not math.prod(entry["shape"]):  # of which nothing can be mapped
+            return np.load(path, allow_pickle=False)
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except FileNotFoundError as error:
+        raise Damaged(f"{path}: is missing") from error
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def write_dataset(folder: Path, part: str, dataset: Dataset, rows: Array | None = None) -> Manifest:
+    """Write a data set, or its samples `rows`, as part `part` of what is in `folder`; what a manifest says of it."""
+    before = "" if part == "train" else f"{part}-"
+    return {
+        "name": dataset.name,
+        "classes": dataset.classes,
+        "images": write_array(folder / f"{before}images.npy", dataset.images, rows),
+        "labels": write_array(folder / f"{before}labels.npy", dataset.labels, rows),
+    }
+
+
+def map_dataset(folder: Path, entry: Manifest) -> Dataset:
+    """What `write_dataset` wrote, mapped read-only. Raises Damaged."""
+    images, labels = map_array(folder, entry["images"]), map_array(folder, entry["labels"])
+    try:
+        return Dataset(entry["name"], images, labels, entry["classes"])
+    except ConfigError as error:
+        raise Damaged(f"{folder}: {error}") from error
+
+
+def write_manifest(folder: Path, about: Manifest) -> None:
+    """Write the manifest, and with it a SHA-256 of what it says. Raises OutputError."""
+    write_json(folder / MANIFEST, {**about, "sha256": digest(about)})
+
+
+def read_manifest(folder: Path, form: str) -> Manifest:
+    """What `write_manifest` wrote, whose `format` must be `form`. Raises Damaged."""
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise Damaged(f"{path}: is missing") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    if not isinstance(found, dict) or found.get("format") != form:
+        what = f"format {found.get('format')!r}" if isinstance(found, dict) else f"a {type(found).__name__}"
+        raise Damaged(f"{path}: expected a manifest of format {form!r}, found {what}")
+    if found.pop("sha256", None) != digest(found):
+        raise Damaged(f"{path}: does not have the SHA-256 that it says: it was changed, or is damaged")
+    return found
+
+
+def digest(about: Any) -> str:
+    """SHA-256 of plain values, whatever the order of names."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

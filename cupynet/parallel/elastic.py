@@ -1,0 +1,112 @@
+"""Replicas that are drawn together without being made one: elastic averaging."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupynet.backend.array import Array
+from cupynet.checks import number
+from cupynet.errors import ConfigError
+from cupynet.parallel.averaging import UNMEASURED, ParameterAveraging, Spread, spread
+from cupynet.parallel.communicator import Communicator
+from cupynet.parallel.replica import ReplicaView
+from cupynet.parallel.synchronizers import Average, Moment
+from cupynet.parallel.when import When
+
+SHARE = 0.9  # of the way to the mean of the replicas, which the centre goes where nothing is said: the paper's beta
+
+
+class ElasticAveraging(ParameterAveraging):
+    """Every k iterations replicas and a centre pull at each other (synchronous EASGD, Zhang et al. 2015, 1412.6651).
+
+    Each replica goes the share `pull` of its way to the centre, and the centre `pull` x workers of its way to the mean
+    of the replicas, weighted by the samples they have seen since the last time. Replicas stay different, and so explore
+    different weights, until the end of a fit or of an epoch that is evaluated: there, after one last pull, all of them
+    are given the centre. All workers hold the centre, the same bits.
+
+    Args:
+        frequency, report_score, measure_every, wire: see `ParameterAveraging`; what travels as `half` is the way from
+            the centre.
+        pull: alpha, at most 1 / workers; None for 0.9 / workers, the paper's.
+        average_updaters: the optimizer state is averaged where all are given the centre; in between each replica has
+            its own.
+
+    Raises:
+        ConfigError: an argument cannot work; at the start, if the centre would be thrown beyond the mean.
+    """
+
+    def __init__(
+        self,
+        frequency: int | str | When = 1,
+        pull: float | None = None,
+        *,
+        average_updaters: bool = True,
+        report_score: bool = True,
+        measure_every: int = 50,
+        wire: str = "exact",
+    ) -> None:
+        super().__init__(
+            frequency,
+            average_updaters=average_updaters,
+            report_score=report_score,
+            measure_every=measure_every,
+            wire=wire,
+        )
+        self.pull = None if pull is None else number("pull", pull, above=0, also=", or null for 0.9 / workers")
+        self._apart = 0  # rounds since all were given the centre: the same on every worker
+        self._seen = 0  # this replica's samples since then
+
+    def start(self, replica: ReplicaView, communicator: Communicator) -> None:
+        super().start(replica, communicator)
+        workers = communicator.size
+        self._alpha = SHARE / workers if self.pull is None else self.pull
+        if workers > 1:
+            if self._alpha * workers > 1:
+                raise ConfigError(
+                    f"pull={self.pull:g}: with {workers} workers at most {1 / workers:g}: the centre goes {workers} "
+                    "times as far, and would be thrown beyond the mean of the replicas"
+                )
+            self._common = [replica.params.master.copy()]  # the centre
+
+    def before_update(self, replica: ReplicaView, samples: int) -> bool:
+        self._apart, self._seen = self._apart + 1, self._seen + samples
+        return super().before_update(replica, samples)
+
+    def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
+        gather = self._apart and self.when.at(moment)
+        average = super().finish(replica, moment)
+        if gather:
+            if self.communicator.size > 1:
+                replica.params.master[...] = self._common[0]
+                replica.params.publish()
+                _, *states = self.shared(replica)
+                if states:
+                    self.communicator.allreduce_mean(states, self._seen)
+            self._apart = self._seen = 0
+        return average
+
+    @property
+    def identical(self) -> bool:
+        return self._apart == 0 or self.communicator.size == 1
+
+    def describe(self) -> str:
+        pull = "0.9 / workers" if self.pull is None else f"{self.pull:g}"
+        return f"pulled to a centre by {pull} {self.when}{', sent as half' * (self.wire == 'half')}"
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "apart": self._apart, "seen": self._seen}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._apart, self._seen = state["apart"], state["seen"]
+
+    def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
+        """Replica and centre pull at each other."""
+        own, (centre,) = replica.params.master, self._common
+        mean: Array = own.copy()
+        self._mean([mean], self._tally.samples)
+        found = spread(self.communicator, replica, own, mean) if measure else UNMEASURED
+        own += self._alpha * (centre - own)
+        centre += self._alpha * self.communicator.size * (mean - centre)
+        replica.params.publish()
+        return found

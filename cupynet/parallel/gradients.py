@@ -1,0 +1,156 @@
+"""Replicas that share what they learn in every iteration, and so stay one: gradients, exactly or encoded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupynet.backend.array import Array
+from cupynet.checks import flag, integer, one_of
+from cupynet.parallel.communicator import Communicator
+from cupynet.parallel.encoding import Message, ThresholdEncoding, encoding
+from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
+from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite, refuse_divergence
+from cupynet.parallel.tally import Tally
+from cupynet.parallel.wire import WIRES, half_mean
+
+_encoding = encoding  # the constructor's argument has its name
+
+
+class GradientSharing(Synchronizer):
+    """In every iteration all replicas make the same step, and so hold the same weights.
+
+    Without an encoding they take the mean of the gradients over all samples of the round, and then each lets its
+    optimizer move it: this equals one replica on the concatenated batch with any optimizer, with clipping too, since
+    that comes after the mean. A worker without a batch moves along.
+
+    With an encoding, as Deeplearning4j's SHARED_GRADIENTS, each lets its optimizer make an update of its own gradients,
+    and what is large enough of it is sent to all (see `ThresholdEncoding`). The weights are the same bits everywhere,
+    the optimizers' states (momentum) are each worker's own. Residuals live across epochs and fits; what they hold at
+    the end of a fit is not added to the weights. Encoding is the host's work: from a GPU the weights come down and go
+    up in every iteration.
+
+    One replica alone shares nothing.
+
+    Args:
+        encoding: None for the exact gradients; `threshold`, or a `ThresholdEncoding`.
+        reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does with updates: each worker's counts in
+            full, so that the steps are as many times as long as there are workers with a batch.
+        wire: how exact gradients travel: `exact`, in their own precision; `half`, in 16 bits, see `half_mean`.
+        report_score: compute `Average.score` (reads the losses from the device).
+        score_every: iterations between scores.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        encoding: str | ThresholdEncoding | None = None,
+        *,
+        reduce: str = "mean",
+        wire: str = "exact",
+        report_score: bool = True,
+        score_every: int = 10,
+    ) -> None:
+        self.encoding = _encoding(encoding)
+        self.reduce = one_of("reduce", reduce, ("mean", "sum"))
+        self.wire = one_of("wire", wire, WIRES)
+        self.report_score = flag("report_score", report_score)
+        self.score_every = integer("score_every", score_every, 1)
+        self._tally = Tally(score=self.report_score)
+        self._next = 0  # iteration
+        self._samples = 0  # of this worker's batch
+
+    def start(self, replica: ReplicaView, communicator: Communicator) -> None:
+        super().start(replica, communicator)
+        self._replica = replica
+        if self.encoding is not None and communicator.size > 1:
+            master = replica.params.master
+            self.encoding.start(len(master), master.dtype)
+            self._common: NDArray[Any] = np.empty_like(self.encoding.residual)
+            self._update = np.empty_like(self._common)
+
+    def begin(self, replica: ReplicaView) -> None:
+        super().begin(replica)
+        if self._encoder is not None:
+            self._common[...] = replica.backend.to_host(replica.params.master)
+
+    @property
+    def _encoder(self) -> ThresholdEncoding | None:
+        """What encodes, where there is anybody to send to."""
+        return self.encoding if self.communicator.size > 1 else None
+
+    def shared(self, replica: ReplicaView) -> list[Array]:
+        return super().shared(replica) if self._encoder is None else [replica.params.master]
+
+    def before_update(self, replica: ReplicaView, samples: int) -> bool:
+        self._tally.add(replica, samples)
+        self._samples = samples
+        if self.communicator.size == 1 or self._encoder is not None:
+            return samples > 0
+        self._share_gradients(replica.params.grad, samples)
+        return True
+
+    def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
+        self._next = iteration + 1
+        if self._encoder is not None:
+            self._share_updates(replica, self._encoder)
+        return self._score(replica, iteration) if (iteration + 1) % self.score_every == 0 else None
+
+    def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
+        return self._score(replica, None) if self._tally.rounds and moment != "epoch" else None
+
+    def describe(self) -> str:
+        what = f"gradients{' sent as half' * (self.wire == 'half')}"
+        if self.encoding is not None:
+            what = f"updates encoded with {self.encoding}"
+        return f"{what}, {'averaged' if self.reduce == 'mean' else 'added up'} in every iteration"
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"next": self._next, "tally": self._tally.state()}
+        if self._encoder is not None:
+            residual = by_name(self._replica, self._encoder.residual)
+            found["encoding"] = {**self._encoder.state(), "residual": residual}
+        return found
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
+        self._tally.restore(state["tally"])
+        if self._encoder is not None:
+            self._encoder.restore(state["encoding"])
+            take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
+
+    def _share_gradients(self, grad: Array, samples: int) -> None:
+        """Overwrite the gradients with those of all workers, (P,)."""
+        finite, weight = is_finite(grad), samples if self.reduce == "mean" else 1
+        if self.wire == "exact":
+            self.communicator.allreduce_mean([grad], weight)
+        else:
+            half_mean(self.communicator, [grad], weight)
+        if not is_finite(grad):  # the same bits on all workers: all come here, and only then ask whose fault it is
+            refuse_divergence(self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient")
+        if self.reduce == "sum":
+            grad *= self.communicator.size
+
+    def _share_updates(self, replica: ReplicaView, encoder: ThresholdEncoding) -> None:
+        """Take this worker's own update back, and make those that all workers sent."""
+        params, common = replica.params, self._common
+        np.subtract(replica.backend.to_host(params.master), common, out=self._update)
+        message = encoder.encode(self._update, self._samples).vector()
+        sent = [Message.of(each) for each in self.communicator.all_gather_ragged(message)]
+        refuse_divergence([each.finite for each in sent], self._next - 1)
+        total = sum(each.samples for each in sent)
+        for each in sent:  # in rank order, so that the sums are the same everywhere
+            each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
+        params.master[...] = replica.backend.asarray(common)
+        params.publish()
+
+    def _score(self, replica: ReplicaView, iteration: int | None) -> Average:
+        """What all replicas have seen since the last score."""
+        score = self._tally.meet(replica, self.communicator, iteration)
+        self._tally.clear()
+        return Average(score, math.nan)

@@ -1,0 +1,137 @@
+"""Each worker reads its own shard: nothing is lost, and the order follows from seed, epoch and shard."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupynet.data import Data, Dataset, Loader, ShardedLoader, Shards, as_loader, write_shards
+from cupynet.errors import ConfigError, DataError
+from tests.data.test_loader import Recorder, numbered
+
+
+def cut(samples: int, shards: int, folder: Path | str) -> Shards:
+    return write_shards(Data("numbered", numbered(samples), None, numbered(3)), folder, shards, seed=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(1, 60),
+    batch_size=st.integers(1, 30),
+    size=st.integers(1, 7),
+    seed=st.integers(0, 2**64 - 1),
+    epoch=st.integers(0, 1000),
+    start=st.integers(0, 12),
+    shuffle=st.booleans(),
+)
+def test_all_workers_together_see_every_sample_once(
+    samples: int, batch_size: int, size: int, seed: int, epoch: int, start: int, shuffle: bool
+) -> None:
+    size, dataset = min(size, samples), numbered(samples)
+    with tempfile.TemporaryDirectory() as folder:
+        loader = ShardedLoader(cut(samples, size, folder), batch_size, seed, shuffle)
+        per_rank = [list(loader.epoch(epoch, Recorder(), rank, size)) for rank in range(size)]
+        seen: list[int] = []
+        for rank, batches in enumerate(per_rank):
+            assert [batch.index for batch in batches] == [number * size + rank for number in range(len(batches))]
+            assert all(len(batch) == batch_size for batch in batches[:-1]) and all(map(len, batches))
+            for batch in batches:
+                assert batch.epoch == epoch and batch.samples.dtype == batch.labels.dtype == np.int64
+                np.testing.assert_array_equal(batch.labels, dataset.labels[batch.samples])
+                np.testing.assert_array_equal(batch.images, dataset.images[batch.samples])
+                seen += batch.samples.tolist()
+            rest = loader.epoch(epoch, Recorder(), rank, size, start=start)
+            assert [batch.samples.tolist() for batch in rest] == [batch.samples.tolist() for batch in batches[start:]]
+        assert sorted(seen) == list(range(samples))
+        assert loader.batches == sum(map(len, per_rank)) and loader.rounds(size) == max(map(len, per_rank))
+        for number in range(loader.rounds(size) + 1):
+            found = sum(len(batch) for batches in per_rank for batch in batches[number : number + 1])
+            assert loader.images_of_round(number, size) == found
+        del per_rank, loader, batches, batch, rest
+
+
+def test_the_order_follows_from_seed_epoch_and_shard(tmp_path: Path) -> None:
+    shards = cut(60, 3, tmp_path)
+
+    def samples(seed: int, epoch: int, rank: int, batch_size: int = 4) -> list[int]:
+        loader = ShardedLoader(Shards(tmp_path), batch_size, seed)
+        return [int(sample) for batch in loader.epoch(epoch, Recorder(), rank, 3) for sample in batch.samples]
+
+    assert samples(1, 0, 0) == samples(1, 0, 0) == samples(1, 0, 0, batch_size=7)
+    assert len({tuple(samples(*each)) for each in ((1, 0, 0), (1, 1, 0), (2, 0, 0))}) == 3
+    places = [np.searchsorted(shards.open(rank).samples, samples(1, 0, rank)).tolist() for rank in range(3)]
+    assert places[0] != places[1] != places[2] != places[0], "each shard has an order of its own"
+
+
+def test_one_shard_is_a_loader(tmp_path: Path) -> None:
+    sharded, plain = ShardedLoader(cut(30, 1, tmp_path), 4, seed=9), Loader(numbered(30), 4, seed=9)
+    assert (sharded.batches, sharded.rounds(1), sharded.deal(1)) == (plain.batches, plain.rounds(1), plain.deal(1))
+    for mine, theirs in zip(sharded.epoch(3, Recorder()), plain.epoch(3, Recorder()), strict=True):
+        assert mine.index == theirs.index and mine.samples.tolist() == theirs.samples.tolist()
+        np.testing.assert_array_equal(mine.images, theirs.images)
+
+
+def test_a_worker_opens_its_own_shard_only(tmp_path: Path) -> None:
+    cut(30, 3, tmp_path)
+    for other in (0, 2):
+        for path in (tmp_path / f"shard-000{other}-of-0003").glob("*.npy"):
+            path.write_bytes(b"damaged")
+    loader = ShardedLoader(Shards(tmp_path), 4)
+    assert sum(len(batch) for batch in loader.epoch(0, Recorder(), 1, 3)) == 10
+    with pytest.raises(DataError, match="shard-0002-of-0003/images.npy: expected"):
+        loader.epoch(0, Recorder(), 2, 3)
+
+
+def test_as_many_workers_as_shards(tmp_path: Path) -> None:
+    loader = ShardedLoader(cut(30, 3, tmp_path), 4)
+    for use in (lambda: loader.rounds(2), lambda: loader.epoch(0, Recorder(), 0, 4)):
+        with pytest.raises(ConfigError, match=r"has 3 shards, one for each worker, and workers=[24]: train with"):
+            use()
+    with pytest.raises(ConfigError, match="rank=3: must be below size=3"):
+        loader.epoch(0, Recorder(), 3, 3)
+
+
+def test_labels_without_images(tmp_path: Path) -> None:
+    class Blind(Recorder):
+        load_images = None  # type: ignore[assignment]
+
+    loader = ShardedLoader(cut(30, 2, tmp_path), 4)
+    batches = list(loader.epoch(0, Blind(), 1, 2, images=False))
+    assert len(batches) == 4 and all(batch.images is None for batch in batches)
+
+
+def test_signatures_tell_sets_of_shards_apart(tmp_path: Path) -> None:
+    one = cut(30, 2, tmp_path / "a")
+    loaders = [ShardedLoader(one, 4), ShardedLoader(cut(30, 3, tmp_path / "b"), 4), ShardedLoader(one, 5)]
+    loaders += [ShardedLoader(one, 4, seed=1), ShardedLoader(cut(31, 2, tmp_path / "c"), 4), Loader(numbered(30), 4)]
+    assert len({loader.signature for loader in loaders}) == len(loaders)
+    assert ShardedLoader(Shards(tmp_path / "a"), 4).signature == loaders[0].signature
+
+
+def test_shards_become_a_loader(tmp_path: Path) -> None:
+    shards = cut(30, 2, tmp_path)
+    loader = as_loader(shards, 8, 7, False)
+    assert isinstance(loader, ShardedLoader) and loader.dataset is shards
+    assert (loader.batch_size, loader.seed, loader.shuffle) == (8, 7, False)
+    assert as_loader(loader) is loader
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0: must be an integer of at least 1"),
+        ({"batch_size": 4, "seed": -1}, "seed=-1: must be an integer of at least 0"),
+        ({"batch_size": 4, "shuffle": 1}, "shuffle=1: must be true or false"),
+    ],
+)
+def test_arguments_are_refused_by_name(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShardedLoader(cut(4, 2, tmp_path), **arguments)
+    with pytest.raises(ConfigError, match="shards is a Dataset: must be"):
+        ShardedLoader(Dataset("x", np.zeros((1, 2, 2, 1), np.uint8), [0], 1), 4)  # type: ignore[arg-type]

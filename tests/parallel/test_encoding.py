@@ -1,0 +1,152 @@
+"""Threshold encoding: what is sent and what is left make up the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupynet.errors import ConfigError
+from cupynet.parallel import AdaptiveThreshold, FixedThreshold, TargetSparsity, ThresholdEncoding
+from cupynet.parallel.encoding import HEADER, Message, encoding
+
+
+def started(algorithm: Any = None, *, count: int = 100, dtype: Any = np.float32, every: int = 0) -> ThresholdEncoding:
+    found = ThresholdEncoding(algorithm, clip_residual_every=every)
+    found.start(count, dtype)
+    return found
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    count=st.integers(1, 200),
+    large=st.floats(0, 1),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_what_is_sent_and_what_is_left_are_the_updates(count: int, large: float, seed: int, dtype: Any) -> None:
+    """Sparse and dense alike, for numbers that are sums of eighths and so exact."""
+    rng = np.random.default_rng(seed)
+    encoder, weights = started(FixedThreshold(0.5), count=count, dtype=dtype), np.zeros(count, dtype)
+    total = np.zeros(count, dtype)
+    for _ in range(4):
+        update = (rng.integers(-8, 9, count) * (rng.random(count) < large) / 8).astype(dtype)
+        total += update
+        vector = encoder.encode(update, 7).vector()
+        assert vector.dtype == np.int32
+        message = Message.of(vector)
+        assert (message.samples, message.finite, message.threshold) == (7, True, 0.5)
+        message.add_to(weights, 1.0)
+    np.testing.assert_array_equal(weights + encoder.residual, total)
+
+
+def test_only_what_reaches_the_threshold_is_sent() -> None:
+    encoder = started(FixedThreshold(0.25), count=64)
+    update = np.zeros(64, np.float32)
+    update[[3, 5, 60]] = [0.25, -0.5, 0.2]
+    message = encoder.encode(update, 1)
+    assert message.sparse and message.body.tolist() == [4, -6]
+    assert (encoder.residual[3], encoder.residual[5], encoder.residual[60]) == (0, -0.25, np.float32(0.2))
+    again = encoder.encode(update, 1)
+    assert again.body.tolist() == [4, -6, 61]  # what waited has added up
+
+
+@pytest.mark.parametrize(("large", "words"), [(0, 0), (1, 1), (64, 64), (65, 64), (1024, 64)])
+def test_a_message_is_a_list_or_two_bitmaps_of_a_sixteenth(large: int, words: int) -> None:
+    encoder, weights = started(FixedThreshold(1.0), count=1024), np.zeros(1024, np.float32)
+    update = np.zeros(1024, np.float32)
+    update[:large] = np.where(np.arange(large) % 3, 1.0, -1.0)
+    message = encoder.encode(update, 1)
+    assert len(message.vector()) == HEADER + words
+    assert message.sparse == (large <= 64)
+    Message.of(message.vector()).add_to(weights, 0.5)
+    np.testing.assert_array_equal(weights, update / 2)
+
+
+def test_a_worker_without_a_batch_says_nothing_and_keeps_its_residual() -> None:
+    encoder = started(AdaptiveThreshold(0.5))
+    encoder.residual[:] = 9.0
+    message = encoder.encode(np.zeros(100, np.float32), 0)
+    assert (len(message.body), message.samples, encoder.algorithm.threshold) == (0, 0, 0.5)
+    assert (encoder.residual == 9.0).all()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_a_message_says_that_its_sender_is_not_finite(poison: float) -> None:
+    update = np.zeros(100, np.float32)
+    update[7] = poison
+    with np.errstate(invalid="ignore"):
+        assert not Message.of(started().encode(update, 1).vector()).finite
+
+
+def test_residuals_are_cut_now_and_then() -> None:
+    encoder = started(FixedThreshold(0.5), count=20, every=2)
+    update = np.full(20, 10.0, np.float32)
+    encoder.encode(update, 1)
+    assert encoder.residual[0] == 9.5
+    encoder.encode(update, 1)
+    assert encoder.residual[0] == 2.5  # 5 thresholds
+
+
+def test_rules_of_the_threshold() -> None:
+    fixed, target = FixedThreshold(0.5), TargetSparsity(0.1, 1.0, 0.5)
+    adaptive = AdaptiveThreshold(1.0, 0.01, 0.1, 0.5)
+    found: dict[str, list[float]] = {}
+    for share in (0.5, 0.05, 0.1, 0.001):
+        for rule in (fixed, target, adaptive):
+            rule.sent(share)
+            found.setdefault(type(rule).__name__, []).append(rule.threshold)
+    assert found == {
+        "FixedThreshold": [0.5] * 4,
+        "TargetSparsity": [2.0, 1.0, 2.0, 1.0],
+        "AdaptiveThreshold": [2.0, 2.0, 2.0, 1.0],
+    }
+
+
+def test_a_threshold_stays_a_number() -> None:
+    """Nothing to send for as long as it may take: residuals of zero never become messages."""
+    encoder = started(TargetSparsity(0.5, 1e-4, 0.01))
+    for _ in range(40):
+        assert len(encoder.encode(np.zeros(100, np.float32), 1).body) == 0
+    assert encoder.algorithm.threshold > 0
+
+
+def test_an_encoding_goes_on_from_its_state() -> None:
+    rng = np.random.default_rng(3)
+    updates = rng.normal(size=(12, 100)).astype(np.float32)
+    whole, first = (started(TargetSparsity(0.05, 1.0), every=5) for _ in range(2))
+    expected = [whole.encode(update, 1).vector() for update in updates]
+    for update in updates[:7]:
+        first.encode(update, 1)
+    second = started(TargetSparsity(0.05, 1.0), every=5)
+    second.restore(first.state())
+    second.residual[...] = first.residual
+    for update, vector in zip(updates[7:], expected[7:], strict=True):
+        np.testing.assert_array_equal(second.encode(update, 1).vector(), vector)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FixedThreshold(0.0), "FixedThreshold threshold=0.0: must be a number"),
+        (lambda: TargetSparsity(1.0), "TargetSparsity target=1.0: must be a number above 0 and below 1"),
+        (lambda: AdaptiveThreshold(decay=1.0), "AdaptiveThreshold decay=1.0: must be a number"),
+        (lambda: AdaptiveThreshold(fewest=0.2, most=0.1), "AdaptiveThreshold fewest=0.2: must be at most `most`"),
+        (lambda: ThresholdEncoding(FixedThreshold), "algorithm is the class FixedThreshold"),  # type: ignore[arg-type]
+        (lambda: ThresholdEncoding(clip_residual=0.5), "clip_residual=0.5: must be a number of at least 1"),
+        (lambda: encoding("treshold"), "encoding='treshold': must be threshold.*did you mean 'threshold'"),
+        (lambda: encoding(3), "encoding is an int: must be a ThresholdEncoding"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_that_cannot_work(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_the_name_means_the_defaults() -> None:
+    found = encoding("threshold")
+    assert isinstance(found, ThresholdEncoding) and isinstance(found.algorithm, AdaptiveThreshold)
+    assert encoding(None) is None and encoding(found) is found

@@ -1,0 +1,144 @@
+"""What is measured beside the loss: who spent what on which part, what was sent, how far replicas are apart."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import pytest
+
+from cupynet.data import Loader
+from cupynet.optim import SGD
+from cupynet.parallel import Average, ParameterAveraging
+from cupynet.runs import Run
+from cupynet.training import Callback, History, ParallelWrapper
+from tests.training.conftest import Recorder, small_dataset, small_model, train
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_an_epoch_tells_what_each_worker_spent(workers):
+    run = train(workers, lambda: SGD(0.05), samples=61, batch_size=4, epochs=2, frequency=2)
+    for number, record in enumerate(run.recorders[0].epochs):
+        batches = [range(16)[rank::workers] for rank in range(workers)]
+        assert len(record.spent.samples) == workers and sum(record.spent.samples) == 61 == record.samples
+        short = [(4 * len(own), 4 * len(own) - 3) for own in batches]  # one has the short batch of one sample
+        assert all(found in pair for found, pair in zip(record.spent.samples, short, strict=True))
+        for rank in range(workers):
+            assert run.recorders[rank].epochs[number].spent == record.spent  # the same on every worker
+            spent = record.spent
+            parts = spent.compute_s[rank] + spent.data_s[rank] + spent.averaging_s[rank]
+            assert 0 < spent.compute_s[rank] < parts <= spent.rounds_s[rank]
+        assert record.spent.rounds_s[0] == pytest.approx(record.train_s)
+    whole = [trainer.spent for trainer in run.trainers]
+    assert all(each == whole[0] for each in whole) and sum(whole[0].samples) == 122
+    for rank, trainer in enumerate(run.trainers):
+        assert whole[0].compute_s[rank] == trainer.clock.compute_s
+
+
+def test_a_slow_worker_is_seen():
+    class Slow(Recorder):
+        def on_iteration_end(self, trainer):
+            super().on_iteration_end(trainer)
+            if trainer.rank == 1:
+                time.sleep(0.02)
+
+    with ParallelWrapper(small_model(), 2, 1, callbacks=[Slow()]) as wrapper:
+        wrapper.fit(Loader(small_dataset(80), 4), 1)
+        spent = wrapper.trainer.spent
+        assert spent.averaging_s[0] > 9 * 0.02 > spent.averaging_s[1] - spent.averaging_s[0]  # 0 waited for 1
+        assert spent.share("averaging_s") == [
+            part / whole for part, whole in zip(spent.averaging_s, spent.rounds_s, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("frequency", [1, 4])
+def test_what_was_sent_is_counted_over_all_workers(workers, frequency):
+    recorder = Recorder()
+    averaging = ParameterAveraging(frequency, measure_every=0)
+    with ParallelWrapper(
+        small_model(), workers, synchronizer=averaging, callbacks=[recorder], optimizer=SGD(0.05), report_every=2
+    ) as wrapper:
+        wrapper.fit(Loader(small_dataset(workers * 4 * 8), 4), 2)
+        spent, vector = wrapper.trainer.spent, wrapper.model.params.master.nbytes
+    vectors = 16 // frequency * 2 * (workers - 1) * vector  # SGD: the weights alone
+    start = workers * (workers - 1) * vector  # at most, to begin alike
+    assert vectors < sum(spent.bytes_sent) < vectors + start + 16 * 1000 * workers
+    reports = [report.bytes_sent for report in recorder.reports]
+    epochs = [record.bytes_sent for record in recorder.epochs]
+    assert reports == sorted(reports) and 0 < reports[-1] <= epochs[-1] <= sum(spent.bytes_sent)
+    between = epochs[1] - epochs[0] - sum(recorder.epochs[1].spent.bytes_sent)
+    assert 0 <= between < 1000  # the numbers that workers exchange between two epochs
+
+
+def test_one_worker_alone_sends_nothing():
+    run = train(1, lambda: SGD(0.05), samples=40)
+    assert run.trainers[0].spent.bytes_sent == [0]
+    assert run.recorders[0].reports and {report.bytes_sent for report in run.recorders[0].reports} == {0}
+
+
+def test_what_was_sent_is_counted_over_fits_and_resumed_runs():
+    with ParallelWrapper(small_model(), 2, 1) as wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), 1)
+        first, state = sum(wrapper.trainer.spent.bytes_sent), wrapper.trainer.state()
+        wrapper.fit(Loader(small_dataset(40), 4), 1)
+        second = sum(wrapper.trainer.spent.bytes_sent)
+    assert second > 1.5 * first
+    with ParallelWrapper(small_model(), 2, 1) as wrapper:
+        wrapper.on_workers(lambda trainer: trainer.restore(state))
+        wrapper.fit(Loader(small_dataset(40), 4), 1)
+        assert sum(wrapper.trainer.spent.bytes_sent) > 1.5 * first
+
+
+class Layers(ParameterAveraging):
+    """Measures layer by layer, in every fourth iteration."""
+
+    def after_update(self, replica, iteration):
+        average = super().after_update(replica, iteration)
+        if average is None or iteration % 4:
+            return average and Average(average.score, math.nan)
+        return Average(average.score, 0.5 + iteration, {"conv1": 0.25, "dense1": math.nan})
+
+
+def test_the_divergence_by_layer_is_reported_once_it_is_measured(tmp_path):
+    recorder, run = Recorder(), Run(tmp_path)
+    callbacks = [recorder, History()]
+    with ParallelWrapper(
+        small_model(), 2, synchronizer=Layers(1), callbacks=callbacks, run=run, report_every=2
+    ) as wrapper:
+        wrapper.fit(Loader(small_dataset(64), 4), 1)
+        assert wrapper.trainer.measured.divergence == 4.5
+        assert wrapper.trainer.measured.by_layer["conv1"] == 0.25
+    found = [(report.divergence, report.divergence_by_layer.get("conv1")) for report in recorder.reports]
+    assert found[0] == (0.5, 0.25) and found[2] == (4.5, 0.25)
+    assert math.isnan(found[1][0]) and found[1][1] is None
+    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert rows[0]["divergence_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON knows no NaN
+    assert rows[1]["divergence_by_layer"] == {}
+    assert rows[-1]["kind"] == "epoch" and len(rows[-1]["averaging_s"]) == 2 and rows[-1]["bytes_sent"] > 0
+
+
+def test_no_round_meets_to_tell_what_was_spent():
+    """It travels with the agreement on whether to stop: at the start, and after rounds 10 and 20."""
+    meetings, met = [], []
+
+    class Counting(Callback):
+        every_rank = True
+
+        def on_fit_start(self, trainer):
+            world, original = trainer.groups.world, trainer.groups.world.all_gather
+
+            def gather(array):
+                meetings.append(trainer.rank)
+                return original(array)
+
+            world.all_gather = gather
+
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 25:
+                met.append(meetings.count(trainer.rank))
+
+    with ParallelWrapper(small_model(), 2, "end", callbacks=[Counting()], report_every=1) as wrapper:
+        wrapper.fit(Loader(small_dataset(200), 4), 1)  # 25 rounds
+    assert met == [3, 3]

@@ -1,0 +1,163 @@
+"""Training on shards: every worker its own, averages weighted by samples, and the same data on all workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupynet.data import Batch, Data, Loader, ShardedLoader, Shards, write_shards
+from cupynet.errors import ConfigError, DataError
+from cupynet.optim import SGD, Nesterov
+from cupynet.parallel import Groups, ParameterAveraging
+from cupynet.training import ParallelWrapper, Replica, Trainer
+from tests.training.conftest import RecordingReplica, alone, fingerprint, on_threads, small_dataset, small_model
+
+
+def cut(samples, shards, folder):
+    return write_shards(Data("rows", small_dataset(samples), None, small_dataset(9)), folder, shards)
+
+
+def train(loader, workers, epochs=1, frequency=1, optimizer=lambda: SGD(0.05), backend="numpy", dtype="double"):
+    def task(communicator):
+        trainer = Trainer(
+            RecordingReplica(small_model(dtype, backend), optimizer()),
+            groups=Groups.of(communicator),
+            synchronizer=ParameterAveraging(frequency),
+            prefetch_buffer=2,
+        )
+        trainer.fit(loader, epochs)
+        return trainer
+
+    return on_threads(workers, task)
+
+
+class Concatenated(Loader):
+    """What all workers have in a round, as one batch for one."""
+
+    def __init__(self, sharded, workers, dataset):
+        super().__init__(dataset, sharded.batch_size)
+        self.sharded, self.workers = sharded, workers
+
+    def rounds(self, size):
+        return self.sharded.rounds(self.workers)
+
+    def epoch(self, epoch, backend, rank=0, size=1, start=0, *, images=True):
+        dealt = [list(self.sharded.epoch(epoch, backend, rank, self.workers)) for rank in range(self.workers)]
+        for number in range(self.rounds(1)):
+            batches = [batch for mine in dealt for batch in mine[number : number + 1]]
+            parts = [np.concatenate([getattr(b, name) for b in batches]) for name in ("images", "labels", "samples")]
+            yield Batch(number, *parts, epoch)
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(60, 4), (61, 4), (50, 7), (13, 4)])
+def test_frequency_1_is_one_replica_on_the_concatenated_rounds(samples, batch_size, tmp_path):
+    """Averages weight by samples: short batches, and a worker that has run out, included."""
+    loader = ShardedLoader(cut(samples, 3, tmp_path), batch_size, seed=3)
+    trainers = train(loader, 3, epochs=2)
+    one = alone(small_model(), SGD(0.05), prefetch_buffer=0)
+    one.fit(Concatenated(loader, 3, small_dataset(samples)), 2)
+    assert trainers[0].iteration == one.iteration == 2 * loader.rounds(3)
+    scale = np.abs(one.model.params.master).max()
+    assert np.abs(trainers[0].model.params.master - one.model.params.master).max() <= 1e-12 * scale
+    for epoch in range(2):
+        seen = [sample for trainer in trainers for batch in trainer.replica.seen[epoch] for sample in batch]
+        assert sorted(seen) == list(range(samples))
+    assert trainers[0].clock.images == 2 * samples
+
+
+def test_a_worker_that_has_run_out_takes_part(tmp_path):
+    """13 samples in shards of 5, 4 and 4, in batches of 4: the last round is the first worker's alone."""
+    trainers = train(ShardedLoader(cut(13, 3, tmp_path), 4), 3)
+    assert [len(trainer.replica.seen[0]) for trainer in trainers] == [2, 1, 1]
+    assert {trainer.iteration for trainer in trainers} == {2}
+    assert len({fingerprint(trainer.model) for trainer in trainers}) == 1
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_the_same_seed_gives_the_same_weights(backend, tmp_path):
+    shards = cut(60, 3, tmp_path)
+    runs = [
+        train(ShardedLoader(given, 4, seed=seed), 3, 2, 3, lambda: Nesterov(0.05, 0.9), backend, "float")
+        for given, seed in ((shards, 1), (Shards(tmp_path), 1), (shards, 2))
+    ]
+    prints = [fingerprint(trainers[0].model) for trainers in runs]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_one_shard_trains_as_the_whole_data_set(tmp_path):
+    sharded = train(ShardedLoader(cut(60, 1, tmp_path), 4, seed=3), 1, 2)[0]
+    whole = train(Loader(small_dataset(60), 4, seed=3), 1, 2)[0]
+    assert fingerprint(sharded.model) == fingerprint(whole.model)
+
+
+def test_an_epoch_that_was_broken_off_goes_on(tmp_path):
+    from tests.training.conftest import Callback
+
+    class StopAt(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 3:
+                trainer.stop()
+
+    loader = ShardedLoader(cut(60, 2, tmp_path), 4, seed=3)
+
+    def task(communicator, callbacks):
+        trainer = Trainer(
+            Replica(small_model(), SGD(0.05)),
+            groups=Groups.of(communicator),
+            synchronizer=ParameterAveraging(1),
+            callbacks=callbacks,
+        )
+        while trainer.epoch < 2:
+            trainer.fit(loader, 2 - trainer.epoch)
+        return trainer
+
+    broken = on_threads(2, lambda communicator: task(communicator, [StopAt()]))
+    whole = on_threads(2, lambda communicator: task(communicator, []))
+    assert broken[0].iteration == whole[0].iteration == 16
+    assert fingerprint(broken[0].model) == fingerprint(whole[0].model)
+
+
+def test_the_wrapper_takes_shards_and_evaluates_on_them(tmp_path):
+    shards = cut(60, 2, tmp_path)
+    _, test = shards.held_out()
+    with ParallelWrapper(small_model("float", "numba"), workers=2, averaging_frequency=1) as wrapper:
+        wrapper.fit(shards, 6, batch_size=4, evaluate_on=test)
+        assert wrapper.evaluate(shards).samples == 60
+        assert wrapper.evaluate(shards).to_dict() == wrapper.evaluate(small_dataset(60)).to_dict()
+        assert wrapper.evaluate(test).samples == 9
+
+
+def test_the_wrapper_refuses_another_number_before_anything_is_trained(tmp_path):
+    shards = cut(60, 3, tmp_path)
+    with ParallelWrapper(small_model(), workers=2) as wrapper:
+        with pytest.raises(ConfigError, match="has 3 shards, one for each worker, and workers=2"):
+            wrapper.fit(shards)
+        wrapper.fit(small_dataset(20))  # nothing has broken
+
+
+def test_a_damaged_shard_stops_all_with_its_own_error(tmp_path):
+    shards = cut(60, 3, tmp_path)
+    (tmp_path / "shard-0001-of-0003" / "labels.npy").write_bytes(b"")
+    with ParallelWrapper(small_model(), workers=3) as wrapper, pytest.raises(DataError, match="shard-0001-of-0003/lab"):
+        wrapper.fit(shards)
+
+
+@pytest.mark.parametrize("what", ["train", "evaluate_on"])
+def test_workers_that_found_other_data_are_refused(what, tmp_path):
+    """As where each loads for itself, and one machine lacks the files that the others have."""
+
+    def task(communicator):
+        other = small_dataset(60, seed=int(communicator.rank == 1))
+        loaders = {"train": Loader(small_dataset(60), 4), "evaluate_on": Loader(small_dataset(60), 7)}
+        loaders[what] = Loader(other, 4)
+        trainer = Trainer(
+            Replica(small_model(), SGD(0.05)), groups=Groups.of(communicator), synchronizer=ParameterAveraging(1)
+        )
+        with pytest.raises(DataError, match="^worker 1 would train on other data than worker 0, or in another order: "):
+            trainer.fit(loaders["train"], 1, evaluate_on=loaders["evaluate_on"])
+        if what == "evaluate_on":
+            with pytest.raises(DataError, match="^worker 1 would"):
+                trainer.evaluate(loaders[what])
+        return trainer.iteration
+
+    assert on_threads(3, task) == [0, 0, 0]

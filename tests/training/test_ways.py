@@ -1,0 +1,301 @@
+"""What every way to keep replicas together promises, whatever it does in between."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from cupynet.data import Loader
+from cupynet.errors import ConfigError, DivergedError
+from cupynet.optim import SGD, Nesterov
+from cupynet.parallel import (
+    Adaptive,
+    DiLoCo,
+    ElasticAveraging,
+    Groups,
+    ParameterAveraging,
+    PostLocal,
+    SlowMo,
+)
+from cupynet.parallel.averaging import spread
+from cupynet.training import ParallelWrapper, Replica, Trainer
+from tests.training.conftest import (
+    WAYS,
+    Recorder,
+    alone,
+    fingerprint,
+    on_threads,
+    small_dataset,
+    small_model,
+    train,
+)
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def nesterov():
+    return Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
+
+
+def run(way, workers, samples=60, batch_size=4, epochs=2, optimizer=nesterov, **options):
+    made = dict(samples=samples, batch_size=batch_size, epochs=epochs, **options)
+    return train(workers, optimizer, synchronizer=lambda: copy.deepcopy(way), **made)
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "workers"),
+    [(61, 4, 3), (10, 4, 4), (3, 8, 3)],  # a short batch, a last round of fewer, workers that never have a batch
+)
+def test_no_sample_is_lost_and_all_end_alike(way, samples, batch_size, workers):
+    trained = run(way, workers, samples, batch_size)
+    for epoch in range(2):
+        seen = [s for trainer in trained.trainers for batch in trainer.replica.seen.get(epoch, []) for s in batch]
+        assert sorted(seen) == list(range(samples))
+    assert len({fingerprint(t.model) for t in trained.trainers}) == 1
+    assert np.isfinite(trained.master).all()
+    assert fingerprint(trained.trainers[0].model) != fingerprint(small_model())
+
+
+@every_way
+def test_one_worker_alone_runs_no_parallel_code(way):
+    model = small_model("float")
+    plain = alone(model, nesterov(), prefetch_buffer=0, report_every=0)
+    plain.fit(Loader(small_dataset(60), 4, seed=3), 2)
+    trained = run(way, 1, dtype="float")
+    assert fingerprint(trained.trainers[0].model) == fingerprint(model)
+    assert trained.trainers[0].groups.world.traffic.bytes_sent == 0
+
+
+@every_way
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_the_same_seeds_give_the_same_bits(way, backend):
+    one, two = (run(way, 3, 97, dtype="float", backend=backend) for _ in range(2))
+    assert one.recorders[0].weights == two.recorders[0].weights
+
+
+@every_way
+def test_replicas_are_one_whenever_they_are_said_to_be(way):
+    """After each round; what is evaluated in parallel is one model."""
+    said = {}
+
+    class Noting(Recorder):
+        def on_iteration_end(self, trainer):
+            super().on_iteration_end(trainer)
+            said.setdefault(trainer.iteration, set()).add((trainer.synchronizer.identical, self.weights[-1]))
+
+    def task(communicator):
+        trainer = Trainer(
+            Replica(small_model(), nesterov()),
+            groups=Groups.of(communicator),
+            synchronizer=copy.deepcopy(way),
+            callbacks=[Noting()],
+        )
+        trainer.fit(Loader(small_dataset(97), 4, seed=3), 2, evaluate_on=Loader(small_dataset(97), 7, shuffle=False))
+
+    on_threads(3, task)
+    for iteration, found in said.items():
+        assert len({identical for identical, _ in found}) == 1
+        if next(iter(found))[0]:
+            assert len(found) == 1, f"after iteration {iteration}"
+
+
+@every_way
+def test_a_replica_that_is_not_finite_reaches_nobody(way):
+    """Worker 1's weights are poisoned, or its gradient: what the others hold stays finite."""
+    for where in ("params", "gradient"):
+        kept = {}
+
+        class Poison(Replica):
+            def gradient(self, batch):
+                samples = super().gradient(batch)
+                if where == "gradient" and self.rank == 1 and self.updates == 1:  # noqa: B023
+                    self.params.grad[5] = np.nan
+                return samples
+
+            def update(self, iteration):
+                super().update(iteration)
+                if where == "params" and self.rank == 1 and iteration == 1:  # noqa: B023
+                    self.params.master[5] = np.inf
+
+        def task(communicator):
+            replica = Poison(small_model(), SGD(0.05))
+            replica.rank = communicator.rank
+            kept[replica.rank] = replica.params.master  # noqa: B023
+            trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
+            trainer.fit(Loader(small_dataset(97), 4, seed=3), 1)
+
+        with pytest.raises(DivergedError) as caught:
+            on_threads(3, task)
+        assert "of worker" in str(caught.value) and "not finite" in str(caught.value)
+        assert np.isfinite(kept[0]).all() and np.isfinite(kept[2]).all()
+
+
+@every_way
+def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way):
+    data, other = small_dataset(57), small_model(seed=9)
+    with ParallelWrapper(small_model(), 3, synchronizer=way, optimizer=nesterov()) as wrapper:
+        wrapper.fit(data, 1, batch_size=4).fit(data, 1, batch_size=4, evaluate_on=data)
+        wrapper.model.load_weights(other.weights())
+        before = wrapper.evaluate(data, batch_size=4).loss
+        with ParallelWrapper(other, 1) as single:
+            assert before == pytest.approx(single.evaluate(data, batch_size=4).loss, rel=1e-12)
+        wrapper.fit(data, 1, batch_size=4)
+        assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
+
+
+@every_way
+def test_scores_are_reported(way):
+    trained = run(way, 2)
+    assert np.isfinite([report.score_after_averaging for report in trained.recorders[0].reports]).any() or (
+        way is WAYS["end"]
+    )
+
+
+# Averaging: one mechanism of several parts ---------------------------------------------------------------------------
+
+SAME = {
+    "post-local from the start": (ParameterAveraging(PostLocal(0, 3)), ParameterAveraging(3)),
+    "post-local to the end": (ParameterAveraging(PostLocal(9, 3)), ParameterAveraging(1)),
+    "adaptive that may not": (ParameterAveraging(Adaptive(0.1, 1, 1)), ParameterAveraging(1)),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
+def test_rules_that_say_the_same_are_the_same(one, other):
+    assert run(one, 3, 97).recorders[0].weights == run(other, 3, 97).recorders[0].weights
+
+
+@pytest.mark.parametrize("outer", [SlowMo(1.0, 0.0), DiLoCo(1.0, 0.0)])
+def test_an_outer_step_of_rate_1_without_momentum_is_the_mean(outer):
+    stepped, plain = run(ParameterAveraging(3, outer=outer), 3, 97), run(ParameterAveraging(3), 3, 97)
+    assert np.abs(stepped.master - plain.master).max() <= 1e-12
+    moving = run(ParameterAveraging(3, outer="slowmo"), 3, 97)
+    assert np.abs(moving.master - plain.master).max() > 1e-6
+
+
+def test_post_local_averages_less_often_from_its_epoch_on():
+    run_ = run(ParameterAveraging(PostLocal(1, 4)), 3, 97, epochs=3)  # 9 rounds an epoch
+    equal = [len({r.weights[i] for r in run_.recorders}) == 1 for i in range(27)]
+    assert [i + 1 for i, same in enumerate(equal) if same] == [*range(1, 10), 12, 16, 20, 24]
+
+
+def test_adaptive_periods_follow_what_is_measured():
+    def averaged(target):
+        trained = run(ParameterAveraging(Adaptive(target, 2, 50)), 3, 240, epochs=1)  # 20 rounds
+        return [i + 1 for i in range(20) if len({r.weights[i] for r in trained.recorders}) == 1]
+
+    assert averaged(1e6) == [2, 6, 14]
+    assert averaged(1e-9) == [2, *range(3, 21)]
+
+
+def test_half_is_near_the_exact_mean():
+    half, exact = run(ParameterAveraging(3, wire="half"), 3, 97), run(ParameterAveraging(3), 3, 97)
+    start = small_model().params.master
+    apart = np.abs(half.master - exact.master).max()
+    assert 0 < apart < 0.01 * np.abs(exact.master - start).max()
+    sent = [trained.trainers[0].groups.world.traffic.bytes_sent for trained in (half, exact)]
+    assert sent[0] < 0.5 * sent[1]  # from double
+
+
+@pytest.mark.parametrize("wire", ["exact", "half"])
+def test_elastic_replicas_and_their_centre_against_the_formula(wire):
+    """Two replicas replayed by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
+    trained = run(ElasticAveraging(1, 0.2, wire=wire), 2, 40, optimizer=lambda: SGD(0.05), epochs=1)
+    replicas = [Replica(small_model(), SGD(0.05)) for _ in range(2)]
+    centre = replicas[0].params.master.copy()
+    dealt = [Loader(small_dataset(40), 4, seed=3).epoch(0, r.backend, i, 2) for i, r in enumerate(replicas)]
+    for batches in zip(*dealt, strict=True):
+        for replica, batch in zip(replicas, batches, strict=True):
+            replica.gradient(batch)
+            replica.update(0)
+        masters = [replica.params.master for replica in replicas]
+        mean = (masters[0] + masters[1]) / 2
+        for master in masters:
+            master += 0.2 * (centre - master)
+        centre += 2 * 0.2 * (mean - centre)
+    assert np.abs(trained.master - centre).max() <= (1e-12 if wire == "exact" else 1e-4)
+
+
+def test_a_centre_that_would_be_thrown_beyond_the_mean_is_refused():
+    with (
+        ParallelWrapper(small_model(), 3, synchronizer=ElasticAveraging(1, 0.5)) as wrapper,
+        pytest.raises(ConfigError, match="pull=0.5: with 3 workers at most 0.333333: the centre goes 3 times as far"),
+    ):
+        wrapper.fit(small_dataset(20))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ParameterAveraging(3, wire="quarter"), "wire=quarter: must be one of exact, half"),
+        (lambda: ParameterAveraging(3, outer="diloko"), "did you mean 'diloco'"),
+        (lambda: ElasticAveraging(1, 0.0), "pull=0.0: must be a number above 0, or null for 0.9 / workers"),
+    ],
+)
+def test_arguments_that_cannot_work(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_the_divergence_of_each_layer():
+    """Worker 1 is moved in one layer alone."""
+
+    def task(communicator):
+        replica = Replica(small_model(), SGD(0.05))
+        own, mean = replica.params.master.copy(), replica.params.master
+        if communicator.rank == 1:
+            for name, view in replica.params.views(own):
+                if name.startswith("dense1."):
+                    view *= 1.5
+        return spread(communicator, replica, own, mean)
+
+    for whole, layers in on_threads(2, task):
+        assert layers == {"conv1": 0.0, "dense1": pytest.approx(0.5, rel=1e-12), "output": 0.0}
+        assert 0 < whole < 0.5
+
+
+def test_averages_tell_of_each_layer_when_they_tell_of_all():
+    averages = []
+
+    class Noting(ParameterAveraging):
+        def after_update(self, replica, iteration):
+            average = super().after_update(replica, iteration)
+            if average is not None and self.communicator.rank == 0:
+                averages.append(average)
+            return average
+
+    run(Noting(2, measure_every=5), 2, 96, epochs=1)
+    assert [bool(average.by_layer) for average in averages] == [a.divergence > 0 for a in averages]
+    assert set(averages[0].by_layer) == {"conv1", "dense1", "output"}
+    assert max(averages[0].by_layer.values()) >= averages[0].divergence > 0
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("every 3", "averaged every 3 iterations"),
+        ("diloco", "averaged every 3 iterations, outer step DiLoCo(0.7, 0.9)"),
+        ("half", "averaged every 3 iterations, sent as half"),
+        ("elastic", "pulled to a centre by 0.9 / workers every 2 iterations"),
+        ("gradients, half", "gradients sent as half, averaged in every iteration"),
+        ("threshold, fixed", "updates encoded with a threshold of 0.01, added up in every iteration"),
+        ("threshold", "updates encoded with 0.0001 to 0.01 of the weights sent, averaged in every iteration"),
+    ],
+)
+def test_people_are_told(way, words):
+    assert WAYS[way].describe() == words
+
+
+def test_stages_of_a_pipeline_do_not_each_decide_for_themselves():
+    def task(communicator):
+        groups = Groups.grid(communicator, 2)
+        Trainer(Replica(small_model(), SGD(0.05)), groups=groups, synchronizer=ParameterAveraging(3))
+        adaptive = ParameterAveraging(PostLocal(1, Adaptive(0.1)))
+        with pytest.raises(ConfigError, match="decides by what it measures when to average, and each stage"):
+            Trainer(Replica(small_model(), SGD(0.05)), groups=groups, synchronizer=adaptive)
+        return True
+
+    assert on_threads(4, task) == [True] * 4
