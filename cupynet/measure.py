@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 
 from cupynet import config
 from cupynet.backend import create_backend
-from cupynet.data import Batch, Data, Loader
+from cupynet.data import Batch, Batches, Data
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
 from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding
+from cupynet.parallel.encoding import Message
 from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
 from cupynet.runs import Run, Summary
 from cupynet.settings import Settings, own_names
@@ -173,7 +174,7 @@ def sharing(
     workers: int,
     synchronizer: Synchronizer | None,
     *,
-    after: tuple[Loader, int] | None = None,
+    after: tuple[Batches, int] | None = None,
     gathered: bool = False,
     rounds: int = 30,
 ) -> Sharing:
@@ -220,16 +221,10 @@ def decode_s(size: int, parameters: int) -> float:
     """Seconds to make use of an encoded message of `size` bytes about `parameters` weights."""
     encoding, rng = ThresholdEncoding(FixedThreshold(0.5)), np.random.default_rng(1)
     encoding.start(parameters, np.float32)
-    before = np.zeros(parameters, np.float32)
-    after = before.copy()
-    after[rng.choice(parameters, min(size // 4, parameters), replace=False)] = 1
-    message = encoding.encode(after, before, 1)
-
-    def work() -> None:
-        update = encoding.decode(message)
-        before[update.places] += update.steps * 0.5
-
-    return timed(work, create_backend("numpy"), 0.1)
+    update, weights = np.zeros(parameters, np.float32), np.zeros(parameters, np.float32)
+    update[rng.choice(parameters, min(size // 4, parameters), replace=False)] = 1
+    message = encoding.encode(update, 1).vector()
+    return timed(lambda: Message.of(message).add_to(weights, 0.5), create_backend("numpy"), 0.1)
 
 
 def link_between(experiment: Experiment, workers: int, other: int) -> Link:
