@@ -139,7 +139,7 @@ REFUSED = {
     "; did you mean 'parallel.averaging_frequency'?",
     "backend.priority=3": ": must be a group of settings: gpu, cpu",
     "backend=null": ": must be the name of a file in conf/backend",
-    "callbacks=loud": ": there is no 'loud' in conf/callbacks",
+    "callbacks=loud": ": there is no 'loud' in conf/callbacks; the names are default and early_stopping",
     "parallel={a:1}": "parallel.a: there is no setting 'parallel.a'; did you mean 'parallel.timeout_s'?",
     "parallel.synchronizer.frequency=${parallel.every}": ": refers to a setting that is not there"
     ": write a value, or the name of a setting",
