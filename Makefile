@@ -13,7 +13,7 @@ OLDEST := 3.10
 BEYOND := 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test bench check clean environment
+.PHONY: help install train test machines bench check clean environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -29,8 +29,10 @@ test: environment ## run the tests that this machine can run and that are not sl
 	if command -v nvidia-smi >/dev/null 2>&1; then gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU'); fi; \
 	[ "$$gpus" -ge 1 ] || marks="$$marks and not gpu"; \
 	[ "$$gpus" -ge 2 ] || marks="$$marks and not multi_gpu"; \
-	command -v mpiexec >/dev/null 2>&1 || marks="$$marks and not mpi"; \
 	$(PY) -m pytest -q -m "$$marks" $(ARGS)
+
+machines: environment ## train on two machines that a slow cable connects (needs root, else without cable): ARGS="epochs=1"
+	@$(PY) -m cupynet.machines $(ARGS)
 
 bench: environment ## measure operations, the training step and the loop: ARGS="peers=torch" compares with PyTorch if installed
 	@$(PY) -m cupynet.bench $(ARGS)
@@ -68,7 +70,7 @@ made_of=
 if [ -f $(VENV)/.complete ]; then made_of=$$(cat $(VENV)/.complete); fi
 # an environment with CuPy stays one where there is no GPU at the moment (the login node of a cluster)
 if [ -z "$$cuda" ]; then
-    case $$made_of in *" dev,cuda12x, "*) cuda=,cuda12x ;; *" dev,cuda13x, "*) cuda=,cuda13x ;; esac
+    case $$made_of in *",cuda12x, "*) cuda=,cuda12x ;; *",cuda13x, "*) cuda=,cuda13x ;; esac
 fi
 
 # the usual case: .venv is what it should be
@@ -77,7 +79,7 @@ recipe="pyproject.toml $$(cksum < pyproject.toml | cut -d ' ' -f 1) in $$here"
 have=$$($(PY) -c "$$identity" 2>/dev/null) || have=
 want=$$have
 if [ -n "$$PYTHON" ]; then want=$$("$$PYTHON" -c "$$identity" 2>/dev/null) || want=unknown; fi
-if [ -n "$$have" ] && [ "$$made_of" = "$$have with dev$$cuda, $$recipe" ] && [ "$$have" = "$$want" ]; then exit 0; fi
+if [ -n "$$have" ] && [ "$$made_of" = "$$have with dev,mpi$$cuda, $$recipe" ] && [ "$$have" = "$$want" ]; then exit 0; fi
 
 chosen= without_venv=
 for candidate in "$${PYTHON:-$(PY)}" python3.12 python3.11 python3.13 python3.10 python3; do
@@ -101,10 +103,10 @@ chosen=$$("$$chosen" -c "$$behind")
 want=$$("$$chosen" -c "$$identity")
 
 case $$cuda in '') size='about a minute' ;; *) size='minutes: CUDA is some 2 GB' ;; esac
-echo "installing cupynet[dev$$cuda] into $(VENV) with $$want (the first time takes $$size)"
+echo "installing cupynet[dev,mpi$$cuda] into $(VENV) with $$want (the first time takes $$size)"
 # what is there can be completed, unless it was interrupted, moved here, or holds the CuPy of another CUDA
 keep=no
-case $$made_of in '' | *" with dev, "*" in $$here" | *" with dev$$cuda, "*" in $$here")
+case $$made_of in '' | *" with dev, "*" in $$here" | *" with dev,mpi, "*" in $$here" | *" with dev$$cuda, "*" in $$here" | *" with dev,mpi$$cuda, "*" in $$here")
     if [ "$$have" = "$$want" ] && [ ! -f $(VENV)/.unfinished ] && $(PY) -m pip --version >/dev/null 2>&1; then keep=yes; fi ;;
 esac
 # its interpreter goes first, so that nothing can take what is left for an environment
@@ -112,8 +114,8 @@ if [ $$keep = no ]; then rm -rf $(VENV)/bin; rm -rf $(VENV); mkdir $(VENV); fi
 : > $(VENV)/.unfinished
 rm -f $(VENV)/.complete
 if [ $$keep = no ]; then "$$chosen" -m venv $(VENV); fi
-$(PY) -m pip install -q --disable-pip-version-check -e ".[dev$$cuda]"
-echo "$$want with dev$$cuda, $$recipe" > $(VENV)/.complete
+$(PY) -m pip install -q --disable-pip-version-check -e ".[dev,mpi$$cuda]"
+echo "$$want with dev,mpi$$cuda, $$recipe" > $(VENV)/.complete
 rm -f $(VENV)/.unfinished
 endef
 export ENVIRONMENT

@@ -56,6 +56,8 @@ def prepare(settings: BenchSettings) -> Bench:
     from cupynet.experiment import Experiment
     from cupynet.measure import mpiexec
 
+    if settings.parallel.launcher == "mpi":
+        raise ConfigError("launcher=mpi: the bench measures threads of one process; leave it out")
     if settings.peers == "torch" and find_spec("torch") is None:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
     return Bench(settings, Experiment(settings), mpiexec()[1] or None)

@@ -7,6 +7,11 @@ code 2.
 Hydra 1.3 composes a run, calls `on_run_start` of its callbacks, and only then makes the run's folder: `Gate` stands
 there. Hydra swallows what callbacks raise unless it is no `Exception`, so a refusal travels past it as `_Leave`. Errors
 of the composition come out of `hydra.main` as they are when HYDRA_FULL_ERROR is 1; otherwise Hydra prints them itself.
+
+Where mpiexec started several processes, all compose the same settings. Rank 0 goes on as ever; the others do their part
+of the job at the gate and leave: they make no folder, write no log, and what ends the job is told by one rank.
+
+The file is long (over 300 lines) because nobody else may see Hydra.
 """
 
 from __future__ import annotations
@@ -15,11 +20,12 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_type_hints
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -34,16 +40,27 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet.checks import one_line
-from cupynet.errors import ConfigError, DataError, Interrupted, OutputError
-from cupynet.exits import BROKEN_PIPE, stdout_is_gone, tell
+from cupynet.errors import ConfigError, CupynetError, DataError, Interrupted, OutputError
+from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, tell
 from cupynet.explain import GROUPS, explain
+from cupynet.mpiexec import started
 from cupynet.parts import for_chosen_classes
-from cupynet.settings import Group, Settings, read
+from cupynet.settings import AS_RANKS, Group, Settings, read
 
 S = TypeVar("S", bound=Settings)  # what a command is asked for
 T = TypeVar("T")  # what it makes of that before it starts
 
 _log = logging.getLogger("cupynet")
+
+
+class Ranks(Protocol):
+    """The processes that do a job together."""
+
+    def share(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+
+    def speaks(self, error: BaseException) -> bool:
+        """An error ends this rank: whether it is the one, of all that end, that tells what happened."""
 
 
 def _names(schema: type[Settings]) -> list[str]:
@@ -90,7 +107,13 @@ def conf_folder() -> Path:
     return next((folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir()), package / "conf")
 
 
-def run(task: Callable[[T, Path], float | None], prepare: Callable[[S], T], config_name: str, schema: type[S]) -> None:
+def run(
+    task: Callable[[T, Path], float | None],
+    prepare: Callable[[S], T],
+    config_name: str,
+    schema: type[S],
+    join: Callable[[], Ranks] | None = None,
+) -> None:
     """Be a command: compose the settings the command line asks for, refuse what cannot work, do the job or the sweep.
 
     prepare: makes from the settings what the task works with. Called once per job, after names, types and values are
@@ -100,12 +123,13 @@ def run(task: Callable[[T, Path], float | None], prepare: Callable[[S], T], conf
     stay relative to where the command was started.
     config_name: the file of conf/ to begin with.
     schema: the settings, `Settings` or more.
+    join: finds the other processes, where mpiexec started several; None for a command that is one process.
 
     Returns when all went well, else leaves the process (SystemExit) with the exit code of the first job that failed:
     that of a `CupynetError`, which is told in one line, or 1 for a bug, which is told with its traceback.
     """
     global _door
-    door = _door = _Door(task, prepare, schema)
+    door = _door = _Door(task, prepare, schema, join)
     _register(schema)
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -132,21 +156,24 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
             and "=" in option
             and option[2:].partition("=")[0].partition(".")[0] in _names(door.schema)
         ):
-            return tell(ConfigError(f"{option}: settings are written without dashes: {option[2:]}"))
+            return door.tell(ConfigError(f"{option}: settings are written without dashes: {option[2:]}"))
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(door.job_function())()
+        with door.one_voice():
+            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(
+                door.job_function()
+            )()
     except _Leave as left:
-        return tell(left.args[0])
+        return door.tell(left.args[0])
     except BrokenPipeError as error:
-        return tell(error)
+        return door.tell(error)
     except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         # jobs hand their errors to the door: an OSError out here met Hydra at the folder or the log of a run
         failure = error.__cause__ if isinstance(error.__cause__, OSError) else error
         if isinstance(failure, OSError) and not isinstance(failure, HydraException):
-            return tell(OutputError(f"the run's folder cannot be written: {failure}"))
-        return tell(ConfigError(explain(error, overrides, door.schema)))
+            return door.tell(OutputError(f"the run's folder cannot be written: {failure}"))
+        return door.tell(ConfigError(explain(error, overrides, door.schema)))
     except BaseException as error:
-        return tell(error)
+        return door.tell(error)
     return next((code for code in door.codes if code), 0)
 
 
@@ -163,6 +190,8 @@ class Gate(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Compose every job of the sweep: a name or type that is wrong in one is wrong on the command line."""
+        if _door is not None and _door.started is not None:
+            raise _Leave(ConfigError("-m: a sweep is not run under mpiexec: start mpiexec once for each of its jobs"))
         if config.hydra.sweeper.get("_target_") != f"{BasicSweeper.__module__}.{BasicSweeper.__name__}":
             return  # another sweeper chooses its jobs on the way
         asked, schema = _asked(config), _door.schema if _door is not None else Settings
@@ -183,10 +212,19 @@ class Gate(Callback):
 class _Door(Generic[S, T]):
     """One use of `run`: what it lets in, and how its jobs ended."""
 
-    def __init__(self, task: Callable[[T, Path], float | None], prepare: Callable[[S], T], schema: type[S]) -> None:
+    def __init__(
+        self,
+        task: Callable[[T, Path], float | None],
+        prepare: Callable[[S], T],
+        schema: type[S],
+        join: Callable[[], Ranks] | None,
+    ) -> None:
         self.task = task
         self.prepare = prepare
         self.schema = schema
+        self.join = join
+        self.started = started()
+        self.rank = 0 if self.started is None else self.started[0]
         self.codes: list[int | str] = []  # one per job that has ended
         self._prepared: list[T] = []  # of a single run between the gate and its job
 
@@ -194,9 +232,48 @@ class _Door(Generic[S, T]):
         """Prepare a single run before Hydra makes its folder."""
         try:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}; Hydra itself does it only later
-            self._prepared.append(self.prepare(_settings(config, _asked(config), self.schema)))
+            self._prepare(config, _asked(config))
         except Exception as error:
             raise _Leave(error) from error
+        if self.rank:
+            sys.stdout, sys.stderr = self._streams
+            for name in ("cupynet", "__main__"):
+                logging.getLogger(name).addHandler(RankConsole(self.rank))
+            self._job(config)
+            raise _Leave(SystemExit(self.codes[-1]))
+
+    def _prepare(self, config: DictConfig, asked: list[str]) -> None:
+        settings = _settings(config, asked, self.schema)
+        if self.started is not None and (self.join is None or settings.parallel.launcher != "mpi"):
+            several = "several processes" if self.started[1] is None else f"{self.started[1]} processes"
+            way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
+            raise ConfigError(f"mpiexec started {several}, and each of them would be a run of its own: {way_out}")
+        self._prepared.append(self.prepare(settings))
+
+    @contextmanager
+    def one_voice(self) -> Iterator[None]:
+        """While settings are composed nobody but rank 0 prints anything."""
+        self._streams = sys.stdout, sys.stderr
+        if self.rank:
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - `admit` may put the others back before
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = self._streams
+
+    def tell(self, error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
+        """`exits.tell`, by one of the processes that were started together."""
+        if self.started is None or isinstance(error, SystemExit):
+            return tell(error, log, job)
+        try:
+            speaks = self.rank == 0 if self.join is None else self.join().speaks(error)
+        except ConfigError:  # MPI cannot be used: all of them meet that
+            speaks = self.rank == 0
+        if speaks:
+            return tell(error, None if self.rank else log, f"rank {self.rank}: " if self.rank else job)
+        if log is not None and not self.rank:
+            log.info("another rank failed, and says why")
+        return error.exit_code if isinstance(error, CupynetError) else 1
 
     def job_function(self) -> Callable[[DictConfig], float | None]:
         @functools.wraps(self.task)  # Hydra names the job after the module of the function it finds underneath
@@ -211,13 +288,15 @@ class _Door(Generic[S, T]):
         sweep = now.mode == RunMode.MULTIRUN
         try:
             if not self._prepared:
-                asked = _asked(HydraConfig.instance().cfg)
-                self._prepared.append(self.prepare(_settings(config, asked, self.schema)))
-            result = self.task(self._prepared.pop(), Path(now.runtime.output_dir))
+                self._prepare(config, _asked(HydraConfig.instance().cfg))
+            folder = "" if self.rank else now.runtime.output_dir
+            if self.started is not None and self.join is not None:
+                folder = self.join().share(folder)
+            result = self.task(self._prepared.pop(), Path(folder))
             self.codes.append(0)
             return result
         except BaseException as error:
-            self.codes.append(tell(error, _log, f"job {now.job.num}: " if sweep else ""))
+            self.codes.append(self.tell(error, _log, f"job {now.job.num}: " if sweep else ""))
             if sweep and isinstance(error, KeyboardInterrupt | Interrupted):  # meant for the whole sweep
                 raise _Leave(SystemExit(self.codes[-1])) from error
             return None

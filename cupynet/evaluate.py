@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cupynet import config
-from cupynet.errors import DataError
+from cupynet.errors import ConfigError, DataError
 from cupynet.exits import tell
+from cupynet.mpiexec import started
 from cupynet.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def main() -> None:
     try:
         evaluate(arguments.run_folder, arguments.overrides)
     except BaseException as error:
+        if (started() or (0, 0))[0]:
+            raise SystemExit(getattr(error, "exit_code", 1)) from None  # rank 0 tells it
         raise SystemExit(tell(error)) from None
 
 
@@ -40,6 +43,8 @@ def evaluate(folder: Path, overrides: list[str]) -> None:
     from cupynet.experiment import Experiment
     from cupynet.runs import Run
 
+    if started() is not None:
+        raise ConfigError("evaluate works in one process, in threads: start it without mpiexec")
     run = Run(folder)
     summary = run.summary()
     settings = config.load(folder, [f"workers={summary.workers}", *overrides])
@@ -60,7 +65,9 @@ def evaluate(folder: Path, overrides: list[str]) -> None:
 def without_training(settings: Settings) -> Settings:
     """The settings with plain stand-ins for the parts that only training needs: those may be a user's own."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
-    averaging = replace(settings.parallel, synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"})
+    averaging = replace(
+        settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}
+    )
     return replace(settings, callbacks={}, optimizer=idle, parallel=averaging)
 
 

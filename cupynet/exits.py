@@ -85,4 +85,20 @@ class Console(logging.Handler):
             pass  # nobody reads any more; the run goes on, and its log file has everything
 
 
+class RankConsole(logging.Handler):
+    """Warnings and errors of a process that is one of several, on stderr: `cupynet: rank 3: text`.
+
+    Only rank 0 has a log and the terminal for itself.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(logging.WARNING)
+        self.rank = rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        mark = "warning: " if record.levelno < logging.ERROR else ""
+        bug = record.exc_info[1] if record.exc_info else None
+        say_error(f"rank {self.rank}: {mark}{record.getMessage().strip()}", bug)
+
+
 _CLOCK = logging.Formatter()

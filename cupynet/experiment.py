@@ -17,7 +17,7 @@ from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import GradientSharing, Placement, Synchronizer
+from cupynet.parallel import GradientSharing, Placement, Synchronizer, job
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
@@ -34,6 +34,7 @@ class Experiment:
         settings: what it was made from.
         backend_name: what computes; `backend_reason`: why it is not the preferred one, None where it is.
         placement: how many workers, and on which devices.
+        rank: of this process's first worker: 0, unless mpiexec started several processes.
         source, network, loss, optimizer, synchronizer, callbacks: the parts, as descriptions.
 
     Raises:
@@ -46,7 +47,10 @@ class Experiment:
         self.backend_name, self.backend_reason = select_backend(
             backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu
         )
-        self.placement = Placement.of(self.backend_name, settings.workers, settings.devices)
+        self.job = job() if settings.parallel.launcher == "mpi" else None
+        self.rank = 0 if self.job is None else self.job.rank
+        seats = None if self.job is None else self.job.seats
+        self.placement = Placement.of(self.backend_name, settings.workers, settings.devices, seats=seats)
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
         if not _is_shape(getattr(self.source, "image_shape", None)) or not hasattr(self.source, "classes"):
             kind = type(self.source).__name__
@@ -105,8 +109,8 @@ class Experiment:
     # what trains ----------------------------------------------------------------------------------------------------
 
     def model(self) -> Model:
-        """A new model with its initial weights, on the first worker's device."""
-        backend = create_backend(self.backend_name, self.settings.dtype, self.placement.device(0))
+        """A new model with its initial weights, on the device of this process's first worker."""
+        backend = create_backend(self.backend_name, self.settings.dtype, self.placement.device(self.rank))
         return Model(self.network, self.input, backend, self.settings.seed, self.loss)
 
     def wrapper(
@@ -125,6 +129,7 @@ class Experiment:
             "prefetch_buffer": parallel.prefetch_buffer,
             "learning_rate_scale": parallel.learning_rate_scale,
             "timeout_s": parallel.timeout_s,
+            "launcher": parallel.launcher,
             "report_every": self.settings.report_every_iterations,
         }
         return ParallelWrapper(
@@ -164,6 +169,8 @@ class Experiment:
         devices = ", ".join(dict.fromkeys(placement.names()))
         workers = f"{placement.workers} worker{'s' * (placement.workers > 1)} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
+        if self.job is not None and self.job.size > 1:
+            log.info("%d ranks: %s", self.job.size, self.job.where())
         every = self.settings.parallel.averaging_frequency
         if every is not None and isinstance(self.synchronizer, GradientSharing):
             log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
@@ -173,26 +180,36 @@ class Experiment:
         held = blas.held_below()
         if held:
             log.warning("%s", held)
-        if placement.workers > available_cores():
-            log.warning("workers=%d share %d cores: they take turns", placement.workers, available_cores())
+        sharing = placement.workers if self.job is None else self.job.sharing
+        if sharing > available_cores():
+            log.warning("%d workers share %d cores: they take turns", sharing, available_cores())
         if self.settings.dtype == "half":
             log.warning("dtype=half on a CPU is stored in 16 bits and computed in 32: slower than float")
 
+    def devices(self) -> list[int]:
+        """The GPUs that this process uses; none on a CPU."""
+        all_of_them = list(self.placement.devices)
+        return all_of_them if self.job is None or not all_of_them else [self.placement.device(self.rank)]
+
     def limit_memory(self) -> None:
         """Cap the memory pools of the GPUs in use; nothing to do on a CPU."""
-        limit = self.settings.memory.device_pool_limit
-        if self.placement.devices and limit is not None:
+        limit, devices = self.settings.memory.device_pool_limit, self.devices()
+        if devices and limit is not None:
             from cupynet.backend import cuda
 
-            cuda.limit_pools(list(self.placement.devices), size(limit, share=True))
+            cuda.limit_pools(devices, size(limit, share=True))
 
     def trimming(self) -> list[Callback]:
         """The callback that keeps the memory pools small during training; none on a CPU."""
         memory = self.settings.memory
         above = memory.device_pool_trim_above
         bytes_above = None if above is None else int(size(above))
-        devices = list(self.placement.devices)
-        return [_TrimPools(devices, bytes_above, memory.pinned_pool_trim_above)] if devices else []
+        devices = self.devices()
+        if not devices:
+            return []
+        callback = _TrimPools(devices, bytes_above, memory.pinned_pool_trim_above)
+        callback.every_rank = self.job is not None  # among threads one does it for all
+        return [callback]
 
 
 def _is_shape(value: Any) -> bool:

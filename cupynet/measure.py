@@ -32,7 +32,7 @@ from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding
 from cupynet.parallel.encoding import Message
 from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
 from cupynet.runs import Run, Summary
-from cupynet.settings import Settings, own_names
+from cupynet.settings import AS_RANKS, Settings, own_names
 from cupynet.training import History, Trainer
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def job(command: str, overrides: Sequence[str], ranks: int = 0) -> Iterator[tupl
     launcher, reason = mpiexec() if ranks else ("", "")
     if launcher is None:
         raise ConfigError(reason)
-    chosen = ["parallel.launcher=mpi"] if ranks else []
+    chosen = [AS_RANKS] if ranks else []
     with tempfile.TemporaryDirectory() as folder:
         line = [*([launcher, "-n", str(ranks)] if ranks else []), sys.executable, "-m", f"cupynet.{command}"]
         line += [*overrides, *chosen, f"hydra.run.dir={folder}/run"]

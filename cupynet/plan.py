@@ -9,6 +9,7 @@ measurements to its sentence in one place.)
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cupynet import config
 from cupynet.errors import ConfigError
 from cupynet.settings import PlanSettings
+from cupynet.train import ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +37,7 @@ MOST_CHECKED = 32  # workers that are started for real
 
 def main() -> None:
     """The command."""
-    config.run(plan, prepare, "plan", PlanSettings)
+    config.run(plan, prepare, "plan", PlanSettings, ranks)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ def prepare(settings: PlanSettings) -> Plan:
     if settings.micro_batches > settings.batch_size:
         raise ConfigError(f"micro_batches={settings.micro_batches}: a batch has {settings.batch_size} images")
     experiment = Experiment(settings.run(None))
+    if settings.parallel.launcher == "mpi":
+        if settings.check or experiment.placement.workers < 2:
+            way_out = "check=true starts ranks itself, leave it out" if settings.check else "mpiexec -n 2 or more"
+            raise ConfigError(f"launcher=mpi: measures between the ranks that there are: {way_out}")
+        return Plan(settings, experiment)
     at_hand = len(experiment.placement.devices) or available_cores()
     return Plan(settings, Experiment(settings.run(max(2, min(at_hand, MOST_AT_WORK)))))
 
@@ -68,6 +75,9 @@ def plan(asked: Plan, folder: Path) -> None:
     from cupynet.files import write_json
     from cupynet.parallel.forecast import recommended
 
+    if asked.experiment.rank:
+        measured(asked)
+        return
     asked.experiment.announce()
     out = console()
     result: dict[str, Any] = {"commit": commit(), "environment": environment(), "link": asked.settings.link}
@@ -110,27 +120,38 @@ def measured(asked: Plan) -> Costs:
 
 
 def sitting(asked: Plan) -> Costs:
-    """Everything once, one after the other. (Over 40 lines: what is measured, in its order.)"""
+    """Everything once, one after the other; on every rank, where mpiexec started several, and of use on rank 0.
+
+    (Over 40 lines: what is measured, in its order.)
+    """
     from cupynet import measure
     from cupynet.parallel import GradientSharing
-    from cupynet.parallel.forecast import Costs, Sharing
+    from cupynet.parallel.forecast import Cluster, Costs, Sharing, all_gather_s, all_reduce_s
 
     experiment, settings = asked.experiment, asked.settings
-    data, workers = experiment.load(), experiment.placement.workers
-    cores = workers_at_hand(experiment)
-    turns = workers / cores
+    data, workers, first = experiment.load(), experiment.placement.workers, experiment.rank == 0
+    machines, cores = workers_at_hand(experiment)
+    turns = workers / machines / cores
 
-    def loop_s(of: int) -> float:
-        changes = {"synchronizer": None, "averaging_frequency": "end"}
+    def loop_s(of: int, **changes: Any) -> float:
+        changes |= {"synchronizer": None, "averaging_frequency": "end"}
         rate = measure.loop_images_per_s(experiment, data, of, settings.images, **changes)
         return of * settings.batch_size / rate
 
-    alone_s, busy_s = loop_s(1), loop_s(workers) / turns
+    alone_s = loop_s(1, launcher="thread") if first else 1.0
+    busy_s = loop_s(workers) / turns
     step_s, spread_s, _ = measure.step_times(experiment, workers, 1.0).mean(axis=0) / turns
     average = measure.sharing(experiment, workers, None)
+    link = measure.link_between(experiment, workers, workers - 1)
+    beside = next((rank for rank, seat in enumerate(experiment.placement.seats) if seat == 1), workers - 1)
+    local = link if machines == 1 else measure.link_between(experiment, workers, beside)
+    here = Cluster(link, cores, machines)
 
     def of_one(sharing: Sharing) -> Sharing:
-        return replace(sharing, local_s=sharing.local_s / turns)
+        """What a worker of one machine has to do, the links between machines left out."""
+        exchange = all_gather_s if sharing.gathered else all_reduce_s
+        alone = max(sharing.local_s - exchange(here, here.place(workers), sharing.size), 0.1 * sharing.local_s)
+        return replace(sharing, local_s=alone / turns)
 
     gradients = measure.sharing(experiment, workers, GradientSharing())
     seen = experiment.train_loader(data), -(-settings.images // len(data.train))
@@ -143,12 +164,13 @@ def sitting(asked: Plan) -> Costs:
         step_s=float(step_s),
         spread_s=float(spread_s),
         cores=cores,
-        local=measure.link_between(experiment, workers, workers - 1),
+        local=local,
         average=of_one(average),
         gradients=of_one(gradients),
         threshold=replace(of_one(encoded), decode_s=measure.decode_s(int(encoded.size), weights)),
-        steps=measure.steps_of(experiment, settings.micro_batches),
+        steps=measure.steps_of(experiment, settings.micro_batches) if first else (),
         micro_batches=settings.micro_batches,
+        across=link if machines > 1 else None,
     )
 
 
@@ -165,11 +187,13 @@ def middle(found: Sequence[Any]) -> Any:
     return first
 
 
-def workers_at_hand(experiment: Experiment) -> int:
-    """How many of the workers started to measure this machine runs without taking turns."""
+def workers_at_hand(experiment: Experiment) -> tuple[int, int]:
+    """How many machines there are, and how many of the workers started to measure each runs without taking turns."""
     from cupynet.backend import available_cores
 
-    return min(len(experiment.placement.devices) or available_cores(), experiment.placement.workers)
+    machines = max(experiment.placement.seats.count(0), 1)
+    each = -(-experiment.placement.workers // machines)
+    return machines, min(len(experiment.placement.devices) or available_cores(), each)
 
 
 def cluster(settings: PlanSettings, costs: Costs) -> Cluster:
@@ -228,6 +252,10 @@ def check(asked: Plan, folder: Path) -> tuple[list[Checked], dict[str, Costs]]:
     epochs = -(-settings.images // len(asked.experiment.load().train))
     command += [f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
     kinds: dict[str, Callable[[], Costs]] = {"threads": partial(sitting, asked)}
+    if measure.mpiexec()[0] is None:
+        print(f"not checked under mpiexec: {measure.mpiexec()[1]}")
+    else:
+        kinds["ranks"] = partial(sitting_of_ranks, asked, folder)
     costs: dict[str, list[Costs]] = {kind: [] for kind in kinds}
     rates: dict[tuple[str, int, str], list[float]] = {}
     for _ in range(settings.repeats):
@@ -247,6 +275,18 @@ def check(asked: Plan, folder: Path) -> tuple[list[Checked], dict[str, Costs]]:
                 rate = statistics.median(rates[kind, workers, each.name])
                 checked.append(Checked(kind, workers, each.name, each.images_per_s, rate))
     return checked, medians
+
+
+def sitting_of_ranks(asked: Plan, folder: Path) -> Costs:
+    """`sitting` under mpiexec, by this command: a rank for each of the workers that are measured here as threads."""
+    from cupynet import measure
+    from cupynet.parallel.forecast import Costs
+
+    settings = asked.settings
+    own = [f"images={settings.images}", f"micro_batches={settings.micro_batches}", "repeats=1", "link=measured"]
+    command = [*measure.overrides(folder, PlanSettings, *measure.CHOSEN_BY_MODE), *own]
+    with measure.job("plan", command, asked.experiment.placement.workers) as (found, _):
+        return Costs.of(json.loads((found / "plan.json").read_text("utf-8"))["costs"])
 
 
 def check_table(rows: Sequence[Checked]) -> Any:

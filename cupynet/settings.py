@@ -25,6 +25,7 @@ Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value as it is ke
 MOST_WORKERS = 10_000
 MOST_PREFETCHED = 100_000
 MOST_FORECAST = 1_000_000
+AS_RANKS = "parallel.launcher=mpi"  # what a command is given where mpiexec starts it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +263,7 @@ class ParallelSettings(Group):
     average_updaters: bool = setting(True, checks.flag)
     learning_rate_scale: float | str = setting("none", checks.learning_rate_scale)
     timeout_s: float = setting(300.0, seconds)
+    launcher: str = setting("thread", one_of("thread", "mpi"))
     synchronizer: Any = part()
 
 

@@ -30,7 +30,14 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """The command."""
-    config.run(train, prepare, "config", Settings)
+    config.run(train, prepare, "config", Settings, ranks)
+
+
+def ranks() -> config.Ranks:
+    """The processes that mpiexec started; ConfigError where there is no MPI."""
+    from cupynet.parallel import job
+
+    return job()
 
 
 def prepare(settings: Settings) -> Experiment:
@@ -45,6 +52,8 @@ def prepare(settings: Settings) -> Experiment:
 def train(experiment: Experiment, folder: Path) -> float | None:
     """One run into `folder`: summary, history and weights. (Over 40 lines: a run is read in one piece.)
 
+    Where mpiexec started several processes, all of them do this, and rank 0 alone writes and prints.
+
     Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test
     images.
     """
@@ -53,8 +62,9 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     from cupynet.training.console import result_table
 
     began, settings, run = time.perf_counter(), experiment.settings, Run(folder)
-    run.begin()
-    experiment.announce()
+    if experiment.rank == 0:
+        run.begin()
+        experiment.announce()
     with _signals(_stop_at_once):
         data = experiment.load()
     split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
@@ -80,18 +90,21 @@ def train(experiment: Experiment, folder: Path) -> float | None:
             evaluate_every=settings.evaluate_every_epochs,
             split=split,
         )
+        interrupted = wrapper.greatest(received[0] if received else 0)  # a signal may reach one process of several
         chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off, or of the best
-        if chosen is None and not received:
+        if chosen is None and not interrupted:
             chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
         test, validation = (chosen, None) if split == "test" else (None, chosen)
-        if split != "test" and not received:
+        if split != "test" and not interrupted:
             test = wrapper.evaluate(experiment.evaluation_loader(data.test))
         summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
-        run.save(summary, wrapper.model.weights())
-    if summary.test is not None or not received:
+        if experiment.rank == 0:
+            run.save(summary, wrapper.model.weights())
+        interrupted = int(wrapper.greatest(received[0] if received else 0))
+    if experiment.rank == 0 and (summary.test is not None or not interrupted):
         result_table(summary, run)
-    if received:  # which may also have come too late to stop anything: a sweep must not go on
-        raise Interrupted(received[0], f"what was trained is in {folder}")
+    if interrupted:  # which may also have come too late to stop anything: a sweep must not go on
+        raise Interrupted(interrupted, f"what was trained is in {folder}")
     return summary.test_accuracy if data.validation is None else summary.validation_accuracy
 
 

@@ -24,7 +24,7 @@ from cupynet.settings import BenchSettings, rules
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
 
-COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor", "shard")
+COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor", "shard", "machines")
 SHARED = ("experiment", "measure")  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -34,25 +34,27 @@ DOOR = (
     "settings",
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
+STARTED = ("mpiexec",)  # what the environment tells of the other processes: for the door, and who finds them
 FILES = ("files", "runs")  # writing and reading them: for the commands, what they share, and training
 
 # What a room may import besides itself, cupynet.errors and cupynet.checks: rooms, or modules of rooms.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "checks": (),
+    "mpiexec": (),
     "files": (),
     "runs": ("files",),
     "backend": (),
     "nn": ("backend",),
     "optim": ("backend", "nn.params"),
     "data": ("backend", "files"),
-    "parallel": ("backend", "nn.params"),
+    "parallel": ("backend", "nn.params", *STARTED),
     "parallel.pipeline": ("backend", "nn"),
     "training": ("backend", "nn", "optim", "data", "parallel", *FILES),
-    **dict.fromkeys(DOOR, DOOR),
+    **dict.fromkeys(DOOR, (*DOOR, *STARTED)),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED)),
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *COMMANDS)),
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
     "__init__": (*LIBRARY, *FILES),  # resolved lazily: tests/test_init.py
 }
 
@@ -71,6 +73,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "platformdirs": ("data/",),
     "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
+    "mpi4py": ("parallel/mpi.py",),
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
 }
@@ -80,6 +83,7 @@ OPTIONAL = (
     "cupyx",
     "llvmlite",
     "ml_dtypes",
+    "mpi4py",
     "numba",
 )  # without them the package imports and trains
 
@@ -293,6 +297,7 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     (third_party_homes, "training/report.py", "__import__('platformdirs')", "platformdirs belongs into data/"),
     (third_party_homes, "training/trainer.py", "from rich.table import Table", "rich belongs into training/console.py"),
     (third_party_homes, "data/loader.py", "import threadpoolctl", "threadpoolctl belongs into backend/"),
+    (third_party_homes, "parallel/ranks.py", "from mpi4py import MPI", "mpi4py belongs into parallel/mpi.py"),
     (third_party_homes, "nn/conv.py", "import jax", "jax belongs into no file yet"),
     (no_code_from_data, "data/x.py", "import pickle", "pickle runs code"),
     (no_code_from_data, "data/x.py", "from joblib import load", "joblib runs code"),

@@ -140,7 +140,8 @@ REFUSED = {
     "backend.priority=3": ": must be a group of settings: gpu, cpu",
     "backend=null": ": must be the name of a file in conf/backend",
     "callbacks=loud": ": there is no 'loud' in conf/callbacks; the names are default and early_stopping",
-    "parallel={a:1}": "parallel.a: there is no setting 'parallel.a'; did you mean 'parallel.timeout_s'?",
+    "parallel={timeout:1}": "parallel.timeout: there is no setting 'parallel.timeout'"
+    "; did you mean 'parallel.timeout_s'?",
     "parallel.synchronizer.frequency=${parallel.every}": ": refers to a setting that is not there"
     ": write a value, or the name of a setting",
     "~parallel.synchronizer": ": every run has this setting"

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from tests.mpi import NO_MPI
+
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = [
     "data=synthetic",
@@ -224,6 +226,8 @@ def test_a_sweep_goes_on_after_a_bad_job(tmp_path):
 
 @pytest.mark.parametrize("experiment", [p.stem for p in sorted((ROOT / "conf/experiment").glob("*.yaml"))])
 def test_every_experiment_trains(experiment, tmp_path):
+    if "launcher: mpi" in (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text() and NO_MPI:
+        pytest.skip(NO_MPI)
     run(tmp_path, f"experiment={experiment}", "data=synthetic", "data.limit=300", "epochs=1", "batch_size=16")
     summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
     assert summary["images"] == 300 and summary["test_accuracy"] is not None

@@ -1,7 +1,7 @@
 """Arrays: the hot operations once as a reference, and the backends that do them faster."""
 
 from cupynet.backend.base import Backend
-from cupynet.backend.environment import available_cores, cpu_model, environment
+from cupynet.backend.environment import available_cores, cpu_model, environment, usable_cores
 from cupynet.backend.pairs import Convolution, MaxPool, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.select import create_backend, device_count, select_backend
@@ -26,4 +26,5 @@ __all__ = [
     "device_count",
     "environment",
     "select_backend",
+    "usable_cores",
 ]

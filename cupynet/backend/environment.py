@@ -22,10 +22,15 @@ GIT_TIMEOUT_S = 2.0  # it takes milliseconds, but a network file system may hang
 
 def available_cores() -> int:
     """Cores this process may use: by affinity, and by the cgroup quota that containers are given (rounded up)."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    cores = len(usable_cores())
     quota = _cgroup_quota()
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
+
+
+def usable_cores() -> set[int]:
+    """The numbers of the cores that this process may run on, by its affinity."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return set(affinity(0)) if affinity is not None else set(range(os.cpu_count() or 1))
 
 
 def _cgroup_quota() -> float | None:

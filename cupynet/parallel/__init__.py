@@ -13,8 +13,10 @@ from cupynet.parallel.encoding import (
 from cupynet.parallel.gradients import GradientSharing
 from cupynet.parallel.groups import Groups
 from cupynet.parallel.launch import Launcher, ThreadLauncher
+from cupynet.parallel.mpi import MpiCommunicator
 from cupynet.parallel.outer import DiLoCo, Mean, Outer, SlowMo
 from cupynet.parallel.placement import Placement
+from cupynet.parallel.ranks import MpiJob, MpiLauncher, job
 from cupynet.parallel.replica import ReplicaView
 from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite
 from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
@@ -33,6 +35,9 @@ __all__ = [
     "Launcher",
     "Mean",
     "Moment",
+    "MpiCommunicator",
+    "MpiJob",
+    "MpiLauncher",
     "Outer",
     "ParameterAveraging",
     "PeerFailed",
@@ -52,4 +57,5 @@ __all__ = [
     "When",
     "WorkerTimeout",
     "is_finite",
+    "job",
 ]

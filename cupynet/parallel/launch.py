@@ -26,9 +26,17 @@ GRACE_S = 5.0  # how long the others may take to notice that a worker failed
 
 
 class Launcher(Protocol):
-    """Runs the same task on every worker, each with its communicator."""
+    """Runs the same task on every worker, each with its communicator.
+
+    Attributes:
+        workers: how many there are.
+        first: the rank of the first of them in this process.
+        sharing: how many of them share the cores that this process may use.
+    """
 
     workers: int
+    first: int
+    sharing: int
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """Run `task(communicator)` on every worker: rank 0's result in the process of rank 0, None elsewhere.
@@ -54,7 +62,8 @@ class ThreadLauncher:
     """
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
-        self.workers = integer("workers", workers, 1)
+        self.workers = self.sharing = integer("workers", workers, 1)
+        self.first = 0
         self._group = ThreadGroup.of(self.workers, number("timeout_s", timeout_s, above=0, unit="seconds"))
         self._results: Results = queue.SimpleQueue()
         self._inboxes: list[Inbox] = []

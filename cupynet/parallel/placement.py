@@ -18,13 +18,16 @@ class Placement:
 
     Attributes:
         workers: how many replicas.
-        devices: the GPUs they share, rank r on devices[r % len(devices)]; none on a CPU.
+        devices: the GPUs they share, rank r on devices[r % len(devices)]; none on a CPU. On several machines these
+            are the devices of each, and the rank's number on its machine chooses.
         stages: of each replica; 1 where a replica is the whole network on one device.
+        seats: the number of each rank on its machine; empty where all are on this one.
     """
 
     workers: int
     devices: tuple[int, ...]
     stages: int = 1
+    seats: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -34,12 +37,16 @@ class Placement:
         devices: Sequence[int] | None = None,
         first: int = 0,
         stages: int = 1,
+        seats: Sequence[int] | None = None,
     ) -> Placement:
         """Decide what was left open: all devices, `first` before the others; one stage per device, or per core of a
-        CPU (up to 4 replicas).
+        CPU (up to 4 replicas), or where ranks were started already as many replicas as these make.
+
+        seats: of the ranks that were started, the number of each on its machine.
 
         Raises:
-            ConfigError: a count below 1, a device that is not there or is named twice, devices for a CPU backend.
+            ConfigError: a count below 1, a device that is not there or is named twice, devices for a CPU backend;
+                replicas and stages that are more or fewer than the ranks that were started.
         """
         there = device_count(backend_name)
         if devices is not None:
@@ -56,11 +63,13 @@ class Placement:
                 raise ConfigError(f"{shown}: must name at least one device, and none twice")
         else:
             asked = sorted(range(there), key=lambda device: (device != first, device))
+        if seats is not None:
+            workers = _replicas(workers, integer("stages", stages, 1), len(seats))
         if workers is None:
             workers = (
                 max(len(asked) // stages, 1) if asked else min(max(available_cores() // stages, 1), MOST_CPU_WORKERS)
             )
-        return cls(integer("workers", workers, 1), tuple(asked), integer("stages", stages, 1))
+        return cls(integer("workers", workers, 1), tuple(asked), integer("stages", stages, 1), tuple(seats or ()))
 
     @property
     def ranks(self) -> int:
@@ -68,9 +77,26 @@ class Placement:
         return self.workers * self.stages
 
     def device(self, rank: int) -> int:
-        """The device of rank `rank`; 0 on a CPU."""
-        return self.devices[rank % len(self.devices)] if self.devices else 0
+        """The device of rank `rank`, on its machine; 0 on a CPU."""
+        seat = self.seats[rank] if self.seats else rank
+        return self.devices[seat % len(self.devices)] if self.devices else 0
 
     def names(self) -> list[str]:
         """The device of each rank, in order: `cuda:0`, or `cpu`."""
         return [f"cuda:{self.device(rank)}" if self.devices else "cpu" for rank in range(self.ranks)]
+
+
+def _replicas(workers: int | None, stages: int, ranks: int) -> int:
+    """How many replicas `ranks` ranks make; ConfigError where that is not `workers`, or no whole number."""
+    each = f" of {stages} stages" if stages > 1 else ""
+    if workers is None and ranks % stages:
+        raise ConfigError(
+            f"mpiexec started {ranks} ranks, which make no whole number of replicas{each}: take a multiple of {stages}"
+        )
+    workers = ranks // stages if workers is None else integer("workers", workers, 1)
+    if workers * stages != ranks:
+        raise ConfigError(
+            f"workers={workers}: {workers} replicas{each} need {workers * stages} ranks, and {ranks} were started: "
+            f"mpiexec -n {workers * stages}, or leave workers out"
+        )
+    return workers

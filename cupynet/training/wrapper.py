@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from cupynet.backend import Backend, blas, create_backend
 from cupynet.backend.array import Array
-from cupynet.checks import instance, integer
+from cupynet.checks import instance, integer, one_of
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError
 from cupynet.nn import Model
@@ -26,11 +26,13 @@ from cupynet.parallel import (
     Communicator,
     Groups,
     Launcher,
+    MpiLauncher,
     ParameterAveraging,
     Placement,
     Synchronizer,
     ThreadLauncher,
     When,
+    job,
 )
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, check_validation
@@ -47,9 +49,9 @@ Examples: TypeAlias = Batches | Dataset | Shards | tuple[Array, Array]
 class ParallelWrapper:
     """Trains a model as `workers` replicas that are averaged every `averaging_frequency` iterations.
 
-    Replica 0 is the model itself, so after `fit` it holds the average. Replicas are made in their workers at the first
-    task; they, the optimizer's and the synchronizer's state and all counters live until the wrapper is closed: `fit`
-    may be called again and goes on. A context manager.
+    The first replica of this process is the model itself, so after `fit` it holds the average. Replicas are made in
+    their workers at the first task; they, the optimizer's and the synchronizer's state and all counters live until the
+    wrapper is closed: `fit` may be called again and goes on. A context manager.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3, prefetch_buffer=24) as wrapper:
             wrapper.fit(Loader(data.train, batch_size=128, seed=12345), epochs=2)
@@ -57,7 +59,7 @@ class ParallelWrapper:
 
     Args:
         model: what to train.
-        workers: how many replicas; by default one per device, on a CPU one per core up to 4.
+        workers: how many replicas; by default one per device, on a CPU one per core up to 4; with `mpi` one per rank.
         averaging_frequency: iterations between averages, or `epoch`, or `end`, or a rule such as `PostLocal`.
         prefetch_buffer: batches made ahead, over all workers; 0 for none.
         report_score_after_averaging: compute the mean loss over all replicas at each average.
@@ -67,13 +69,15 @@ class ParallelWrapper:
             `average_updaters` describe; each worker gets a copy.
         learning_rate_scale: what more workers do to the optimizer's learning rate: `none`, `linear` (times workers),
             `sqrt` (times their root), or a factor of one's own; told in the log.
-        devices: the GPUs, worker r on devices[r % len(devices)]; the first is the model's own. All by default.
+        devices: the GPUs, worker r on devices[r % len(devices)]; that of this process's first worker is the model's
+            own. By default all; under mpiexec the model's own.
         callbacks: told of events, see `Callback`.
         report_every: iterations between reports to callbacks; 0 for none.
         timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
         blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to.
-        launcher: what runs the workers, as many as there are ranks; threads of this process by default.
+        launcher: what runs the workers: `thread`, `mpi`, or a `Launcher` with as many as there are ranks. With `mpi`
+            this process is one worker, and mpiexec has started the others, which make the same calls.
 
     Attributes:
         placement: how many workers, and on which devices.
@@ -101,7 +105,7 @@ class ParallelWrapper:
         timeout_s: float = 300.0,
         blas_threads: int | None = None,
         run: Run | str | Path | None = None,
-        launcher: Launcher | None = None,
+        launcher: str | Launcher = "thread",
     ) -> None:
         """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
@@ -121,21 +125,26 @@ class ParallelWrapper:
         self.report_every = integer("report_every", report_every, 0)
         self.run = None if run is None else Run.of(run)
         own = model.backend
-        self.placement = Placement.of(own.name, workers, devices, first=own.device)
-        if self.placement.devices and self.placement.device(0) != own.device:
-            raise ConfigError(
-                f"devices={list(self.placement.devices)}: replica 0 is the model itself, and that is on device "
-                f"{own.device}: name it first"
-            )
+        if launcher == "mpi" and devices is None and own.name == "cupy":
+            devices = [own.device]
+        seats = job().seats if launcher == "mpi" else None
+        self.placement = Placement.of(own.name, workers, devices, first=own.device, seats=seats)
         workers = self.placement.workers
         self.optimizer = _scaled(self.optimizer, learning_rate_scale, workers)
         self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
         if blas_threads is not None:
             blas_threads = integer("blas_threads", blas_threads, 1)
-        self.blas_threads = 0 if self.placement.devices else blas_threads or blas.threads_per_worker(own.name, workers)
+        self._launcher = _launcher(launcher, self.placement.ranks, timeout_s)
+        if self.placement.devices and self.placement.device(self._launcher.first) != own.device:
+            raise ConfigError(
+                f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, and that "
+                f"is on device {own.device}: name it first"
+            )
+        if blas_threads is None:
+            blas_threads = blas.threads_per_worker(own.name, self._launcher.sharing)
+        self.blas_threads = 0 if self.placement.devices else blas_threads
         self._trainers: list[Trainer | None] = [None] * self.placement.ranks
         self._stop: tuple[str, StopReason] | None = None  # asked for before there were trainers to ask
-        self._launcher: Launcher = ThreadLauncher(self.placement.ranks, timeout_s) if launcher is None else launcher
         self._blas = blas.limited(self.blas_threads) if self.blas_threads else None  # last: all else may be refused
 
     def __enter__(self) -> ParallelWrapper:
@@ -218,6 +227,13 @@ class ParallelWrapper:
         self.on_workers(task)
         return found[0]
 
+    def greatest(self, number: float) -> float:
+        """The greatest of the numbers that the processes of this run give, on all of them: what each does next must not
+        depend on what it alone has seen."""
+        found: list[float] = []
+        self.on_workers(lambda trainer: found.append(trainer.groups.world.gather_numbers(number).max()))
+        return float(found[0])
+
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs; the seconds it took."""
         return self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size)) or 0.0
@@ -266,11 +282,11 @@ class ParallelWrapper:
         return trainer
 
     def _make(self, world: Communicator) -> Trainer:
+        own, first = world.rank == self._launcher.first, world.rank == 0
         backend = self._backend(world.rank)
         backend.activate()
         world.attach(backend)
-        first = world.rank == 0
-        model = self.model if first else self.model.replicate(backend)
+        model = self.model if own else self.model.replicate(backend)
         replica = Replica(model, copy.deepcopy(self.optimizer))
         synchronizer = copy.deepcopy(self.synchronizer)
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
@@ -287,7 +303,17 @@ class ParallelWrapper:
 
     def _backend(self, rank: int) -> Backend:
         own = self.model.backend
-        return own if rank == 0 else create_backend(own.name, own.policy.name, self.placement.device(rank))
+        if rank == self._launcher.first:
+            return own
+        return create_backend(own.name, own.policy.name, self.placement.device(rank))
+
+
+def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
+    """What runs `ranks` workers; ConfigError."""
+    if not isinstance(asked, str):
+        return asked
+    kind = one_of("launcher", asked, ("thread", "mpi"))
+    return MpiLauncher(timeout_s) if kind == "mpi" else ThreadLauncher(ranks, timeout_s)
 
 
 def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:

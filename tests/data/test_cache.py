@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.data import MNIST, Data, Synthetic, cache, load_mapped, write_shards
+from cupynet.data import MNIST, Data, Dataset, Synthetic, cache, load_mapped, write_shards
 from cupynet.data.stored import MANIFEST
 
 
@@ -86,6 +86,24 @@ def test_shards_and_sources_without_a_fingerprint_are_loaded_as_ever(folder: Pat
             return None
 
     assert not is_mapped(load_mapped(Own(20, 5))) and not folder.exists()
+
+
+def test_a_class_that_loads_otherwise_is_not_taken_for_the_one_it_is_derived_from(folder: Path) -> None:
+    class Darker(Synthetic):
+        def load(self) -> Data:
+            data = super().load()
+            assert isinstance(data.train, Dataset)
+            data.train.images[...] //= 2
+            return data
+
+    class Named(Synthetic):
+        name = "named"
+
+    load_mapped(Synthetic(20, 5))
+    for _ in range(2):
+        assert_same(load_mapped(Darker(20, 5)), Darker(20, 5).load())
+        assert_same(load_mapped(Named(20, 5)), Named(20, 5).load())
+    assert len(kept(folder)) == 2, "the first and the last"
 
 
 @pytest.mark.parametrize("file", ["images.npy", "test-labels.npy", MANIFEST])

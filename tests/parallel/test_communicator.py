@@ -1,15 +1,25 @@
-"""One suite for every communicator: what a worker may rely on, whatever connects it to the others."""
+"""One suite for every communicator: what a worker may rely on, whatever connects it to the others.
+
+It runs over the serial communicator and over threads here, and once more under mpiexec for each number of ranks: there
+every rank runs this file, and its part of each task (`CUPYNET_TEST_RANKS` is set).
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
+from inspect import signature
 
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
 from cupynet.parallel import (
+    Launcher,
+    MpiCommunicator,
+    MpiLauncher,
     PeerFailed,
     SerialCommunicator,
     ThreadCommunicator,
@@ -17,9 +27,13 @@ from cupynet.parallel import (
     ThreadLauncher,
     WorkerTimeout,
 )
+from tests.mpi import needs_mpi, under_mpiexec
+
+RANKS = int(os.environ.get("CUPYNET_TEST_RANKS", "0"))  # under mpiexec
+of_threads = pytest.mark.skipif(bool(RANKS), reason="about threads alone")
 
 
-def on_workers(launcher: ThreadLauncher, task) -> list:
+def on_workers(launcher: Launcher, task) -> list:
     """What `task(communicator)` returned on each of the workers."""
     results = [None] * launcher.workers
 
@@ -27,23 +41,44 @@ def on_workers(launcher: ThreadLauncher, task) -> list:
         results[communicator.rank] = task(communicator)
 
     launcher.run(keep)
+    if RANKS:
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD.allgather(results[launcher.first])
     return results
 
 
-@pytest.fixture(params=[1, 2, 3, 4])
+@pytest.fixture(params=[RANKS] if RANKS else [1, 2, 3, 4])
 def team(request):
-    """One worker is the serial communicator, several are threads."""
-    with ThreadLauncher(request.param, timeout_s=20) as team:
-        yield team
+    """One worker is the serial communicator, several are threads, or ranks under mpiexec."""
+    if RANKS:
+        yield MpiLauncher(timeout_s=20)
+    else:
+        with ThreadLauncher(request.param, timeout_s=20) as team:
+            yield team
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=needs_mpi) for ranks in (2, 3, 4)])
+@of_threads
+def test_the_suite_under_mpiexec(ranks):
+    """What every communicator does, between processes; all of it, on every rank."""
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    done = under_mpiexec(ranks, *command, CUPYNET_TEST_RANKS=str(ranks))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    shared = [
+        test for name, test in globals().items() if name.startswith("test_") and "team" in signature(test).parameters
+    ]
+    passed = re.findall(r"(\d+) passed", done.stdout)
+    assert passed == [str(len(shared) + 2)] * ranks, done.stdout  # one of them has three cases
 
 
 def test_ranks_count_from_zero(team):
     assert on_workers(team, lambda c: (c.rank, c.size)) == [(rank, team.workers) for rank in range(team.workers)]
 
 
-def test_one_worker_is_serial_and_several_are_threads(team):
-    kinds = set(on_workers(team, lambda c: type(c)))
-    assert kinds == ({SerialCommunicator} if team.workers == 1 else {ThreadCommunicator})
+def test_one_worker_is_serial_and_several_are_threads_or_ranks(team):
+    several = MpiCommunicator if RANKS else ThreadCommunicator
+    assert set(on_workers(team, type)) == {SerialCommunicator if team.workers == 1 else several}
 
 
 def test_all_gather_is_in_rank_order_whoever_comes_first(team):
@@ -210,16 +245,16 @@ def test_mean_is_weighted_and_the_same_bits_everywhere(team, length):
         assert [a.tobytes() for a in arrays] == [a.tobytes() for a in results[0]]
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_a_worker_of_weight_zero_adds_nothing_not_even_nan(workers):
+def test_a_worker_of_weight_zero_adds_nothing_not_even_nan(team):
+    idle = 1 if team.workers > 1 else -1
+
     def task(c):
-        array = np.full(10, np.nan if c.rank == 1 else 2.0, np.float32)
-        c.allreduce_mean([array], 0 if c.rank == 1 else 3)
+        array = np.full(10, np.nan if c.rank == idle else 2.0, np.float32)
+        c.allreduce_mean([array], 0 if c.rank == idle else 3)
         return array
 
-    with ThreadLauncher(workers, timeout_s=20) as team:
-        for array in on_workers(team, task):
-            np.testing.assert_array_equal(array, np.full(10, 2.0, np.float32))
+    for array in on_workers(team, task):
+        np.testing.assert_array_equal(array, np.full(10, 2.0, np.float32))
 
 
 def test_all_weights_zero_changes_nothing(team):
@@ -231,23 +266,45 @@ def test_all_weights_zero_changes_nothing(team):
     assert on_workers(team, task) == [[float(rank)] * 4 for rank in range(team.workers)]
 
 
-def test_sums_are_in_rank_order_whatever_the_timing():
-    vectors = [np.array([1e8, 1.0], np.float32), np.array([1.0, 1e8], np.float32), np.array([-1e8, 3.0], np.float32)]
+def test_sums_are_in_rank_order_whatever_the_timing(team):
+    rng = np.random.default_rng(8)
+    vectors = (rng.normal(size=(4, 999)) * 10.0 ** rng.integers(-6, 6, (4, 999))).astype(np.float32)
 
     def mean(slowest):
         def task(c):
             time.sleep(0.01 if c.rank == slowest else 0)
             array = vectors[c.rank].copy()
-            c.allreduce_mean([array], 1)
+            c.allreduce_mean([array], 1 + c.rank)
             return array.tobytes()
 
-        with ThreadLauncher(3, timeout_s=20) as team:
-            return set(on_workers(team, task))
+        return task
 
-    assert mean(0) == mean(1) == mean(2)
-    assert len(mean(0)) == 1
+    found = {bits for slowest in range(3) for bits in on_workers(team, mean(slowest))}
+    assert len(found) == 1
+    with ThreadLauncher(team.workers, timeout_s=20) as threads:
+        assert found == {threads.run(mean(0))}  # the same bits, whatever connects the workers
 
 
+def test_a_large_vector_arrives_whole(team):
+    """Larger than what networks send at once."""
+
+    def task(c):
+        message, into = np.arange(1_000_000) + c.rank, np.empty(1_000_000, np.int64)
+        c.send(message, (c.rank + 1) % c.size)
+        message[:] = -1
+        time.sleep(0.01)  # the receiver does not depend on what the sender does meanwhile
+        c.recv(into, (c.rank - 1) % c.size)
+        mean = np.full(500_001, float(c.rank), np.float32)
+        c.allreduce_mean([mean, mean[:7].copy()], 1)
+        return int(into[0]), int(into[-1]), float(mean.min()), float(mean.max())
+
+    middle = (team.workers - 1) / 2
+    for rank, found in enumerate(on_workers(team, task)):
+        behind = (rank - 1) % team.workers
+        assert found == (behind, 999_999 + behind, middle, middle)
+
+
+@of_threads
 def test_a_worker_that_never_comes_is_named():
     group = ThreadGroup.of(3, timeout_s=0.05)
     threading.Thread(target=lambda: pytest.raises(WorkerTimeout, ThreadCommunicator(group, 2).barrier)).start()
@@ -255,6 +312,7 @@ def test_a_worker_that_never_comes_is_named():
         ThreadCommunicator(group, 0).barrier()
 
 
+@of_threads
 def test_a_failure_wakes_those_who_wait():
     group = ThreadGroup.of(2, timeout_s=60)
     woken = []

@@ -68,3 +68,21 @@ def test_what_cannot_be_is_refused(machine, backend, workers, devices, message):
     machine(2)
     with pytest.raises(ConfigError, match=message):
         Placement.of(backend, workers, devices)
+
+
+def test_ranks_that_were_started_decide_the_number_of_replicas():
+    assert Placement.of("numpy", seats=(0, 1, 0, 1)).workers == 4
+    grid = Placement.of("numpy", stages=2, seats=(0, 1, 0, 1))
+    assert (grid.workers, grid.ranks, grid.names()) == (2, 4, ["cpu"] * 4)
+    with pytest.raises(ConfigError, match=r"workers=3: 3 replicas need 3 ranks, and 4 were started: mpiexec -n 3"):
+        Placement.of("numpy", 3, seats=(0, 1, 0, 1))
+    with pytest.raises(ConfigError, match=r"workers=1: 1 replicas of 2 stages need 2 ranks, and 4 were started"):
+        Placement.of("numpy", 1, stages=2, seats=(0, 1, 0, 1))
+    with pytest.raises(ConfigError, match=r"3 ranks, which make no whole number of replicas of 2 stages"):
+        Placement.of("numpy", stages=2, seats=(0, 1, 2))
+
+
+def test_a_ranks_number_on_its_machine_chooses_its_device():
+    placement = Placement(4, (0, 2), seats=(0, 0, 1, 1))
+    assert [placement.device(rank) for rank in range(4)] == [0, 0, 2, 2]
+    assert placement.names() == ["cuda:0", "cuda:0", "cuda:2", "cuda:2"]

@@ -1,0 +1,153 @@
+"""Two machines on one: `python -m cupynet.machines [--rate 100mbit] [--delay 1ms] [--ranks 2] [key=value ...]`.
+
+Trains under mpiexec as two machines would that a slow cable connects: each is a network namespace of Linux with its own
+addresses, the cable a pair of virtual network devices whose rate is limited, and the MPI library is held to TCP. That
+takes root, `ip` and `tc`. Without them the two are two groups of processes and no cable. What stands behind is given to
+`cupynet.train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from cupynet.checks import one_line
+from cupynet.errors import ConfigError
+from cupynet.exits import tell
+from cupynet.settings import AS_RANKS
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")  # inside the namespaces: they meet no others
+
+# mpiexec starts the processes of another machine by `ssh [options] address command`; this goes there its own way
+AGENT = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+address=$1; shift
+case $address in {address}) exec ip netns exec {namespace} sh -c "$*" ;; esac
+echo "no machine has the address $address" >&2; exit 1
+"""
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cupynet.machines",
+        description="Train as two machines that a slow cable connects, on this one.",
+        epilog="key=value: settings of cupynet.train, such as experiment=several_machines",
+    )
+    parser.add_argument("--rate", default="100mbit", help="of the cable, as tc writes it (%(default)s)")
+    parser.add_argument("--delay", default="1ms", help="of the cable, each way, where the kernel can (%(default)s)")
+    parser.add_argument("--ranks", type=int, default=1, help="on each machine (%(default)s)")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="of cupynet.train")
+    asked = parser.parse_args()
+    try:
+        code = train(asked.rate, asked.delay, asked.ranks, asked.settings)
+    except BaseException as error:
+        raise SystemExit(tell(error)) from None
+    raise SystemExit(code)
+
+
+def train(rate: str, delay: str, ranks: int, settings: list[str]) -> int:
+    """Train on two machines; the exit code of mpiexec. ConfigError where that cannot be done."""
+    if ranks < 1:
+        raise ConfigError(f"--ranks={ranks}: must be an integer of at least 1")
+    mpiexec = find_mpiexec()
+    job = ["-n", str(2 * ranks), sys.executable, "-m", "cupynet.train", AS_RANKS, *settings]
+    with ExitStack() as stack:
+        try:
+            first, second = stack.enter_context(machines(rate, delay))
+        except OSError as error:
+            print(f"two groups of processes, and no cable between them: {error}", flush=True)
+            return follow([mpiexec, *job], dict(os.environ))
+        agent = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "agent"
+        agent.write_text(AGENT.format(address=ADDRESSES[1], namespace=second))
+        agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
+        reach = ["-hosts", ",".join(ADDRESSES), "-ppn", str(ranks), "-launcher", "ssh", "-launcher-exec", str(agent)]
+        command = ["ip", "netns", "exec", first, mpiexec, *reach, "-iface", "cable", *job]
+        began = time.monotonic()
+        # UCX finds out that both are one machine, and would go through its memory
+        code = follow(command, {**os.environ, "UCX_TLS": "tcp,self"})
+        megabytes = sent(first) / 1e6, sent(second) / 1e6
+        seconds = time.monotonic() - began
+        print(f"through the cable: {megabytes[0]:.1f} MB there, {megabytes[1]:.1f} MB back, in {seconds:.1f} s")
+    return code
+
+
+def find_mpiexec() -> str:
+    """MPICH's mpiexec, of this Python's environment or on the path. ConfigError."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
+    if found is None:
+        raise ConfigError("there is no mpiexec: pip install 'cupynet[mpi]'")
+    return found
+
+
+def follow(command: list[str], environment: dict[str, str]) -> int:
+    """Run a command, hand on to it the signals that come meanwhile, and return its exit code."""
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: process.send_signal(number)) for number in numbers}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def machines(rate: str, delay: str) -> Iterator[tuple[str, str]]:
+    """The names of two namespaces, each with one end of a cable, `cable`, until they are no longer needed.
+
+    OSError where this machine cannot have them.
+    """
+    names = tuple(f"cupynet-{os.getpid()}-{end}" for end in "ab")
+    if os.geteuid() != 0:
+        raise PermissionError("a cable takes root")
+    try:
+        for name in names:
+            do("ip", "netns", "add", name)
+        ends = ["type", "veth", "peer", "name", "cable", "netns", names[1]]
+        do("ip", "-n", names[0], "link", "add", "cable", *ends)
+        delayed = True
+        for name, address in zip(names, ADDRESSES, strict=True):
+            do("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                do("ip", "-n", name, "link", "set", device, "up")
+            slow = ["tc", "-n", name, "qdisc", "add", "dev", "cable", "root"]
+            if subprocess.run([*slow, "netem", "delay", delay, "rate", rate], capture_output=True).returncode:
+                delayed = False
+                do(*slow, "tbf", "rate", rate, "burst", "64k", "latency", "100ms", else_raise=ConfigError)
+        late = f", {delay} late each way" if delayed else " (without delay: this kernel has no netem)"
+        print(f"two machines, {ADDRESSES[0]} and {ADDRESSES[1]}, and a cable of {rate}{late}", flush=True)
+        yield names[0], names[1]
+    finally:
+        for name in names:
+            with suppress(OSError):
+                do("ip", "netns", "del", name)
+
+
+def do(*command: str, else_raise: type[Exception] = OSError) -> None:
+    """Run a command that prepares the machines; an error with its own words where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise else_raise(f"{' '.join(command)}: {one_line(done.stderr) or 'failed'}")
+
+
+def sent(namespace: str) -> int:
+    """Bytes that a machine has sent through its end of the cable."""
+    path = "/sys/class/net/cable/statistics/tx_bytes"
+    done = subprocess.run(["ip", "netns", "exec", namespace, "cat", path], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Workers that are processes, on one machine or on several, connected by MPI. The only file that imports mpi4py.
+
+Nobody waits for ever: every call is started without blocking and then asked for, and while one waits one hears of
+others that failed. Data move as bytes between one worker and each other; so a worker that does not come can be named,
+and means are summed in rank order, chunk by chunk: the same bits as in threads. (MPI's own collectives promise no
+order. Where hundreds of workers exchange small numbers, its trees would need fewer messages.)
+"""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupynet.backend import Backend, create_backend
+from cupynet.backend.array import Array
+from cupynet.checks import one_line
+from cupynet.errors import ConfigError
+from cupynet.parallel.communicator import Communicator, SerialCommunicator, Traffic, same_form
+from cupynet.parallel.team import RankTeam, Requests
+
+TOGETHER, LETTER = 1, 2  # tags: what all workers of a group do together, and messages from one to another
+FORM_BYTES = 64  # of the note before each message that says what it is
+START_S = 300.0  # how long MPI may take to bring all processes together
+
+
+@cache
+def library(several: bool) -> Any:
+    """The module mpi4py.MPI; MPI itself is started by this. ConfigError where it is missing.
+
+    several: others are started beside this process, and must come: should one of them have ended before it reached this
+    point, MPI waits for it for ever. Then the process is ended after five minutes, with a traceback.
+    """
+    if several:
+        faulthandler.dump_traceback_later(START_S, exit=True)  # works where Python itself stands still
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"launcher=mpi: MPI cannot be used ({one_line(error)}): install it with pip install 'cupynet[mpi]', "
+            "or mpi4py for the MPI of this machine"
+        ) from error
+    finally:
+        if several:
+            faulthandler.cancel_dump_traceback_later()
+    return MPI
+
+
+class MpiCommunicator(Communicator):
+    """A worker that is a process. Averages are computed in host memory, each worker its own part.
+
+    Args:
+        comm: the workers of this group, as mpi4py has them.
+        team: what they share with all others.
+        names: the ranks of the group's workers among all, in order; all of them by default.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        team: RankTeam,
+        names: Sequence[int] | None = None,
+        backend: Backend | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.traffic = Traffic() if traffic is None else traffic
+        self.team = team
+        self._comm, self._names = comm, list(range(self.size)) if names is None else list(names)
+        self._backend: Backend = create_backend("numpy", "double") if backend is None else backend
+        self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        self._scratch: dict[tuple[int, int, str], NDArray[Any]] = {}
+
+    def attach(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def split(self, color: int, key: int) -> Communicator:
+        asked = self._gather(np.array([color, key], np.int64)).tolist()
+        ranks = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)]
+        # it blocks; but everybody has just been here
+        comm = self._comm.Split(ranks[0], ranks.index(self.rank))
+        if len(ranks) == 1:
+            comm.Free()
+            return SerialCommunicator(self.traffic)
+        names = [self._names[rank] for rank in ranks]
+        return MpiCommunicator(comm, self.team, names, self._backend, self.traffic)
+
+    def barrier(self) -> None:
+        self._gather(np.zeros(1, np.uint8))
+
+    def check(self) -> None:
+        self.team.check(self._names[self.rank])
+
+    def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
+        self.traffic.all_gather(array.nbytes, self.size)
+        return self._gather(array)
+
+    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+        self.traffic.all_gather(vector.nbytes, self.size)
+        lengths = self._gather(np.array([len(vector)], np.int64))[:, 0].tolist()
+        gathered = [np.empty(length, vector.dtype) for length in lengths]
+        gathered[self.rank][...] = vector
+        self._wait(self._exchange([vector] * self.size, gathered))
+        return gathered
+
+    def send(self, array: Array, to: int) -> None:
+        host = self._backend.to_host(array)
+        self.traffic.message(host.nbytes)
+        letter, comm = self.team.outbox.copy(host), self._comm
+        requests = [comm.Isend(_form(host), to, LETTER), comm.Isend(letter, to, LETTER)]
+        self.team.outbox.send(requests, letter)
+
+    def recv(self, array: Array, source: int) -> None:
+        note = np.empty(FORM_BYTES, np.uint8)
+        self._receive(note, source)
+        name, *sides = note.tobytes().decode().split()
+        form = name, tuple(int(side) for side in sides)
+        direct = isinstance(array, np.ndarray) and array.flags.c_contiguous and (array.dtype.name, array.shape) == form
+        letter = array if direct else np.empty(form[1], name)
+        self._receive(letter, source)
+        if not direct:
+            self._put(array, same_form(array, letter))
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        host = self._backend.to_host(array)
+        requests = Requests(self.team.mpi)
+        if self.rank == root:
+            self.traffic.all_gather(host.nbytes, self.size)
+            content = _bytes(np.ascontiguousarray(host))
+            for rank in self._others:
+                requests.add(self._comm.Isend(content, rank, TOGETHER), self._names[rank])
+            self._wait(requests)
+        else:
+            received = np.empty(host.shape, host.dtype)
+            requests.add(self._comm.Irecv(_bytes(received), root, TOGETHER), self._names[root], received.nbytes)
+            self._wait(requests)
+            self._put(array, received)
+
+    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
+        hosts = [self._backend.to_host(array) for array in arrays]
+        self.traffic.all_reduce(sum(host.nbytes for host in hosts), self.size)
+        weights = np.zeros((self.size, 1))
+        weights[self.rank] = weight
+        arriving = self._exchange([weights[self.rank]] * self.size, list(weights))
+        cuts = [[len(host) * rank // self.size for rank in range(self.size + 1)] for host in hosts]
+        chunks = [
+            [host[start:stop] for start, stop in zip(cut, cut[1:], strict=False)]
+            for host, cut in zip(hosts, cuts, strict=True)
+        ]
+        # each worker does it for its own part of everybody's vectors, as threads do: the same bits
+        parts = [self._parts(index, mine[self.rank]) for index, mine in enumerate(chunks)]
+        moving = Requests(self.team.mpi)
+        for mine, theirs in zip(chunks, parts, strict=True):
+            self._exchange(mine, theirs, moving)
+        self._wait(arriving)
+        self._wait(moving, transfer=True)
+        total = sum(weights[:, 0].tolist())
+        if total > 0:
+            shares, back = [w / total for w in weights[:, 0].tolist()], Requests(self.team.mpi)
+            for mine, theirs in zip(chunks, parts, strict=True):
+                self._backend.mean_in_place(theirs, shares)
+                self._exchange([mine[self.rank]] * self.size, mine, back)
+            self._wait(back, transfer=True)
+        for array, host in zip(arrays, hosts, strict=True):
+            if host is not array:
+                self._put(array, host)
+
+    def _parts(self, index: int, own: NDArray[Any]) -> list[NDArray[Any]]:
+        """All workers' contributions to this one's part of vector `index`: the others' in memory that is kept here."""
+        key = index, len(own), own.dtype.str
+        if key not in self._scratch:
+            self._scratch[key] = np.empty((self.size, len(own)), own.dtype)
+        parts = list(self._scratch[key])
+        parts[self.rank] = own
+        return parts
+
+    # moving bytes ---------------------------------------------------------------------------------------------------
+
+    def _exchange(
+        self, sent: list[NDArray[Any]], received: list[NDArray[Any]], requests: Requests | None = None
+    ) -> Requests:
+        """Start to send each other worker its array of `sent`, and to receive its array of `received`."""
+        requests = Requests(self.team.mpi) if requests is None else requests
+        for rank in reversed(self._others):
+            into = _bytes(received[rank])
+            requests.add(self._comm.Irecv(into, rank, TOGETHER), self._names[rank], into.nbytes)
+        for rank in self._others:
+            requests.add(self._comm.Isend(_bytes(sent[rank]), rank, TOGETHER), self._names[rank])
+        return requests
+
+    def _gather(self, array: NDArray[Any]) -> NDArray[Any]:
+        gathered = np.empty((self.size, *array.shape), array.dtype)
+        gathered[self.rank] = array
+        self._wait(self._exchange([gathered[self.rank : self.rank + 1]] * self.size, list(gathered[:, None])))
+        return gathered
+
+    def _receive(self, into: NDArray[Any], source: int) -> None:
+        requests, content = Requests(self.team.mpi), _bytes(into)
+        requests.add(self._comm.Irecv(content, source, LETTER), self._names[source], content.nbytes)
+        self._wait(requests)
+
+    def _wait(self, requests: Requests, *, transfer: bool = False) -> None:
+        self.team.wait(requests, self._names[self.rank], transfer=transfer)
+
+    def _put(self, array: Array, host: Array) -> None:
+        """Write an array of the host into one that is on the host or on this worker's device."""
+        array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
+
+
+def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The memory of a contiguous array."""
+    if not array.flags.c_contiguous:
+        raise RuntimeError(f"an array of shape {array.shape} and strides {array.strides} does not travel in one piece")
+    return array.reshape(-1).view(np.uint8)
+
+
+def _form(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The note that goes before a message: its dtype and shape as text."""
+    text = " ".join([array.dtype.name, *map(str, array.shape)]).encode()
+    return np.frombuffer(text.ljust(FORM_BYTES), np.uint8)

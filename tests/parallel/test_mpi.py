@@ -1,0 +1,109 @@
+"""Processes as workers: how they end when one of them fails, and who says so."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import needs_mpi, under_mpiexec
+
+pytestmark = needs_mpi
+
+SCRIPT = """
+import os, signal, sys, time
+from cupynet.errors import DivergedError
+from cupynet.parallel import MpiLauncher
+
+kind, victim, turn = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+def deliberate_failure():
+    raise ZeroDivisionError("on purpose")
+
+def task(c):
+    for now in range(100):
+        if now == turn and kind == "alike":
+            raise DivergedError("all of them alike")
+        if now == turn and c.rank == victim:
+            if kind == "raise":
+                deliberate_failure()
+            elif kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif kind == "silent":
+                os.kill(os.getpid(), signal.SIGSTOP)
+        c.gather_numbers(now)
+        c.check()
+    return "done"
+
+launcher = MpiLauncher(timeout_s=1.0 if kind == "silent" else 60.0)
+result = launcher.run(task)
+if kind == "late" and launcher.first == victim:  # the others are on their way out already
+    deliberate_failure()
+if result is not None:
+    print(result, flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(script: Path, ranks: int, kind: str, victim: int = 1, turn: int = 20) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr; fails the test where it takes so long that somebody must have hung."""
+    began = time.monotonic()
+    done = under_mpiexec(ranks, str(script), kind, str(victim), str(turn), cwd=script.parent, timeout=60)
+    assert time.monotonic() - began < 50
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_result_is_rank_0s_and_all_leave_together(script):
+    assert run(script, 3, "none") == (0, "done\n", "")
+
+
+@pytest.mark.parametrize(("kind", "victim"), [("raise", 1), ("late", 0), ("late", 2)])
+def test_the_one_that_raises_shows_its_traceback_and_ends_all(script, kind, victim):
+    """In its task, or when the others have done all their work."""
+    code, _, stderr = run(script, 3, kind, victim)
+    assert code == 1
+    assert stderr.count("Traceback") == 1 and "deliberate_failure" in stderr
+    assert stderr.count("ZeroDivisionError: on purpose") == 1
+    assert "PeerFailed" not in stderr and "MPI_Abort" not in stderr
+
+
+def test_what_all_raise_alike_is_told_once_and_its_exit_code_kept(script):
+    code, stdout, stderr = run(script, 3, "alike")
+    assert (code, stdout) == (3, "")
+    assert stderr.count("DivergedError: all of them alike") == 1
+
+
+def test_a_rank_that_is_killed_ends_all(script):
+    code, stdout, _ = run(script, 3, "kill")
+    assert code != 0 and "done" not in stdout
+
+
+def test_a_rank_that_is_silent_is_named(script):
+    code, _, stderr = run(script, 3, "silent")
+    assert code == 1
+    assert stderr.count("worker 1 has not arrived where worker") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["raise", "kill"])
+def test_fifty_failures_at_random_moments_never_hang(script, kind, capsys):
+    """At a random moment of the work, its beginning and its end included."""
+    rng, tracebacks, longest = random.Random(11), 0, 0.0
+    for _ in range(50):
+        ranks, turn = rng.randint(2, 4), rng.randint(0, 99)
+        began = time.monotonic()
+        code, stdout, stderr = run(script, ranks, kind, rng.randrange(ranks), turn)
+        longest = max(longest, time.monotonic() - began)
+        assert code != 0 and "done" not in stdout
+        tracebacks += stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
+    with capsys.disabled():
+        print(f"\n{kind}: 50 tries, 0 hangs, {tracebacks} with their own traceback, the longest {longest:.1f} s")
+    assert tracebacks == (50 if kind == "raise" else 0)

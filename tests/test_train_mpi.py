@@ -1,0 +1,175 @@
+"""The command under mpiexec, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
+from tests.test_train import QUICK, environment, run, run_folder
+
+pytestmark = needs_mpi
+
+MPI = [*QUICK, "parallel.launcher=mpi"]
+FAULTS = """
+import os, signal
+from cupynet.training import Callback
+
+def deliberate_failure():
+    raise ZeroDivisionError("on purpose")
+
+class Fault(Callback):
+    every_rank = True
+
+    def __init__(self, rank, iteration, kind):
+        self.rank, self.iteration, self.kind = rank, iteration, kind
+
+    def on_iteration_end(self, trainer):
+        if (trainer.rank, trainer.iteration) == (self.rank, self.iteration):
+            if self.kind == "raise":
+                deliberate_failure()
+            os.kill(os.getpid(), getattr(signal, self.kind))
+"""
+
+
+def train(folder: Path, ranks: int, *arguments: str, code: int = 0) -> tuple[str, str]:
+    """`cupynet.train` under mpiexec; its stdout and stderr."""
+    done = under_mpiexec(ranks, "-m", "cupynet.train", *arguments, cwd=folder, timeout=200)
+    assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+def faulty(folder: Path, kind: str, rank: int, iteration: int) -> list[str]:
+    """Settings under which `rank` meets a fault after `iteration`."""
+    (folder / "faults.py").write_text(FAULTS)
+    part = {"_target_": "faults.Fault", "rank": rank, "iteration": iteration, "kind": kind}
+    return ["trusted_modules=[faults]", *(f"+callbacks.fault.{key}={value}" for key, value in part.items())]
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path, ranks):
+    """Rank 0 alone writes and prints; the others make no folder."""
+    (tmp_path / "ranks").mkdir()
+    stdout, stderr = train(tmp_path / "ranks", ranks, *MPI, "data.validation=50")
+    assert stderr == "" and stdout.count("test accuracy") == 1 and stdout.count("run folder") == 1
+    folder = run_folder(tmp_path / "ranks")
+    assert [p for p in (tmp_path / "ranks").rglob("*") if p.is_file() and folder not in p.parents] == []
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["workers"] == ranks and summary["devices"] == ["cpu"] * ranks and summary["images"] == 550
+    (tmp_path / "threads").mkdir()
+    run(tmp_path / "threads", *QUICK, "data.validation=50", f"workers={ranks}")
+    threads = run_folder(tmp_path / "threads")
+    assert (folder / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
+    again, _ = run(tmp_path, str(folder), command="evaluate")  # in threads
+    assert "the same as in summary.json" in again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [p.stem for p in sorted((ROOT / "conf/parallel").glob("*.yaml"))])
+def test_every_mode_gives_the_same_weights_and_sends_as_much(tmp_path, parallel):
+    settings = [*QUICK, f"parallel={parallel}", "batch_size=16"]
+    for name in ("ranks", "threads"):
+        (tmp_path / name).mkdir()
+    train(tmp_path / "ranks", 2, *settings, "parallel.launcher=mpi")
+    ranks = run_folder(tmp_path / "ranks")
+    summary = json.loads((ranks / "summary.json").read_text())
+    run(tmp_path / "threads", *settings, f"workers={summary['workers']}")
+    threads = run_folder(tmp_path / "threads")
+    assert (ranks / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
+    assert summary["bytes_sent"] == json.loads((threads / "summary.json").read_text())["bytes_sent"] > 0
+
+
+REFUSED = {
+    "workers=3": "workers=3: 3 replicas need 3 ranks, and 2 were started: mpiexec -n 3, or leave workers out",
+    "wrokers=2": "wrokers=2: there is no setting 'wrokers'; did you mean 'workers'?",
+    "parallel.launcher=thread": "mpiexec started 2 processes, and each of them would be a run of its own: "
+    "add parallel.launcher=mpi",
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_what_cannot_work_is_refused_once_and_leaves_no_folder(tmp_path, setting):
+    stdout, stderr = train(tmp_path, 2, *MPI, setting, code=2)
+    assert stdout == "" and stderr == f"cupynet: {REFUSED[setting]}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_refused(tmp_path):
+    _, stderr = train(tmp_path, 2, "-m", *MPI, "seed=1,2", code=2)
+    assert stderr == "cupynet: -m: a sweep is not run under mpiexec: start mpiexec once for each of its jobs\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_of_one_process_are_refused(tmp_path):
+    done = under_mpiexec(2, "-m", "cupynet.evaluate", "nowhere", cwd=tmp_path)
+    wanted = "cupynet: evaluate works in one process, in threads: start it without mpiexec\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+    done = under_mpiexec(2, "-m", "cupynet.bench", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("start this command without mpiexec") == 1
+
+
+def test_one_process_without_mpiexec_is_one_rank(tmp_path):
+    run(tmp_path, *MPI)
+    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["workers"] == 1
+
+
+def test_divergence_is_told_once_with_its_exit_code(tmp_path):
+    _, stderr = train(tmp_path, 2, *MPI, "optimizer.learning_rate=1e30", "optimizer.max_grad_norm=null", code=3)
+    assert len(stderr.splitlines()) == 1 and "the replica of worker 0, 1 is not finite" in stderr
+
+
+def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
+    _, stderr = train(tmp_path, 3, *MPI, *faulty(tmp_path, "raise", 2, 4), code=1)
+    assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
+    assert stderr.endswith("cupynet: rank 2: this is a bug: ZeroDivisionError: on purpose\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_mpiexec_stops_all_after_the_same_round(tmp_path, number, code):
+    settings = [*MPI, "data.train=60000", "epochs=50", "report_every_iterations=5"]
+    command = [str(mpiexec()), "-n", "2", sys.executable, "-m", "cupynet.train", *settings]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 100
+    while not any(p.stat().st_size for p in tmp_path.glob("outputs/**/history.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert stderr.count(f"cupynet: stopped by {number.name}: what was trained is in") == 1
+    folder = run_folder(tmp_path)
+    assert json.loads((folder / "summary.json").read_text())["stopped_by"] == number.name
+    assert (folder / "weights.safetensors").is_file()
+
+
+def test_a_signal_to_one_rank_stops_all(tmp_path):
+    _, stderr = train(tmp_path, 2, *MPI, *faulty(tmp_path, "SIGTERM", 1, 3), code=143)
+    assert stderr.count("stopped by SIGTERM") == 1 and (run_folder(tmp_path) / "summary.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["raise", "SIGKILL"])
+def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
+    """While it trains, on synthetic data: nobody hangs, and one that raised shows its own traceback."""
+    rng, tracebacks, longest = random.Random(5), 0, 0.0
+    for _ in range(50):
+        ranks = rng.randint(2, 3)
+        fault = faulty(tmp_path, kind, rng.randrange(ranks), rng.randint(1, 600 // 32 // ranks))
+        began = time.monotonic()
+        done = under_mpiexec(ranks, "-m", "cupynet.train", *MPI, *fault, cwd=tmp_path, timeout=100)
+        longest = max(longest, time.monotonic() - began)
+        assert done.returncode != 0
+        tracebacks += len(re.findall("^Traceback", done.stderr, re.M)) == 1 and "in deliberate_failure" in done.stderr
+    with capsys.disabled():
+        print(f"\n{kind}: 50 tries, 0 hangs, {tracebacks} with their own traceback, the longest {longest:.1f} s")
+    assert tracebacks == (50 if kind == "raise" else 0)
