@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, select_backend
-from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader
+from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
 from cupynet.optim import Optimizer
@@ -147,7 +147,7 @@ class Experiment:
 
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
-        data = self.source.load()
+        data = self.source.load() if self.job is None else load_mapped(self.source)
         data.check(self.source.image_shape, self.source.classes)
         return data
 
