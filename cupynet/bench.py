@@ -48,19 +48,19 @@ class Bench:
 
     settings: BenchSettings
     experiment: Experiment
-    without_ranks: str | None  # why nothing can be measured under mpiexec
+    without_ranks: str  # why nothing can be measured under mpiexec; "" where it can
 
 
 def prepare(settings: BenchSettings) -> Bench:
     """Refuse what cannot work, before anything is measured; ConfigError."""
     from cupynet.experiment import Experiment
-    from cupynet.measure import mpiexec
+    from cupynet.measure import without_ranks
 
     if settings.parallel.launcher == "mpi":
         raise ConfigError("launcher=mpi: the bench measures threads of one process; leave it out")
     if settings.peers == "torch" and find_spec("torch") is None:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
-    return Bench(settings, Experiment(settings), mpiexec()[1] or None)
+    return Bench(settings, Experiment(settings), without_ranks())
 
 
 def bench(asked: Bench, folder: Path) -> None:
@@ -74,7 +74,7 @@ def bench(asked: Bench, folder: Path) -> None:
         write_json(folder / "memory.json", {**memory(folder), "commit": commit(), "environment": environment()})
         print(f"written to {folder / 'memory.json'}")
         return
-    if asked.without_ranks is not None:
+    if asked.without_ranks:
         print(f"not measured under mpiexec: {asked.without_ranks}")
     result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
     result["commit"], result["environment"] = commit(), environment()
@@ -175,7 +175,7 @@ def loops(asked: Bench, folder: Path) -> Row:
     epochs = -(-settings.images // len(data.train))
     run = [*measure.overrides(folder, BenchSettings), f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
     measurements[f"train, threads={PAIR}"] = partial(trained, [*run, f"workers={PAIR}"])
-    if asked.without_ranks is None:
+    if not asked.without_ranks:
         measurements[f"train, ranks={PAIR}"] = partial(trained, run, ranks=PAIR)
     if settings.peers == "torch":
         period = settings.parallel.averaging_frequency

@@ -8,7 +8,6 @@ returned on rank 0. (Over 300 lines: one measurement after the other.)
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from cupynet import config
 from cupynet.backend import create_backend
 from cupynet.data import Batch, Batches, Data
 from cupynet.errors import ConfigError, CupynetError
+from cupynet.mpiexec import find_mpiexec
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
 from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding
 from cupynet.parallel.encoding import Message
@@ -258,13 +258,15 @@ def link_between(experiment: Experiment, workers: int, other: int) -> Link:
 # whole runs -----------------------------------------------------------------------------------------------------------
 
 
-def mpiexec() -> tuple[str | None, str]:
-    """The mpiexec that belongs to this Python, or None and why there is none to use."""
+def without_ranks() -> str:
+    """Why nothing can be measured under mpiexec; "" where it can."""
     if find_spec("mpi4py") is None:
-        return None, "mpi4py is not installed: pip install 'cupynet[mpi]'"
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
-    return found, "" if found else "there is no mpiexec: pip install 'cupynet[mpi]'"
+        return "mpi4py is not installed: pip install 'cupynet[mpi]'"
+    try:
+        find_mpiexec()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 @contextmanager
@@ -274,12 +276,9 @@ def job(command: str, overrides: Sequence[str], ranks: int = 0) -> Iterator[tupl
     ranks: under mpiexec with as many, whose memory is not seen from here; 0 for workers that are threads. CupynetError
     where it fails.
     """
-    launcher, reason = mpiexec() if ranks else ("", "")
-    if launcher is None:
-        raise ConfigError(reason)
     chosen = [AS_RANKS] if ranks else []
     with tempfile.TemporaryDirectory() as folder:
-        line = [*([launcher, "-n", str(ranks)] if ranks else []), sys.executable, "-m", f"cupynet.{command}"]
+        line = [*([find_mpiexec(), "-n", str(ranks)] if ranks else []), sys.executable, "-m", f"cupynet.{command}"]
         line += [*overrides, *chosen, f"hydra.run.dir={folder}/run"]
         with open(f"{folder}/output", "w+", encoding="utf-8") as output:
             # a file, not a pipe: nothing has to be read while it goes on

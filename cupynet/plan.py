@@ -252,8 +252,8 @@ def check(asked: Plan, folder: Path) -> tuple[list[Checked], dict[str, Costs]]:
     epochs = -(-settings.images // len(asked.experiment.load().train))
     command += [f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
     kinds: dict[str, Callable[[], Costs]] = {"threads": partial(sitting, asked)}
-    if measure.mpiexec()[0] is None:
-        print(f"not checked under mpiexec: {measure.mpiexec()[1]}")
+    if reason := measure.without_ranks():
+        print(f"not checked under mpiexec: {reason}")
     else:
         kinds["ranks"] = partial(sitting_of_ranks, asked, folder)
     costs: dict[str, list[Costs]] = {kind: [] for kind in kinds}

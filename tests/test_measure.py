@@ -63,14 +63,15 @@ def test_a_run_is_measured_from_outside() -> None:
 
 def test_without_mpi_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(measure, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="^mpi4py is not installed: pip install 'cupynet.mpi.'$"):
-        measure.trained([], ranks=2)
+    assert measure.without_ranks() == "mpi4py is not installed: pip install 'cupynet[mpi]'"
     monkeypatch.setattr(measure, "find_spec", lambda name: object())
     monkeypatch.setattr(measure.sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(measure.shutil, "which", lambda name: None)
-    assert measure.mpiexec() == (None, "there is no mpiexec: pip install 'cupynet[mpi]'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert measure.without_ranks() == "there is no mpiexec: pip install 'cupynet[mpi]'"
+    with pytest.raises(ConfigError, match="^there is no mpiexec"):
+        measure.trained([], ranks=2)
     (tmp_path / "mpiexec").touch()
-    assert measure.mpiexec() == (str(tmp_path / "mpiexec"), "")
+    assert measure.without_ranks() == ""
 
 
 def test_a_run_takes_over_what_its_command_was_asked(tmp_path: Path) -> None:
