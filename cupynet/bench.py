@@ -1,7 +1,9 @@
-"""Measure: `python -m cupynet.bench [peers=torch] [key=value ...]`.
+"""Measure: `python -m cupynet.bench [peers=torch] [workers_memory=true] [key=value ...]`.
 
 Each operation against the ceiling that a large product sets on this machine; the training step on resident data; the
-whole loop as `cupynet.train` runs it; with `peers=torch` PyTorch on the tutorials' LeNet, in turn with the loop.
+whole loop as `cupynet.train` runs it; whole runs with two threads and with two ranks of mpiexec; with `peers=torch`
+PyTorch on the tutorials' LeNet, alone and as two processes that are averaged, in turn with the loop. With
+`workers_memory=true` the memory of runs with up to 32 workers, and nothing else.
 Nothing is asserted: figures are for reading, and on a machine that others use too only ratios within one run count.
 Long, over 300 lines: one measurement after the other.
 """
@@ -13,7 +15,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +28,13 @@ from cupynet.settings import BenchSettings
 
 if TYPE_CHECKING:
     from cupynet.backend import Backend
-    from cupynet.data import Batch, Data
     from cupynet.experiment import Experiment
-    from cupynet.nn import Layer, Model
-    from cupynet.training import Trainer
+    from cupynet.nn import Layer
 
 Row: TypeAlias = dict[str, Any]
 LARGE = 2048  # rows and columns of the product that sets the ceiling
+PAIR = 2  # workers of a whole run, as threads and as ranks
+MEMORY_OF = (1, 2, 8, 16, 32)  # workers
 
 
 def main() -> None:
@@ -43,21 +44,23 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, and how."""
+    """What is measured, with what, and what cannot be."""
 
     settings: BenchSettings
     experiment: Experiment
+    without_ranks: str  # why nothing can be measured under mpiexec; "" where it can
 
 
 def prepare(settings: BenchSettings) -> Bench:
     """Refuse what cannot work, before anything is measured; ConfigError."""
     from cupynet.experiment import Experiment
+    from cupynet.measure import without_ranks
 
     if settings.parallel.launcher == "mpi":
         raise ConfigError("launcher=mpi: the bench measures threads of one process; leave it out")
     if settings.peers == "torch" and find_spec("torch") is None:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
-    return Bench(settings, Experiment(settings))
+    return Bench(settings, Experiment(settings), without_ranks())
 
 
 def bench(asked: Bench, folder: Path) -> None:
@@ -67,11 +70,17 @@ def bench(asked: Bench, folder: Path) -> None:
 
     experiment, settings = asked.experiment, asked.settings
     experiment.announce()
+    if settings.workers_memory:
+        write_json(folder / "memory.json", {**memory(folder), "commit": commit(), "environment": environment()})
+        print(f"written to {folder / 'memory.json'}")
+        return
+    if asked.without_ranks:
+        print(f"not measured under mpiexec: {asked.without_ranks}")
     result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
     result["commit"], result["environment"] = commit(), environment()
     result["ceiling_gflop_per_s"] = ceiling(experiment)
     result["operations"] = operations(experiment, result["ceiling_gflop_per_s"]["one core"])
-    result["images_per_s"] = loops(experiment, settings)
+    result["images_per_s"] = loops(asked, folder)
     result["ratios"] = ratios(experiment, result)
     write_json(folder / "bench.json", result)
     print("\n".join(table(result)))
@@ -81,22 +90,9 @@ def bench(asked: Bench, folder: Path) -> None:
 # operations -----------------------------------------------------------------------------------------------------------
 
 
-def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) -> float:
-    """The median seconds of one `work()`, after a warm-up."""
-    for _ in range(3):
-        work()
-    backend.synchronize()
-    times: list[float] = []
-    while sum(times) < at_least_s or len(times) < 5:
-        began = time.perf_counter()
-        work()
-        backend.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
 def ceiling(experiment: Experiment) -> Row:
     """GFLOP/s of a large product in the run's precision, on one core and on all of them."""
+    from cupynet import measure
     from cupynet.backend import available_cores, blas
 
     backend = experiment.model().backend
@@ -106,7 +102,7 @@ def ceiling(experiment: Experiment) -> Row:
     found = {}
     for name, threads in (("one core", 1), ("all cores", available_cores())):
         with blas.limited(threads):
-            seconds = timed(lambda: backend.xp.matmul(a, b, out=out), backend, 1.5)
+            seconds = measure.timed(lambda: backend.xp.matmul(a, b, out=out), backend, 1.5)
         found[name] = 2 * LARGE**3 / seconds / 1e9
     return found
 
@@ -115,23 +111,24 @@ def operations(experiment: Experiment, one_core: float) -> list[Row]:
     """Each step of the network forwards and backwards, the loss and the update, on one core."""
     import numpy as np
 
+    from cupynet import measure
     from cupynet.backend import blas
 
     with blas.limited(1):
         model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
         backend = model.backend
         backend.activate()
-        batch, rows = resident_batch(experiment, backend), []
+        batch, rows = measure.resident_batch(experiment, backend), []
         x = batch.images
-        for name, layer, flop in network_steps(model):
+        for name, layer, flop in measure.network_steps(model):
             found, x = layer_rows(backend, name, layer, x, flop * len(batch))
             rows += found
-        loss = timed(lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]), backend)
+        loss = measure.timed(lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]), backend)
         optimizer.init(model.params, backend)
         optimizer.learning_rate.span(0, 2)
-        update = timed(lambda: optimizer.step(model.params, 0), backend)
+        update = measure.timed(lambda: optimizer.step(model.params, 0), backend)
         pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
-        images = timed(lambda: backend.load_images(pixels, batch.samples), backend)
+        images = measure.timed(lambda: backend.load_images(pixels, batch.samples), backend)
     rows += [{"operation": n, "ms": 1e3 * s} for n, s in (("loss", loss), ("update", update), ("load batch", images))]
     for row in rows:
         if "mflop" in row:
@@ -140,53 +137,14 @@ def operations(experiment: Experiment, one_core: float) -> list[Row]:
     return rows
 
 
-def resident_batch(experiment: Experiment, backend: Backend) -> Batch:
-    """One batch of random images on the device."""
-    import numpy as np
-
-    from cupynet.data import Batch
-
-    size, rng = experiment.settings.batch_size, np.random.default_rng(1)
-    samples = np.arange(size)
-    images = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
-    labels = backend.asarray(rng.integers(0, experiment.source.classes, size))
-    loaded = backend.load_images(images, samples)
-    return Batch(index=0, epoch=0, images=loaded, labels=labels, samples=samples)
-
-
-def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
-    """The steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
-    from cupynet.nn import Sequential
-
-    steps, network = [], model.network
-    named = dict(network) if isinstance(network, Sequential) else {"network": network}
-    for step in network.steps if isinstance(network, Sequential) else [network]:
-        inside = [id(layer) for layer in step.walk()]
-        names = [name for name, layer in named.items() if id(layer) in inside]
-        steps.append((" + ".join(names), step, sum(2.0 * layer.multiply_adds() for layer in step.walk())))
-    return steps
-
-
 def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -> tuple[list[Row], Any]:
     """The time of a layer forwards, and backwards (both passes less the forward one); and its output."""
-    from cupynet.nn import INFERENCE, Context
+    from cupynet import measure
 
-    training = Context(train=True)
-    y, _ = layer.forward(x, INFERENCE)
-    gradient = backend.allocate(y.shape, y.dtype)
-    gradient[...] = 1e-3
-
-    def both() -> None:
-        output, backward = layer.forward(x, training)
-        dy = backend.borrow(output.shape)
-        dy[...] = gradient
-        backend.give_back(backward(dy))
-
-    forward = timed(lambda: backend.give_back(layer.forward(x, INFERENCE)[0]), backend)
-    backward = max(timed(both, backend) - forward, 1e-9)
+    forward, both, y = measure.passes(backend, layer, x)
     rows: list[Row] = [
         {"operation": f"{name} forward", "ms": 1e3 * forward},
-        {"operation": f"{name} backward", "ms": 1e3 * backward},
+        {"operation": f"{name} backward", "ms": 1e3 * max(both - forward, 1e-9)},
     ]
     if flop:  # backwards: as much for the weights, and again for the input where dx is needed
         both_ways = sum(2.0 * each.multiply_adds() * (1 + each.needs_dx) for each in layer.walk())
@@ -197,73 +155,79 @@ def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -
 # the loop -------------------------------------------------------------------------------------------------------------
 
 
-def loops(experiment: Experiment, settings: BenchSettings) -> Row:
-    """Images per second of the loop, of the bare step, and of the peers: medians of measurements in turn."""
+def loops(asked: Bench, folder: Path) -> Row:
+    """Images per second of the loop, of the bare step, of whole runs and of the peers: medians, measured in turn."""
+    from cupynet import measure
+
+    experiment, settings = asked.experiment, asked.settings
     data, cores = experiment.load(), experiment.placement.workers
     measurements: dict[str, Callable[[], float]] = {}
     for workers in sorted({1, cores}):
-        measurements[f"loop, workers={workers}"] = partial(loop, experiment, data, workers, settings.images)
+        loop = partial(measure.loop_images_per_s, experiment, data, workers, settings.images, blas_threads=1)
+        measurements[f"loop, workers={workers}"] = loop
         measurements[f"bare step, workers={workers}"] = partial(bare_steps, experiment, workers)
         if settings.peers == "torch":
             for layout in ("channels_last", "contiguous"):
                 name = f"torch {layout}, threads={workers}"
-                measurements[name] = partial(peer, workers, layout, settings.batch_size)
+                measurements[name] = partial(
+                    peer, "--threads", workers, "--layout", layout, "--batch", settings.batch_size
+                )
+    epochs = -(-settings.images // len(data.train))
+    run = [*measure.overrides(folder, BenchSettings), f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
+    measurements[f"train, threads={PAIR}"] = partial(trained, [*run, f"workers={PAIR}"])
+    if not asked.without_ranks:
+        measurements[f"train, ranks={PAIR}"] = partial(trained, run, ranks=PAIR)
+    if settings.peers == "torch":
+        period = settings.parallel.averaging_frequency
+        options = ["--processes", PAIR, "--average-every", period if isinstance(period, int) else 3]
+        measurements[f"torch channels_last, processes={PAIR}"] = partial(peer, *options, "--batch", settings.batch_size)
     found: dict[str, list[float]] = {name: [] for name in measurements}
     for _ in range(settings.repeats):
-        for name, measure in measurements.items():
-            found[name].append(measure())
+        for name, measured in measurements.items():
+            found[name].append(measured())
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def loop(experiment: Experiment, data: Data, workers: int, images: int) -> float:
-    """Training as `cupynet.train` does it: loading, prefetching, averaging, logging; one BLAS thread per worker."""
-    import tempfile
-
-    from cupynet.runs import Run
-    from cupynet.training import History
-
-    epochs = -(-images // len(data.train))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        experiment.wrapper(Run(folder), [History()], workers=workers, blas_threads=1) as wrapper,
-    ):
-        wrapper.fit(experiment.train_loader(data), epochs)
-        return wrapper.trainer.clock.images_per_s
-
-
-def bare_steps(experiment: Experiment, workers: int, seconds: float = 2.0) -> float:
+def bare_steps(experiment: Experiment, workers: int) -> float:
     """The training step alone, on resident data and without averaging, of `workers` replicas at once."""
+    from cupynet import measure
 
-    def task(trainer: Trainer) -> float:
-        replica, world = trainer.replica, trainer.groups.world
-        replica.optimizer.learning_rate.span(0, 10**6)
-        batch = resident_batch(experiment, replica.backend)
-        for step in range(3):
-            replica.gradient(batch)
-            replica.update(step)
-        world.barrier()
-        began, steps = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
-            replica.gradient(batch)
-            replica.update(steps)
-            replica.backend.synchronize()
-            steps += 1
-        rate = steps * len(batch) / (time.perf_counter() - began)
-        return float(world.gather_numbers(rate).sum())
-
-    with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
-        return wrapper.on_workers(task) or 0.0
+    means = measure.step_times(experiment, workers)[:, 0]
+    return float((experiment.settings.batch_size / means).sum())
 
 
-def peer(threads: int, layout: str, batch_size: int) -> float:
-    """PyTorch's images per second, in a process of its own."""
-    command = [sys.executable, "-m", "cupynet.peer", "--threads", str(threads), "--layout", layout]
-    done = subprocess.run([*command, "--batch", str(batch_size)], capture_output=True, text=True, check=False)
+def trained(overrides: list[str], ranks: int = 0) -> float:
+    """A whole run of `cupynet.train`."""
+    from cupynet import measure
+
+    return measure.trained(overrides, ranks=ranks)[0].images_per_s
+
+
+def peer(*options: object) -> float:
+    """PyTorch's images per second, in a process of its own; options: of `cupynet.peer`."""
+    command = [sys.executable, "-m", "cupynet.peer", *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]  # killed: silent
         raise ConfigError(f"peers=torch: PyTorch could not be measured: {reason}")
     rate: float = json.loads(done.stdout)["images_per_s"]
     return rate
+
+
+def memory(folder: Path) -> Row:
+    """The most memory that a run of one epoch held, by its number of workers, and how far from a straight line."""
+    import numpy as np
+
+    from cupynet import measure
+
+    run, found = measure.overrides(folder, BenchSettings), {}
+    for workers in MEMORY_OF:
+        found[workers] = measure.trained([*run, "epochs=1", f"workers={workers}"])[1] / 1e6
+        print(f"{f'workers={workers}':<48}{found[workers]:>10,.0f} MB", flush=True)
+    slope, least = np.polyfit(list(found), list(found.values()), 1)
+    off = max(abs(found[workers] / (least + slope * workers) - 1) for workers in found)
+    print(f"{'a straight line, off by ' + format(off, '.0%'):<48}{least:>10,.0f} MB and {slope:,.1f} MB a worker")
+    return {"mb": found, "line": {"mb": float(least), "mb_per_worker": float(slope), "off_by": float(off)}}
 
 
 # the result -----------------------------------------------------------------------------------------------------------
@@ -279,10 +243,13 @@ def ratios(experiment: Experiment, result: Row) -> Row:
     found[f"loop, workers={workers} / bare step"] = best / rates[f"bare step, workers={workers}"]
     if workers > 1:
         found[f"loop, workers={workers} / workers=1"] = best / rates["loop, workers=1"]
+    threads, ranks = (f"train, {kind}={PAIR}" for kind in ("threads", "ranks"))
+    if ranks in rates:
+        found[f"{ranks} / {threads}"] = rates[ranks] / rates[threads]
     for name, rate in rates.items():
         if name.startswith("torch"):
-            own = f"loop, workers={name.rpartition('=')[2]}"
-            found[f"{own} / {name}"] = rates[own] / rate
+            kinds = (threads, ranks) if "processes=" in name else (f"loop, workers={name.rpartition('=')[2]}",)
+            found |= {f"{own} / {name}": rates[own] / rate for own in kinds if own in rates}
     return found
 
 

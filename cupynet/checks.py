@@ -23,6 +23,9 @@ SHOWN = 80  # characters of a value in a message
 DTYPES = ("half", "float", "double")
 DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are taken too
 BACKENDS = ("numpy", "numba", "cupy")
+LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.parallel.forecast, as are the two below
+MODES = ("averaging", "gradients", "threshold", "pipeline", "hybrid")
+ALL_REDUCES = ("chunks", "ring")
 
 
 class Refusal(ConfigError):

@@ -356,15 +356,15 @@ def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules:
                 config[key] = _group_file(key, value)
             else:
                 OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
-        return _settings(config, [*_own_overrides(path), *overrides], Settings)
+        return _settings(config, [*overrides_of(run_folder), *overrides], Settings)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, overrides)) from error
 
 
-def _own_overrides(config_path: Path) -> list[str]:
-    """What the command line of a finished run asked for; nothing where that is not stored."""
+def overrides_of(folder: str | Path) -> list[str]:
+    """What the command line of the job in `folder` asked for, as it was written; nothing where that is not stored."""
     try:
-        stored = OmegaConf.load(config_path.with_name("overrides.yaml"))
+        stored = OmegaConf.load(Path(folder) / ".hydra" / "overrides.yaml")
         return [str(override) for override in stored]
     except Exception:  # it only says which arguments count where a class was chosen
         return []

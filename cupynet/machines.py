@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError
 from cupynet.exits import tell
+from cupynet.mpiexec import find_mpiexec
 from cupynet.settings import AS_RANKS
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # inside the namespaces: they meet no others
@@ -80,15 +80,6 @@ def train(rate: str, delay: str, ranks: int, settings: list[str]) -> int:
         seconds = time.monotonic() - began
         print(f"through the cable: {megabytes[0]:.1f} MB there, {megabytes[1]:.1f} MB back, in {seconds:.1f} s")
     return code
-
-
-def find_mpiexec() -> str:
-    """MPICH's mpiexec, of this Python's environment or on the path. ConfigError."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.is_file() else shutil.which("mpiexec")
-    if found is None:
-        raise ConfigError("there is no mpiexec: pip install 'cupynet[mpi]'")
-    return found
 
 
 def follow(command: list[str], environment: dict[str, str]) -> int:

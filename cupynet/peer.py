@@ -1,7 +1,8 @@
 """PyTorch on the tutorials' LeNet, for `cupynet.bench` to compare with: `python -m cupynet.peer --threads 2`.
 
 The only file that imports torch, run in a process of its own. Forward, backward and Nesterov update on resident data,
-nothing else: no loading, no shuffling, no logging. Prints one JSON object.
+nothing else: no loading, no shuffling, no logging. With `--processes 2` as many processes of one thread each, which
+PyTorch's own periodic averager brings together over gloo every few iterations. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -9,22 +10,34 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
+
+MEET_S = 60.0  # how long a process waits for the others
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description="Measure PyTorch's training step of LeNet on the CPU.")
-    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--layout", choices=["contiguous", "channels_last"], default="channels_last")
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--processes", type=int, default=1, help="replicas, each a process with one thread")
+    parser.add_argument("--average-every", type=int, default=3, help="iterations between averages of the processes")
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.threads, arguments.batch, arguments.layout, arguments.seconds)))
+    if arguments.processes > 1:
+        period, batch = arguments.average_every, arguments.batch
+        result = processes(arguments.processes, period, batch, arguments.layout, arguments.seconds)
+    else:
+        result = measure(arguments.threads, arguments.batch, arguments.layout, arguments.seconds)
+    print(json.dumps(result))
 
 
-def measure(threads: int, batch: int, layout: str, seconds: float) -> dict[str, object]:
-    """Images per second, from the median step of `seconds` of training after a warm-up."""
+def lenet(threads: int, batch: int, layout: str) -> tuple[Any, Callable[[], None]]:
+    """The network, and its training step on a batch that stays where it is."""
     import torch
     from torch import nn
 
@@ -38,20 +51,88 @@ def measure(threads: int, batch: int, layout: str, seconds: float) -> dict[str, 
     images = torch.rand(batch, 1, 28, 28).to(memory_format=memory_format)
     labels = torch.randint(0, 10, (batch,))
 
-    def step() -> float:
-        began = time.perf_counter()
+    def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(network(images), labels).backward()
         optimizer.step()
-        return time.perf_counter() - began
 
-    for _ in range(10):
-        step()
+    return network, step
+
+
+def median_of(work: Callable[[], None], seconds: float, warm_up: int) -> float:
+    """The median seconds of one `work()` in `seconds` of them, after a warm-up."""
+    for _ in range(warm_up):
+        work()
     times: list[float] = []
     while sum(times) < seconds:
-        times.append(step())
-    median = statistics.median(times)
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def measure(threads: int, batch: int, layout: str, seconds: float) -> dict[str, object]:
+    """Images per second, from the median step of `seconds` of training after a warm-up."""
+    import torch
+
+    _, step = lenet(threads, batch, layout)
+    median = median_of(step, seconds, 10)
     return {"version": torch.__version__, "step_ms": median * 1e3, "images_per_s": batch / median}
+
+
+def processes(count: int, every: int, batch: int, layout: str, seconds: float) -> dict[str, object]:
+    """Images per second of `count` processes together, from the median period: `every` steps and their average."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        # the children are joined here: one that fails ends the others, and its traceback is shown
+        arguments = (count, every, batch, layout, seconds, folder)
+        torch.multiprocessing.spawn(replica, arguments, nprocs=count)
+        medians = []
+        for rank in range(count):
+            with open(f"{folder}/{rank}", encoding="utf-8") as file:
+                medians.append(float(file.read()))
+    median = statistics.fmean(medians)
+    return {
+        "version": torch.__version__,
+        "step_ms": median / every * 1e3,
+        "images_per_s": count * every * batch / median,
+    }
+
+
+def replica(rank: int, count: int, every: int, batch: int, layout: str, seconds: float, folder: str) -> None:
+    """One process: trains, is averaged with the others by PyTorch, and leaves its median period in `folder`."""
+    from datetime import timedelta
+
+    import torch
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+    meeting = f"file://{folder}/meeting"
+    timeout = timedelta(seconds=MEET_S)
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count, timeout=timeout)
+    network, step = lenet(1, batch, layout)
+    averager = PeriodicModelAverager(period=every, warmup_steps=0)
+
+    def period() -> None:
+        for _ in range(every):
+            step()
+            averager.average_parameters(network.parameters())
+
+    for _ in range(4):
+        period()
+    # as many periods for each, or one would wait for another that has left
+    began = time.perf_counter()
+    period()
+    periods = torch.tensor([max(seconds / (time.perf_counter() - began), 3.0)])
+    torch.distributed.broadcast(periods, 0)
+    times = []
+    for _ in range(int(periods)):
+        began = time.perf_counter()
+        period()
+        times.append(time.perf_counter() - began)
+    with open(f"{folder}/{rank}", "w", encoding="utf-8") as file:
+        file.write(repr(statistics.median(times)))
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

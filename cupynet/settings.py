@@ -24,6 +24,7 @@ Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value as it is ke
 
 MOST_WORKERS = 10_000
 MOST_PREFETCHED = 100_000
+MOST_FORECAST = 1_000_000
 AS_RANKS = "parallel.launcher=mpi"  # what a command is given where mpiexec starts it
 
 
@@ -101,6 +102,57 @@ def frequency(key: str, value: Any) -> int | str | None:
     if value is None or (isinstance(value, str) and value in moments):
         return value
     return checks.integer(key, value, 1, f", epoch or end{guess(value, moments)}")
+
+
+def integers(most: int | None = None) -> Rule:
+    """Different integers of at least 1, in order, one alone also without brackets; or null for what is usual."""
+
+    def rule(key: str, value: Any) -> list[int] | None:
+        given = value if isinstance(value, list) else [value]
+        try:
+            found = sorted({checks.integer(key, each, 1, most=most) for each in given})
+        except ConfigError:
+            found = []
+        if value is not None and not found:
+            bound = "" if most is None else f" and at most {most}"
+            what = f"must be an integer of at least 1{bound}, a list of them such as [2,8,64], or null"
+            raise refusal(key, shown(value, written), what)
+        return found or None
+
+    return rule
+
+
+def link(key: str, value: Any) -> str | dict[str, float]:
+    """A connection by name, `measured`, or its bandwidth and latency."""
+    names = ("measured", *checks.LINKS)
+    if isinstance(value, str) and value in names:
+        return value
+    wanted = {"bandwidth_gbit_s", "latency_us"}
+    if not isinstance(value, Mapping) or set(value) != wanted:
+        form = f"must be one of {', '.join(names)}, or {{bandwidth_gbit_s:10,latency_us:25}}{guess(value, names)}"
+        raise refusal(key, shown(value, written), form)
+    try:
+        bandwidth = checks.number("bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0)
+        latency = checks.number("latency_us", value["latency_us"], minimum=0)
+    except checks.Refusal as wrong:
+        raise refusal(key, shown(value, written), str(wrong)) from None
+    return {"bandwidth_gbit_s": bandwidth, "latency_us": latency}
+
+
+def some_of(*names: str) -> Rule:
+    """A list of some of the names, in the order they are known in; or null for what is usual."""
+
+    def rule(key: str, value: Any) -> list[str] | None:
+        if value is None:
+            return None
+        given = [value] if isinstance(value, str) else value
+        if not isinstance(given, list) or not given or any(each not in names for each in given):
+            wrong = [each for each in given if each not in names] if isinstance(given, list) else [value]
+            hint = guess(wrong[0], names) if wrong else ""
+            raise refusal(key, shown(value, written), f"must be some of {', '.join(names)}, or null{hint}")
+        return [name for name in names if name in given]
+
+    return rule
 
 
 def devices(key: str, value: Any) -> list[int] | None:
@@ -248,6 +300,54 @@ class BenchSettings(Settings):
     peers: str | None = setting(None, only("torch", null="none"))
     repeats: int = setting(5, integer(1))
     images: int = setting(60000, integer(1))
+    workers_memory: bool = setting(False, checks.flag)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings(Settings):
+    """The settings of `cupynet.plan`: those of the run it measures, and what conf/plan.yaml adds.
+
+    `workers` is a list here: every number of workers that is asked about. null stands for what
+    `asked`, `compared` and `every` say.
+    """
+
+    workers: Any = setting(None, integers(most=MOST_FORECAST))
+    link: str | dict[str, float] = setting("10gbe", link)
+    modes: Any = setting(None, some_of(*checks.MODES))
+    frequencies: Any = setting(None, integers())
+    stages: int = setting(2, integer(1))
+    micro_batches: int = setting(4, integer(1))
+    machines: int | None = setting(None, integer(1, null="as many as the workers fill"))
+    cores_per_machine: int | None = setting(None, integer(1, null="as many as here"))
+    all_reduce: str = setting("chunks", one_of(*checks.ALL_REDUCES))
+    check: bool = setting(False, checks.flag)
+    repeats: int = setting(3, integer(1))
+    images: int = setting(20000, integer(1))
+
+    @property
+    def asked(self) -> list[int]:
+        """Numbers of workers, in order."""
+        return list(self.workers or ([1, 2, 4] if self.check else [2, 8, 64, 1024]))
+
+    @property
+    def compared(self) -> list[str]:
+        """The modes. The messages of an encoding shrink as training goes on: a short run says little of them."""
+        return list(self.modes or [mode for mode in checks.MODES if not (self.check and mode == "threshold")])
+
+    @property
+    def every(self) -> list[int]:
+        """Iterations between averages, in order."""
+        return list(self.frequencies or ([3] if self.check else [1, 3, 10, 50]))
+
+    def run(self, workers: int | None) -> Settings:
+        """The settings of one run with so many workers."""
+        values = {each.name: getattr(self, each.name) for each in fields(Settings)}
+        return Settings(**values | {"workers": workers})
+
+
+def own_names(kind: type[Settings]) -> list[str]:
+    """The settings that only this kind has, or that mean something else in it."""
+    return list(kind.__annotations__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
 
 COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor", "shard", "machines")
-SHARED = ("experiment",)  # what the commands share: settings turned into the objects of a run
+SHARED = ("experiment", "measure")  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
     "exits",
@@ -34,7 +34,7 @@ DOOR = (
     "settings",
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
-STARTED = ("mpiexec",)  # what the environment tells of the other processes: for the door, and who finds them
+STARTED = ("mpiexec",)  # what the environment tells of the other processes: for who starts or finds them
 FILES = ("files", "runs")  # writing and reading them: for the commands, what they share, and training
 
 # What a room may import besides itself, cupynet.errors and cupynet.checks: rooms, or modules of rooms.
@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "parallel.pipeline": ("backend", "nn"),
     "training": ("backend", "nn", "optim", "data", "parallel", *FILES),
     **dict.fromkeys(DOOR, (*DOOR, *STARTED)),
-    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES)),
+    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
     "__init__": (*LIBRARY, *FILES),  # resolved lazily: tests/test_init.py

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from cupynet import bench
+from cupynet import bench, measure
 from cupynet.errors import ConfigError
 from tests.test_train import run
 
@@ -26,6 +27,9 @@ RESULT = {
         "loop, workers=2": 76000.0,
         "bare step, workers=2": 80000.0,
         "torch channels_last, threads=2": 38000.0,
+        "train, threads=2": 75000.0,
+        "train, ranks=2": 74250.0,
+        "torch channels_last, processes=2": 37500.0,
     },
 }
 
@@ -38,7 +42,28 @@ def test_ratios() -> None:
         "loop, workers=2 / workers=1": pytest.approx(1.9),
         "loop, workers=1 / torch channels_last, threads=1": pytest.approx(2.0),
         "loop, workers=2 / torch channels_last, threads=2": pytest.approx(2.0),
+        "train, ranks=2 / train, threads=2": pytest.approx(0.99),
+        "train, threads=2 / torch channels_last, processes=2": pytest.approx(2.0),
+        "train, ranks=2 / torch channels_last, processes=2": pytest.approx(1.98),
     }
+
+
+def test_ratios_without_mpi_and_without_a_second_core() -> None:
+    kept = {"loop, workers=1", "bare step, workers=1", "train, threads=2", "torch channels_last, processes=2"}
+    result = RESULT | {"images_per_s": {k: v for k, v in RESULT["images_per_s"].items() if k in kept}}  # type: ignore[attr-defined]
+    found = bench.ratios(SimpleNamespace(placement=SimpleNamespace(workers=1)), result)
+    assert [name for name in found if "train" in name] == ["train, threads=2 / torch channels_last, processes=2"]
+
+
+def test_memory_is_compared_with_a_straight_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    def trained(overrides: list[str]) -> tuple[None, float]:
+        return None, 200e6 + 20e6 * int(overrides[-1].removeprefix("workers=")) + 10e6 * ("workers=8" in overrides)
+
+    monkeypatch.setattr(measure, "trained", trained)
+    found = bench.memory(tmp_path)
+    assert list(found["mb"]) == [1, 2, 8, 16, 32] and found["mb"][32] == pytest.approx(840)
+    assert found["line"]["mb_per_worker"] == pytest.approx(20, rel=0.05) and 0 < found["line"]["off_by"] < 0.05
+    assert "MB a worker" in capsys.readouterr().out
 
 
 def test_the_table_has_a_line_for_everything() -> None:
@@ -57,7 +82,7 @@ def test_arithmetic_is_counted_by_layer() -> None:
 
     for name in ("numpy", "numba"):
         model = Model(lenet(), Image(28, 28, 1), create_backend(name))
-        flop = {step: count for step, _, count in bench.network_steps(model)}
+        flop = {step: count for step, _, count in measure.network_steps(model)}
         assert sum(flop.values()) == 2 * (24 * 24 * 25 * 20 + 8 * 8 * 500 * 50 + 800 * 500 + 500 * 10)
         assert ("conv1 + pool1" in flop) == (name == "numba")
 
@@ -70,7 +95,7 @@ def test_arithmetic_within_blocks_is_counted() -> None:
     for name in ("numpy", "numba"):
         block = Sequential([Conv2D(3, (3, 5), padding="same"), MaxPool2D(2), Residual(Sequential([Conv2D(3, 1)]))])
         model = Model(Sequential({"block": block, "output": Dense(10)}), Image(8, 6, 2), create_backend(name))
-        flop = {step: count for step, _, count in bench.network_steps(model)}
+        flop = {step: count for step, _, count in measure.network_steps(model)}
         assert flop == {"block": 2 * (8 * 6 * 15 * 2 * 3 + 4 * 3 * 3 * 3), "output": 2 * 36 * 10}
 
 
@@ -84,7 +109,7 @@ def test_a_peer_that_fails_says_why(stderr: str, reason: str, monkeypatch: pytes
     done = SimpleNamespace(returncode=-9, stderr=stderr, stdout="")
     monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(ConfigError, match=f"could not be measured: .*{reason}"):
-        bench.peer(1, "contiguous", 128)
+        bench.peer("--threads", 1)
 
 
 @pytest.mark.slow
@@ -93,3 +118,14 @@ def test_a_bench_measures_and_writes(tmp_path) -> None:
     (file,) = tmp_path.glob("outputs/bench/*/*/bench.json")
     result = json.loads(file.read_text())
     assert all(rate > 0 for rate in result["images_per_s"].values()) and "conv2 + pool2 backward" in stdout
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_workers_and_no_faster(tmp_path) -> None:
+    """32 workers train an epoch on these cores, and each costs what the one before it did."""
+    run(tmp_path, "workers_memory=true", "data.train=4096", "data.test=500", "batch_size=32", command="bench")
+    (file,) = tmp_path.glob("outputs/bench/*/*/memory.json")
+    found = json.loads(file.read_text())
+    assert list(found["mb"]) == ["1", "2", "8", "16", "32"] and found["line"]["off_by"] < 0.15
+    early, late = ((found["mb"][b] - found["mb"][a]) / (int(b) - int(a)) for a, b in (("2", "8"), ("16", "32")))
+    assert late < 1.5 * early

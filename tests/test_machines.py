@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 
-from cupynet import machines
 from tests.mpi import needs_mpi
 from tests.test_train import QUICK, run, run_folder
 
@@ -25,10 +24,3 @@ def test_two_machines_train_together(tmp_path, mark):
 def test_no_ranks_are_refused(tmp_path):
     _, stderr = run(tmp_path, "--ranks", "0", command="machines", code=2)
     assert stderr == "cupynet: --ranks=0: must be an integer of at least 1\n"
-
-
-def test_the_mpiexec_of_this_environment_is_taken_first(monkeypatch, tmp_path):
-    (tmp_path / "python").touch()
-    (tmp_path / "mpiexec").touch()
-    monkeypatch.setattr(machines.sys, "executable", str(tmp_path / "python"))
-    assert machines.find_mpiexec() == str(tmp_path / "mpiexec")

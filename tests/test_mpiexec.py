@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,14 @@ def test_all_workers_learn_the_greatest_number() -> None:
 def test_a_launcher_has_a_name_or_is_one() -> None:
     with pytest.raises(ConfigError, match="launcher=mip: must be one of thread, mpi"):
         ParallelWrapper(small_model(), 2, launcher="mip")
+
+
+def test_the_mpiexec_of_this_environment_is_taken_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "python").touch()
+    (tmp_path / "mpiexec").touch()
+    monkeypatch.setattr(mpiexec.sys, "executable", str(tmp_path / "python"))
+    assert mpiexec.find_mpiexec() == str(tmp_path / "mpiexec")
+    (tmp_path / "mpiexec").unlink()
+    monkeypatch.setattr(mpiexec.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match="^there is no mpiexec: pip install 'cupynet.mpi.'$"):
+        mpiexec.find_mpiexec()

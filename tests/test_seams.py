@@ -127,8 +127,8 @@ def test_rounds_are_counted_by_who_deals_them_out() -> None:
 
 
 def test_blas_threads_are_limited_in_one_way() -> None:
-    """For the workers by the wrapper; the bench, which measures operations on one core, holds the rest still."""
-    assert {s.path for s in SOURCES if "limited" in calls(s)} == {"training/wrapper.py", "bench.py"}
+    """For the workers by the wrapper; who measures operations on one core holds the rest still."""
+    assert {s.path for s in SOURCES if "limited" in calls(s)} == {"training/wrapper.py", "bench.py", "measure.py"}
     assert {s.path for s in SOURCES if "threadpool_limits" in calls(s)} == {"backend/blas.py"}
 
 
@@ -141,7 +141,9 @@ def test_a_second_place_would_be_seen() -> None:
 PLANTED = {  # file -> (what is there, what a slip of the pen would make of it)
     "train.py": ("wrapper.trainer.evaluation", "wrapper.trainer.evaluatoin"),
     "evaluate.py": ("wrapper.model.load_weights", "wrapper.model.load_wieghts"),
-    "bench.py": ("wrapper.trainer.clock.images_per_s", "wrapper.trainer.clock.images_pre_s"),
+    "bench.py": ("experiment.placement.workers", "experiment.placement.wrokers"),
+    "measure.py": ("wrapper.trainer.clock.images_per_s", "wrapper.trainer.clock.images_pre_s"),
+    "plan.py": ("each.images_per_s", "each.images_pre_s"),
     "shard.py": ("written.counts", "written.cuonts"),
     "experiment.py": ("settings.parallel.synchronizer", "settings.parallel.sychronizer"),
 }

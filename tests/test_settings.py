@@ -17,6 +17,7 @@ from cupynet.settings import (
     MOST_WORKERS,
     BenchSettings,
     ParallelSettings,
+    PlanSettings,
     Settings,
     read,
     refused,
@@ -53,9 +54,10 @@ def test_defaults() -> None:
         settings.epochs = 3  # type: ignore[misc]
 
 
-def test_every_rule_names_its_key_and_value() -> None:
+@pytest.mark.parametrize("kind", [BenchSettings, PlanSettings])
+def test_every_rule_names_its_key_and_value(kind: type[Settings]) -> None:
     seen = []
-    for key, _ in rules(BenchSettings):
+    for key, _ in rules(kind):
         if key in PARTS:
             continue
         seen.append(key)
@@ -64,9 +66,9 @@ def test_every_rule_names_its_key_and_value() -> None:
                 continue
             shown = checks.written(value) if shown is None else shown
             with pytest.raises(ConfigError) as caught:
-                read(BenchSettings, given(key, value))
+                read(kind, given(key, value))
             assert str(caught.value).startswith(f"{key}={shown}: must be "), key
-            assert refused(BenchSettings, key, value)
+            assert refused(kind, key, value)
     assert len(seen) == len(set(seen)) > 25
 
 
@@ -81,6 +83,7 @@ def test_every_setting_has_a_rule_and_a_type() -> None:
                 walk(hints[each.name])
 
     walk(BenchSettings)
+    walk(PlanSettings)
 
 
 def test_unknown_and_missing_names() -> None:

@@ -1,0 +1,334 @@
+"""Measuring the parts of training on this machine: what `cupynet.bench` and `cupynet.plan` share.
+
+Nothing is asserted here: figures are for reading, and on a machine that others use too only ratios within one sitting
+count. Whole runs are measured as users start them, in processes of their own. What is measured between workers is
+returned on rank 0. (Over 300 lines: one measurement after the other.)
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupynet import config
+from cupynet.backend import create_backend
+from cupynet.data import Batch, Batches, Data
+from cupynet.errors import ConfigError, CupynetError
+from cupynet.mpiexec import find_mpiexec
+from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
+from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding
+from cupynet.parallel.encoding import Message
+from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
+from cupynet.runs import Run, Summary
+from cupynet.settings import AS_RANKS, Settings, own_names
+from cupynet.training import History, Trainer
+
+if TYPE_CHECKING:
+    from cupynet.backend import Backend
+    from cupynet.experiment import Experiment
+
+LONG = 1 << 22  # bytes of a message whose latency does not count
+MOST_AT_WORK = 16  # workers that are started to see how cores slow each other down
+
+
+def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) -> float:
+    """The median seconds of one `work()`, after a warm-up."""
+    for _ in range(3):
+        work()
+    backend.synchronize()
+    times: list[float] = []
+    while sum(times) < at_least_s or len(times) < 5:
+        began = time.perf_counter()
+        work()
+        backend.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def resident_batch(experiment: Experiment, backend: Backend, size: int | None = None) -> Batch:
+    """One batch of random images on the device, `size` of them or as many as the settings say."""
+    size, rng = size or experiment.settings.batch_size, np.random.default_rng(1)
+    samples = np.arange(size)
+    images = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
+    labels = backend.asarray(rng.integers(0, experiment.source.classes, size))
+    loaded = backend.load_images(images, samples)
+    return Batch(index=0, epoch=0, images=loaded, labels=labels, samples=samples)
+
+
+# the network ----------------------------------------------------------------------------------------------------------
+
+
+def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
+    """The steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
+    steps, network = [], model.network
+    named = dict(network) if isinstance(network, Sequential) else {"network": network}
+    for step in network.steps if isinstance(network, Sequential) else [network]:
+        inside = [id(layer) for layer in step.walk()]
+        names = [name for name, layer in named.items() if id(layer) in inside]
+        steps.append((" + ".join(names), step, sum(2.0 * layer.multiply_adds() for layer in step.walk())))
+    return steps
+
+
+def passes(backend: Backend, layer: Layer, x: Any, at_least_s: float = 0.4) -> tuple[float, float, Any]:
+    """Seconds of a layer forwards, and forwards and backwards, and its output for x."""
+    training = Context(train=True)
+    y, _ = layer.forward(x, INFERENCE)
+    gradient = backend.allocate(y.shape, y.dtype)
+    gradient[...] = 1e-3
+
+    def both() -> None:
+        output, backward = layer.forward(x, training)
+        dy = backend.borrow(output.shape)
+        dy[...] = gradient
+        backend.give_back(backward(dy))
+
+    forward = timed(lambda: backend.give_back(layer.forward(x, INFERENCE)[0]), backend, at_least_s)
+    return forward, timed(both, backend, at_least_s), y
+
+
+def sizes(experiment: Experiment) -> list[tuple[str, int]]:
+    """Names of the network's weights, and how many numbers each has."""
+    return [(name, parameter.size) for name, parameter in experiment.model().params.named()]
+
+
+def steps_of(experiment: Experiment, micro_batches: int) -> list[Step]:
+    """Every step of the network, forwards and backwards on one core, for one of the micro-batches of a batch."""
+    from cupynet.backend import blas
+
+    size, found = -(-experiment.settings.batch_size // micro_batches), []
+    with blas.limited(1):
+        model = experiment.model()
+        backend = model.backend
+        backend.activate()
+        x = resident_batch(experiment, backend, size).images
+        weights = {name: view.nbytes for name, view in model.params.views(model.params.master)}
+        for name, layer, _ in network_steps(model):
+            _, seconds, x = passes(backend, layer, x, 0.2)
+            own = sum(size for key, size in weights.items() if key.split(".")[0] in name.split(" + "))
+            found.append(Step(name, seconds, own, x.nbytes))
+    return found
+
+
+# the step and the loop ------------------------------------------------------------------------------------------------
+
+
+def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> NDArray[Any]:
+    """(workers, 3): mean and standard deviation of the seconds of a training step, and how many; of all at once.
+
+    Resident data, no averaging, one BLAS thread each.
+    """
+
+    def task(trainer: Trainer) -> NDArray[Any]:
+        replica, world = trainer.replica, trainer.groups.world
+        replica.optimizer.learning_rate.span(0, 10**6)
+        batch = resident_batch(experiment, replica.backend)
+        for step in range(3):
+            replica.gradient(batch)
+            replica.update(step)
+        replica.backend.synchronize()
+        world.barrier()
+        times: list[float] = []
+        began = last = time.perf_counter()
+        while last - began < seconds or len(times) < 2:
+            replica.gradient(batch)
+            replica.update(len(times))
+            replica.backend.synchronize()
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+        return world.gather_numbers(statistics.fmean(times), statistics.stdev(times), len(times))
+
+    with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
+        found = wrapper.on_workers(task)
+    return np.zeros((workers, 3)) if found is None else found
+
+
+def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:
+    """Training as `cupynet.train` does it: loading, prefetching, averaging, logging; changes: of the wrapper."""
+    epochs = -(-images // len(data.train))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        experiment.wrapper(Run(folder), [History()], workers=workers, **changes) as wrapper,
+    ):
+        wrapper.fit(experiment.train_loader(data), epochs)
+        return wrapper.trainer.clock.images_per_s
+
+
+# together -------------------------------------------------------------------------------------------------------------
+
+
+def sharing(
+    experiment: Experiment,
+    workers: int,
+    synchronizer: Synchronizer | None,
+    *,
+    after: tuple[Batches, int] | None = None,
+    gathered: bool = False,
+    rounds: int = 30,
+) -> Sharing:
+    """What a synchronizer costs `workers` of this machine per iteration (None: an average), with nobody to wait for.
+
+    after: batches, and how many epochs of them it has seen before: one that adapts itself needs time. gathered: it
+    hands its messages to all others, in place of an all-reduce. (Over 40 lines: what a round does.)
+    """
+
+    def task(trainer: Trainer) -> tuple[float, float]:
+        replica, keeper, world = trainer.replica, trainer.synchronizer, trainer.groups.world
+        replica.optimizer.learning_rate.span(0, 10**6)
+        batch, times = resident_batch(experiment, replica.backend), []
+        already = world.traffic.bytes_sent
+        for iteration in range(trainer.iteration, trainer.iteration + rounds):
+            samples = replica.gradient(batch)
+            replica.backend.synchronize()
+            world.barrier()
+            began = time.perf_counter()
+            update = keeper.before_update(replica, samples)
+            replica.backend.synchronize()
+            before = time.perf_counter() - began
+            if update:
+                replica.update(iteration)
+            replica.backend.synchronize()
+            world.barrier()
+            began = time.perf_counter()
+            keeper.after_update(replica, iteration)
+            replica.backend.synchronize()
+            times.append(before + time.perf_counter() - began)
+        sent = (world.traffic.bytes_sent - already) / rounds
+        return float(np.mean(world.gather_numbers(statistics.median(times)))), sent
+
+    changes: dict[str, Any] = {"synchronizer": synchronizer, "averaging_frequency": 1, "callbacks": ()}
+    with experiment.wrapper(workers=workers, **changes) as wrapper:
+        if after is not None:
+            wrapper.fit(*after)
+        seconds, sent = wrapper.on_workers(task) or (0.0, 0.0)
+    size = sent / (workers - 1) if gathered else sent * workers / (2 * (workers - 1))  # see `Traffic`
+    return Sharing(seconds, size, gathered, workers=workers)
+
+
+def decode_s(size: int, parameters: int) -> float:
+    """Seconds to make use of an encoded message of `size` bytes about `parameters` weights."""
+    encoding, rng = ThresholdEncoding(FixedThreshold(0.5)), np.random.default_rng(1)
+    encoding.start(parameters, np.float32)
+    update, weights = np.zeros(parameters, np.float32), np.zeros(parameters, np.float32)
+    update[rng.choice(parameters, min(size // 4, parameters), replace=False)] = 1
+    message = encoding.encode(update, 1).vector()
+    return timed(lambda: Message.of(message).add_to(weights, 0.5), create_backend("numpy"), 0.1)
+
+
+def link_between(experiment: Experiment, workers: int, other: int) -> Link:
+    """Latency and bandwidth between worker 0 and another, by messages there and back, of 8 bytes and of 4 MiB."""
+
+    def there_and_back(trainer: Trainer, message: NDArray[Any], times: int) -> float:
+        world = trainer.groups.world
+        world.barrier()
+        began = time.perf_counter()
+        for _ in range(times):
+            if world.rank == 0:
+                world.send(message, other)
+                world.recv(message, other)
+            elif world.rank == other:
+                world.recv(message, 0)
+                world.send(message, 0)
+        return (time.perf_counter() - began) / times / 2
+
+    def task(trainer: Trainer) -> tuple[float, float]:
+        short, long = np.zeros(1), np.zeros(LONG // 8)
+        there_and_back(trainer, short, 5)
+        latency_s = there_and_back(trainer, short, 50)
+        there_and_back(trainer, long, 1)
+        return latency_s, max(there_and_back(trainer, long, 5) - latency_s, 1e-9)
+
+    with experiment.wrapper(callbacks=(), workers=workers) as wrapper:
+        latency_s, long_s = wrapper.on_workers(task) or (0.0, 1.0)
+    return Link("measured", LONG / long_s, latency_s)
+
+
+# whole runs -----------------------------------------------------------------------------------------------------------
+
+
+def without_ranks() -> str:
+    """Why nothing can be measured under mpiexec; "" where it can."""
+    if find_spec("mpi4py") is None:
+        return "mpi4py is not installed: pip install 'cupynet[mpi]'"
+    try:
+        find_mpiexec()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def job(command: str, overrides: Sequence[str], ranks: int = 0) -> Iterator[tuple[Path, int]]:
+    """One of the commands as it is started by hand: its folder, which is then removed, and the most bytes it held.
+
+    ranks: under mpiexec with as many, whose memory is not seen from here; 0 for workers that are threads. CupynetError
+    where it fails.
+    """
+    chosen = [AS_RANKS] if ranks else []
+    with tempfile.TemporaryDirectory() as folder:
+        line = [*([find_mpiexec(), "-n", str(ranks)] if ranks else []), sys.executable, "-m", f"cupynet.{command}"]
+        line += [*overrides, *chosen, f"hydra.run.dir={folder}/run"]
+        with open(f"{folder}/output", "w+", encoding="utf-8") as output:
+            # a file, not a pipe: nothing has to be read while it goes on
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            try:
+                _, status, usage = os.wait4(process.pid, 0)
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+            process.returncode = os.waitstatus_to_exitcode(status)
+            output.seek(0)
+            last = (output.read().strip().splitlines() or ["it said nothing"])[-1]
+        if process.returncode:
+            raise CupynetError(f"{' '.join(line[:-1])} ended with {process.returncode}: {last}")
+        yield Path(folder) / "run", usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, int]:
+    """A run of `cupynet.train`, see `job`: its summary, and the most memory it held, in bytes."""
+    with job("train", overrides, ranks) as (folder, memory):
+        return Run(folder).summary(), memory
+
+
+CHOSEN_BY_MODE = (
+    *("workers", "parallel", "parallel.launcher", "parallel.averaging_frequency"),
+    *("parallel.pipeline.stages", "parallel.pipeline.micro_batches"),
+)
+
+
+def started(forecast: Forecast, micro_batches: int) -> list[str]:
+    """The settings of a run in the mode that is forecast, by the names in `CHOSEN_BY_MODE`."""
+    chosen = [f"parallel={forecast.mode}", f"workers={forecast.workers // forecast.stages}"]
+    if forecast.frequency is not None:
+        chosen.append(f"parallel.averaging_frequency={forecast.frequency}")
+    if forecast.stages > 1:
+        cut = f"parallel.pipeline.stages={forecast.stages}"
+        chosen += [cut, f"parallel.pipeline.micro_batches={micro_batches}"]
+    return chosen
+
+
+def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:
+    """The command line of a run like the one that the job in `folder`, of a command with settings `kind`, describes.
+
+    without: settings and groups that the run chooses itself.
+    """
+    own = own_names(kind)
+    asked = [
+        each
+        for each in config.overrides_of(folder)
+        if (name := each.lstrip("+~").partition("=")[0]) not in without and name.partition(".")[0] not in own
+    ]
+    return [*([] if any(each.startswith("data=") for each in asked) else ["data=synthetic"]), *asked]

@@ -1,0 +1,104 @@
+"""What the commands measure with. No time is asserted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cupynet import checks, config, measure
+from cupynet.errors import ConfigError, CupynetError
+from cupynet.experiment import Experiment
+from cupynet.parallel import GradientSharing
+from cupynet.parallel.forecast import LINKS, Cluster, forecasts
+from cupynet.settings import BenchSettings, PlanSettings
+from tests.parallel.test_forecast import COSTS
+from tests.test_conf_files import settings_of
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return Experiment(settings_of("data=synthetic", "data.train=256", "batch_size=16", "workers=2"))
+
+
+def test_a_synchronizer_is_charged_with_what_it_sends(experiment: Experiment) -> None:
+    weights = 4 * experiment.model().params.master.size
+    average = measure.sharing(experiment, 2, None, rounds=3)
+    assert average.size == pytest.approx(2 * weights, rel=1e-3) and average.local_s > 0  # weights and velocities
+    gradients = measure.sharing(experiment, 2, GradientSharing(), rounds=3)
+    assert gradients.size == weights and not gradients.gathered
+    four = measure.sharing(experiment, 4, GradientSharing(), rounds=2)
+    assert four.size == pytest.approx(weights, rel=1e-6) and four.workers == 4
+    encoded = measure.sharing(experiment, 2, GradientSharing("threshold"), gathered=True, rounds=3)
+    assert encoded.gathered and 0 < encoded.size < weights / 2
+    assert measure.decode_s(int(encoded.size), 431_080) > 0
+
+
+def test_the_steps_make_up_the_network(experiment: Experiment) -> None:
+    steps = measure.steps_of(experiment, 4)
+    assert " + ".join(step.name for step in steps) == "conv1 + pool1 + conv2 + pool2 + dense1 + output"
+    assert sum(step.weights for step in steps) == 4 * 431_080
+    assert steps[-1].output == 4 * 4 * 10 and all(step.seconds > 0 for step in steps)  # 4 images, 10 floats
+
+
+def test_step_times_and_the_link(experiment: Experiment) -> None:
+    times = measure.step_times(experiment, 2, seconds=0.05)
+    assert times.shape == (2, 3) and (times > 0).all()
+    link = measure.link_between(experiment, 2, 1)
+    assert link.latency_s > 0 and link.bandwidth > 0
+
+
+def test_the_loop_counts_images(experiment: Experiment) -> None:
+    assert measure.loop_images_per_s(experiment, experiment.load(), 2, 256) > 0
+
+
+def test_a_run_is_measured_from_outside() -> None:
+    quick = ["data=synthetic", "data.train=200", "data.test=50", "epochs=1", "workers=1"]
+    summary, memory = measure.trained(quick)
+    assert (summary.images, summary.workers) == (200, 1) and summary.images_per_s > 0
+    assert 20e6 < memory < 20e9
+    with pytest.raises(CupynetError, match="train workers=0 ended with 2: cupynet: workers=0: must be"):
+        measure.trained(["workers=0"])
+
+
+def test_without_mpi_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    assert measure.without_ranks() == "mpi4py is not installed: pip install 'cupynet[mpi]'"
+    monkeypatch.setattr(measure, "find_spec", lambda name: object())
+    monkeypatch.setattr(measure.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert measure.without_ranks() == "there is no mpiexec: pip install 'cupynet[mpi]'"
+    with pytest.raises(ConfigError, match="^there is no mpiexec"):
+        measure.trained([], ranks=2)
+    (tmp_path / "mpiexec").touch()
+    assert measure.without_ranks() == ""
+
+
+def test_a_run_takes_over_what_its_command_was_asked(tmp_path: Path) -> None:
+    asked = tmp_path / ".hydra" / "overrides.yaml"
+    asked.parent.mkdir()
+    asked.write_text("- workers=[1,2]\n- batch_size=64\n- ++repeats=1\n- parallel=averaging\n- parallel.timeout_s=9\n")
+    assert measure.overrides(tmp_path, PlanSettings, "parallel") == [
+        *("data=synthetic", "batch_size=64", "parallel.timeout_s=9")
+    ]
+    assert measure.overrides(tmp_path, BenchSettings)[1:3] == ["workers=[1,2]", "batch_size=64"]
+    asked.write_text("- data=mnist\n- data.limit=5\n- images=3\n")
+    assert measure.overrides(tmp_path, BenchSettings) == ["data=mnist", "data.limit=5"]
+    assert config.overrides_of(tmp_path / "nowhere") == []
+
+
+def test_how_a_run_is_started() -> None:
+    here = Cluster(LINKS["nvlink"], 4)
+    rows = {each.name: measure.started(each, 4) for each in forecasts(COSTS, here, 4, checks.MODES, [7], 2)}
+    assert rows == {
+        "averaging every 7": ["parallel=averaging", "workers=4", "parallel.averaging_frequency=7"],
+        "gradients, exact": ["parallel=gradients", "workers=4"],
+        "gradients, threshold": ["parallel=threshold", "workers=4"],
+        "pipeline of 4 stages": [
+            *("parallel=pipeline", "workers=1", "parallel.pipeline.stages=4", "parallel.pipeline.micro_batches=4")
+        ],
+        "hybrid 2x2, every 7": [
+            *("parallel=hybrid", "workers=2", "parallel.averaging_frequency=7"),
+            *("parallel.pipeline.stages=2", "parallel.pipeline.micro_batches=4"),
+        ],
+    }
