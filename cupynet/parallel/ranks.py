@@ -9,10 +9,14 @@ until all have come there. If one failed it takes the rest down with it: MPI wou
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
+import stat
 import sys
+import termios
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from types import TracebackType
 from typing import TypeVar
@@ -30,6 +34,8 @@ from cupynet.parallel.team import RankTeam, Word
 T = TypeVar("T")
 
 GRACE_S = 4.0  # how long the others may take to notice a failure, and again to put their affairs in order
+OUTPUT_S = 2.0  # how long mpiexec may take to read the last words of a rank
+HAND_ON_S = 0.2  # and how long it has, in the end, to hand them on
 LONGEST_PAUSE_S = 0.02  # between two looks at what others say, at the end of the program
 
 
@@ -144,6 +150,7 @@ class MpiJob:
             time.sleep(GRACE_S)  # the other ends this process meanwhile, unless something went wrong there
         sys.stdout.flush()
         sys.stderr.flush()
+        _let_output_go()
         code = team.ended[self.rank if first is None else first][1] if team.ended else 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI's own words add nothing
         self._mpi.COMM_WORLD.Abort(code or 1)
@@ -194,6 +201,20 @@ class MpiLauncher:
     def close(self) -> None:
         """Nothing more is run."""
         self._usable = False
+
+
+def _let_output_go() -> None:
+    """Wait until what this process printed has been taken out of its pipes: what mpiexec has not read by the time of an
+    abort is lost, and with it the traceback."""
+    deadline = time.monotonic() + OUTPUT_S
+    for stream in (1, 2):
+        with suppress(OSError):  # no pipe, or closed
+            while time.monotonic() < deadline and stat.S_ISFIFO(os.fstat(stream).st_mode):
+                unread = fcntl.ioctl(stream, termios.FIONREAD, b"\0" * 4)
+                if not int.from_bytes(unread, sys.byteorder):
+                    break
+                time.sleep(0.001)
+    time.sleep(HAND_ON_S)
 
 
 def _exit_code(error: BaseException) -> int:
