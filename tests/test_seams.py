@@ -88,11 +88,16 @@ DECIDED = {
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
     "Replica": "training/wrapper.py",  # (and the copy that warms up)
     "Stage": "training/wrapper.py",  # (or a stage of one)
-    "cut": "training/wrapper.py",  # which layers belong to which stage
+    "cut": "training/wrapper.py",  # which layers belong to which stage (the forecast cuts measured steps)
+    "one_forward_one_backward": "training/stage.py",  # in which order a stage works
     "ParallelWrapper": "experiment.py",
     "ShardedLoader": "data/loader.py",  # who reads what, where each worker has its own part of the data
 }
-DEFINED = {"device_count": {"backend/cuda.py", "backend/select.py"}, "Replica": {"training/replica.py"}}
+DEFINED = {
+    "device_count": {"backend/cuda.py", "backend/select.py"},
+    "Replica": {"training/replica.py"},
+    "cut": {"parallel/forecast.py"},
+}
 
 
 def calls(source: Source) -> set[str]:

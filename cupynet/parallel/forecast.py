@@ -27,6 +27,7 @@ from statistics import NormalDist
 from typing import Any
 
 from cupynet.errors import ConfigError
+from cupynet.parallel.pipeline import balanced
 
 MESSAGE_S = 5e-6  # o: what it takes Python to send and to receive one more message
 MEETINGS = 2  # small gathers that go with every average: are all finite, does anybody wish to stop
@@ -292,24 +293,12 @@ def computing_s(costs: Costs, place: Place) -> float:
 def cut(seconds: Sequence[float], stages: int) -> list[list[int]]:
     """Steps in `stages` contiguous groups, none empty, whose slowest is as fast as can be; ConfigError if too many.
 
-    By dynamic programming over the number of stages (Narayanan et al. 2019).
+    As `Pipeline` cuts, which goes by counted work where this goes by measured seconds.
     """
     count = len(seconds)
     if not 1 <= stages <= count:
         raise ConfigError(f"stages={stages}: the network has {count} steps to be cut between: at most {count}")
-    total = [0.0]
-    for each in seconds:
-        total.append(total[-1] + each)
-    best = [(total[end], [end]) for end in range(count + 1)]  # of the steps before `end`, as one stage
-    for made in range(2, stages + 1):
-        found: list[tuple[float, list[int]]] = [(math.inf, [])] * (count + 1)
-        for end in range(made, count + 1):
-            found[end] = min(
-                (max(best[start][0], total[end] - total[start]), [*best[start][1], end])
-                for start in range(made - 1, end)
-            )
-        best = found
-    ends = best[count][1]
+    ends = balanced(seconds, [0.0] * count, stages)
     return [list(range(start, end)) for start, end in zip([0, *ends], ends, strict=False)]
 
 

@@ -171,7 +171,7 @@ def training_work(layer: Layer) -> int:
     return sum(each.multiply_adds() * (3 if each.needs_dx else 2) for each in layer.walk())
 
 
-def balanced(work: Sequence[int], sent: Sequence[int], stages: int) -> list[int]:
+def balanced(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
     """Where consecutive pieces are cut, as the end of each stage: the largest stage is as small as can be.
 
     The largest alone decides how fast a pipeline is; of several such cuts the one that sends least is taken, and the
@@ -182,11 +182,11 @@ def balanced(work: Sequence[int], sent: Sequence[int], stages: int) -> list[int]
         sent: by each piece to the next, if that is in another stage.
         stages: how many, at most as many as there are pieces.
     """
-    before = [0, *accumulate(work)]
+    before = [0.0, *accumulate(work)]
 
-    def fitting(bound: int) -> list[int]:
+    def fitting(bound: float) -> list[int]:
         """The cut that sends least of those without a stage larger than `bound`; [] where there is none."""
-        cuts: dict[int, tuple[int, list[int]]] = {0: (0, [])}  # pieces so far -> what is sent, the ends of stages
+        cuts: dict[int, tuple[float, list[int]]] = {0: (0, [])}  # pieces so far -> what is sent, the ends of stages
         for _ in range(stages):
             cuts = {
                 end: min(
