@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from cupynet.backend import available_cores, blas, create_backend, select_backend
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError
-from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_loss, check_output
+from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, job
 from cupynet.parts import build_as
@@ -67,7 +67,7 @@ class Experiment:
         ]
         pipeline = settings.parallel.pipeline
         self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
-        self.placement = self._place(self._built())
+        self.placement = self._place(self._built("numpy" if self.pipeline is None else self.backend_name))
         self._check_validation()
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
@@ -92,18 +92,24 @@ class Experiment:
                     "the last is evaluated: parallel.averaging_frequency=epoch"
                 )
 
-    def _built(self) -> Layer:
-        """The network with its shapes inferred, without allocating anything."""
+    def _built(self, backend: str) -> Layer:
+        """The network with its shapes inferred, without allocating anything.
+
+        What is computed together, and so where it may be cut, is as that backend has it.
+        """
         network = copy.deepcopy(self.network)
-        # where a pipeline may be cut depends on what the backend computes together
-        name = "numpy" if self.pipeline is None else self.backend_name
         try:
-            output = build(network, self.input, Params(), create_backend(name, self.settings.dtype))
+            output = build(network, self.input, Params(), create_backend(backend, self.settings.dtype))
             check_loss(network, self.loss)
             check_output(output, self.source.classes)
         except ConfigError as error:
             raise ConfigError(f"model: {error}") from error
         return network
+
+    def steps(self) -> int:
+        """How many steps the network has: its layers, of which the backend may compute two as one."""
+        network = self._built(self.backend_name)
+        return len(network.together()) if isinstance(network, Sequential) else 1
 
     def _place(self, network: Layer) -> Placement:
         """How many workers, of how many stages of the built network, and where."""

@@ -60,6 +60,7 @@ def prepare(settings: PlanSettings) -> Plan:
     if settings.micro_batches > settings.batch_size:
         raise ConfigError(f"micro_batches={settings.micro_batches}: a batch has {settings.batch_size} images")
     experiment = Experiment(settings.run(None))
+    refuse_what_fits_no_mode(settings, experiment.steps())
     if settings.parallel.launcher == "mpi":
         if settings.check or experiment.placement.workers < 2:
             way_out = "check=true starts ranks itself, leave it out" if settings.check else "mpiexec -n 2 or more"
@@ -67,6 +68,17 @@ def prepare(settings: PlanSettings) -> Plan:
         return Plan(settings, experiment)
     at_hand = len(experiment.placement.devices) or available_cores()
     return Plan(settings, Experiment(settings.run(max(2, min(at_hand, MOST_AT_WORK)))))
+
+
+def refuse_what_fits_no_mode(settings: PlanSettings, steps: int) -> None:
+    """A number of workers of which there would be nothing to tell: ConfigError. steps: of the network."""
+    from cupynet.parallel.forecast import fits, what_fits
+
+    for workers in settings.asked:
+        if not any(fits(mode, workers, settings.stages, steps) for mode in settings.compared):
+            modes = ",".join(settings.compared)
+            ways_out = "; ".join(what_fits(mode, settings.stages, steps) for mode in settings.compared)
+            raise ConfigError(f"workers={workers}: cannot work in modes=[{modes}]: {ways_out}")
 
 
 def plan(asked: Plan, folder: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from cupynet import plan
 from cupynet.errors import ConfigError
-from cupynet.parallel.forecast import LINKS, Cluster, Costs, Forecast, forecasts, pipeline, recommended
+from cupynet.parallel.forecast import LINKS, Cluster, Costs, Forecast, fits, forecasts, pipeline, recommended, what_fits
 from cupynet.plan import Checked
 from cupynet.settings import PlanSettings, Settings, own_names, read
 from tests.parallel.test_forecast import COSTS
@@ -154,6 +155,35 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path) -> None:
 def test_a_check_starts_no_thousand_workers(tmp_path) -> None:
     _, stderr = run(tmp_path, "check=true", "workers=1024", command="plan", code=2)
     assert stderr == "cupynet: workers=1024: check=true starts them all: ask for at most 32\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["modes=hybrid", "workers=1"], "workers=1: cannot work in modes=[hybrid]: hybrid takes 4, 6, 8 ... workers"),
+        (["modes=hybrid", "workers=2", "stages=3"], "workers=2: cannot work in modes=[hybrid]: hybrid takes 6, 9, 12"),
+        (["modes=hybrid", "workers=18", "stages=9"], "workers=18: cannot work in modes=[hybrid]: hybrid takes stages=2 to"),
+        (["modes=[pipeline,hybrid]", "workers=[1,2]"], "workers=1: cannot work in modes=[pipeline,hybrid]: pipeline takes 2 to"),
+        (["modes=pipeline", "workers=9", "check=true"], "workers=9: cannot work in modes=[pipeline]: pipeline takes 2 to"),
+    ],
+)  # fmt: skip
+def test_workers_that_fit_no_mode_are_refused_before_anything_is_measured(settings, line, tmp_path) -> None:
+    _, stderr = run(tmp_path, *settings, "data.train=600", command="plan", code=2)
+    assert stderr.startswith(f"cupynet: {line}") and stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("stages", [1, 2, 3, 9])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_said_to_fit_fits(mode: str, stages: int, steps: int) -> None:
+    fitting = [workers for workers in range(1, 40) if fits(mode, workers, stages, steps)]
+    costs = replace(COSTS, steps=(COSTS.steps * 2)[:steps])
+    here = Cluster(LINKS["10gbe"], 2)
+    assert fitting == [each for each in range(1, 40) if forecasts(costs, here, each, [mode], [3], stages)]
+    said = what_fits(mode, stages, steps)
+    if fitting and mode in ("pipeline", "hybrid"):
+        numbers = [int(number) for number in re.findall(r"\d+", said.split("workers")[0])]
+        assert set(numbers) <= set(fitting) and numbers[0] == fitting[0]
 
 
 def test_a_plan_measures_and_forecasts(tmp_path) -> None:

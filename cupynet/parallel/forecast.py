@@ -401,6 +401,26 @@ def _forecast(
     return Forecast(mode, workers, rate, efficiency, *parts, bytes_sent=sent, machines=machines, **more)
 
 
+def fits(mode: str, workers: int, stages: int, steps: int) -> bool:
+    """Whether `workers` can work in a mode; `stages` of each replica in hybrid mode, `steps` that the network has."""
+    if mode == "pipeline":
+        return 1 < workers <= steps
+    return mode != "hybrid" or (1 < stages <= steps and workers > stages and workers % stages == 0)
+
+
+def what_fits(mode: str, stages: int, steps: int) -> str:
+    """The numbers of workers that can work in a mode, in words, see `fits`."""
+    if mode in ("pipeline", "hybrid") and steps < 2:
+        return f"{mode} takes a network of several steps"
+    if mode == "pipeline":
+        return f"pipeline takes 2{f' to {steps}' * (steps > 2)} workers, one for a step of this network at most"
+    if mode != "hybrid":
+        return f"{mode} takes any number"
+    if 1 < stages <= steps:
+        return f"hybrid takes {2 * stages}, {3 * stages}, {4 * stages} ... workers, replicas of stages={stages}"
+    return f"hybrid takes stages=2{f' to {steps}' * (steps > 2)}, one for a step of this network at most"
+
+
 def forecasts(
     costs: Costs, cluster: Cluster, workers: int, modes: Sequence[str], frequencies: Sequence[int], stages: int
 ) -> list[Forecast]:
@@ -409,9 +429,11 @@ def forecasts(
     for mode in modes:
         if mode == "averaging":
             found += [data_parallel(costs, cluster, workers, mode, each) for each in frequencies]
-        elif mode == "pipeline" and 1 < workers <= len(costs.steps):
+        elif not fits(mode, workers, stages, len(costs.steps)):
+            continue
+        elif mode == "pipeline":
             found.append(pipeline(costs, cluster, workers))
-        elif mode == "hybrid" and workers > stages > 1 and workers % stages == 0 and stages <= len(costs.steps):
+        elif mode == "hybrid":
             found += [hybrid(costs, cluster, workers, stages, each) for each in frequencies]
         elif mode == "gradients" or (mode == "threshold" and costs.threshold is not None):
             found.append(data_parallel(costs, cluster, workers, mode))
