@@ -48,6 +48,27 @@ def test_as_many_workers_as_shards(shards: Path, tmp_path: Path) -> None:
     assert stdout == "" and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("data.seed=7", "data: seed=7: parts was written with seed=12345: say so here"),
+        ("data.train=400", "data: train=400: asks for 400 train images, and parts has 500: ask for as many"),
+        ("data.test=101", "data: test=101: asks for 101 test images, and parts has 100: ask for as many"),
+        ("data.validation=5", "data: validation=5: parts was written with validation=0: say so here"),
+    ],
+)
+def test_settings_that_the_shards_were_not_written_with(setting: str, line: str, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "parts").symlink_to(shards)
+    _, stderr = run(tmp_path, *TRAIN, "data.shards=parts", "workers=3", setting, code=2)
+    assert line in stderr and stderr.count("\n") == 1 and not (tmp_path / "outputs").exists()
+
+
+def test_shards_of_some_of_the_images(tmp_path: Path) -> None:
+    some = ["data.validation=50", "data.limit=60"]
+    run(tmp_path, *SMALL, *some, "shards=2", "to=parts", command="shard")
+    run(tmp_path, *TRAIN, *some, "data.shards=parts", "workers=2")
+
+
 def test_what_is_no_shard(shards: Path, tmp_path: Path) -> None:
     _, stderr = run(tmp_path, *TRAIN, "data.shards=nowhere", "workers=3", code=65)
     assert "nowhere: expected shards" in stderr and not list(tmp_path.iterdir())

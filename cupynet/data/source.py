@@ -59,7 +59,8 @@ class Source(ABC):
     first so many training images, and as many test images: a quick look at a large set.
 
     `storage` says where the data are: `shared`, every worker reads its batches of the one data set; or `sharded`, each
-    has its own part of it in the folder `shards` (see `write_shards`), in which `validation` and `limit` were settled.
+    has its own part of it in the folder `shards` (see `write_shards`), in which `seed`, `validation` and `limit` were
+    settled. What else a source is told of its data is settled there too; a source that can tell refuses what differs.
     """
 
     image_shape: tuple[int, int, int]
@@ -112,7 +113,7 @@ class Source(ABC):
             raise DataError(
                 f"{shards.folder}: expected shards of {self.name!r}, found those of {shards.name!r}: name another"
             )
-        for asked in ("validation", "limit"):
+        for asked in ("seed", "validation", "limit"):
             own, then = getattr(self, asked), shards.manifest["source"][asked]
             if own != then:
                 wanted = checks.written(then)

@@ -20,8 +20,10 @@ from cupynet.backend.array import Array
 from cupynet.checks import integer
 from cupynet.data import strokes
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
+from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
 from cupynet.data.strokes import Alphabet, alphabet
+from cupynet.errors import ConfigError
 
 BLOCK = 100  # images that are drawn together: their arrays fit a core's cache
 DOTS = 48  # of ink along a glyph's strokes
@@ -71,6 +73,21 @@ class Synthetic(Source):
         train = self._drawn("train", TRAIN_STREAM, wanted)
         test = self._drawn("test", TEST_STREAM, self.test if self.limit is None else min(self.test, self.limit))
         return self._divided(self.name, train, test)
+
+    def _shards(self) -> Shards:
+        shards = super()._shards()
+        for asked, found, held_out in (
+            ("train", len(shards), self.validation),
+            ("test", shards.manifest["test"]["images"]["shape"][0], 0),
+        ):
+            own = getattr(self, asked)
+            wanted = own - held_out if self.limit is None else min(own - held_out, self.limit)
+            if wanted != found:
+                raise ConfigError(
+                    f"{asked}={own}: asks for {wanted} {asked} images, and {shards.folder} has {found}: ask for as "
+                    "many, or write the shards again"
+                )
+        return shards
 
     def fingerprint(self) -> str:
         """What is drawn, by which version of this file and its glyphs, with whose random numbers and functions."""

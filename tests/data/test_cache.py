@@ -79,7 +79,7 @@ def test_what_stands_in_for_mnist_is_not_kept(tiny: Any, folder: Path, tmp_path:
 
 def test_shards_and_sources_without_a_fingerprint_are_loaded_as_ever(folder: Path, tmp_path: Path) -> None:
     write_shards(Synthetic(20, 5).load(), tmp_path / "shards", 2)
-    assert len(load_mapped(Synthetic(storage="sharded", shards=tmp_path / "shards")).train) == 20
+    assert len(load_mapped(Synthetic(20, 5, storage="sharded", shards=tmp_path / "shards")).train) == 20
 
     class Own(Synthetic):
         def fingerprint(self) -> None:  # type: ignore[override]

@@ -222,13 +222,17 @@ def test_a_source_takes_its_own_shards_only(tmp_path: Path) -> None:
     sharded: dict[str, Any] = {"storage": "sharded", "shards": tmp_path}
     with pytest.raises(DataError, match="expected shards of 'mnist', found those of 'synthetic'"):
         MNIST(**sharded).load()
-    for asked in ({"validation": 3}, {"limit": 3}):
-        ((name, _),) = asked.items()
-        with pytest.raises(ConfigError, match=f"{name}=3: .* was written with {name}=(0|null): say so here, or write"):
-            Synthetic(**sharded, **asked).load()
-    Synthetic(**sharded).check_workers(2)
+    for name in ("seed", "validation", "limit"):
+        said = f"{name}=3: .* was written with {name}=(12345|0|null): say so here, or write"
+        with pytest.raises(ConfigError, match=said):
+            Synthetic(20, 5, **sharded, **{name: 3}).load()
+    with pytest.raises(ConfigError, match="train=21: asks for 21 train images, and .* has 20: ask for as many, or"):
+        Synthetic(21, 5, **sharded).load()
+    with pytest.raises(ConfigError, match="test=4: asks for 4 test images, and .* has 5: ask for as many, or"):
+        Synthetic(20, 4, **sharded).load()
+    Synthetic(20, 5, **sharded).check_workers(2)
     with pytest.raises(ConfigError, match="has 2 shards, one for each worker, and workers=3: train with workers=2"):
-        Synthetic(**sharded).check_workers(3)
+        Synthetic(20, 5, **sharded).check_workers(3)
     Synthetic().check_workers(3)
 
 
