@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
 from cupynet.checks import flag, integer, one_of
+from cupynet.errors import ConfigError
 from cupynet.parallel.communicator import Communicator
 from cupynet.parallel.encoding import Message, ThresholdEncoding, encoding
 from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
@@ -39,7 +40,8 @@ class GradientSharing(Synchronizer):
         encoding: None for the exact gradients; `threshold`, or a `ThresholdEncoding`.
         reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does with updates: each worker's counts in
             full, so that the steps are as many times as long as there are workers with a batch.
-        wire: how exact gradients travel: `exact`, in their own precision; `half`, in 16 bits, see `half_mean`.
+        wire: how exact gradients travel: `exact`, in their own precision; `half`, in 16 bits, see `half_mean`. With an
+            encoding it must be left out.
         report_score: compute `Average.score` (reads the losses from the device).
         score_every: iterations between scores.
 
@@ -59,6 +61,8 @@ class GradientSharing(Synchronizer):
         self.encoding = _encoding(encoding)
         self.reduce = one_of("reduce", reduce, ("mean", "sum"))
         self.wire = one_of("wire", wire, WIRES)
+        if self.encoding is not None and self.wire != "exact":
+            raise ConfigError(f"wire={wire}: is for exact gradients, and encoded updates are few bytes: leave it out")
         self.report_score = flag("report_score", report_score)
         self.score_every = integer("score_every", score_every, 1)
         self._tally = Tally(score=self.report_score)

@@ -146,6 +146,7 @@ def test_a_low_share_of_the_weights_is_a_low_share_of_the_bytes():
         (lambda: GradientSharing("treshold"), "encoding='treshold': must be threshold"),
         (lambda: GradientSharing(reduce="max"), "reduce=max: must be one of mean, sum"),
         (lambda: GradientSharing(wire="quarter"), "wire=quarter: must be one of exact, half"),
+        (lambda: GradientSharing("threshold", wire="half"), "wire=half: is for exact gradients"),
         (lambda: GradientSharing(score_every=0), "score_every=0: must be an integer of at least 1"),
     ],
 )
