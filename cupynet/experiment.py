@@ -197,11 +197,17 @@ class Experiment:
         if self.backend_reason:
             log.info("no GPU is used: %s", self.backend_reason)
         devices = ", ".join(dict.fromkeys(placement.names()))
-        stages = f" of {placement.stages} stages" if self.pipeline else ""
+        stages = f" of {placement.stages} stages" if placement.stages > 1 else ""
         workers = f"{placement.workers} worker{'s' * (placement.workers > 1)}{stages} on {devices}"
         log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
         if self.job is not None and self.job.size > 1:
             log.info("%d ranks: %s", self.job.size, self.job.where())
+        elif self.job is not None:
+            log.warning(
+                "parallel.launcher=mpi: one rank, which trains alone: mpiexec -n 4 python -m cupynet.train ... starts "
+                "four of them"
+            )
+        self._warn_of_one_stage()
         every = self.settings.parallel.averaging_frequency
         if every is not None and isinstance(self.synchronizer, GradientSharing):
             log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
@@ -217,6 +223,24 @@ class Experiment:
             log.warning("%s share %d cores: they take turns", workers, available_cores())
         if self.settings.dtype == "half":
             log.warning("dtype=half on a CPU is stored in 16 bits and computed in 32: slower than float")
+
+    def _warn_of_one_stage(self) -> None:
+        """Where a pipeline was asked for, and the number that was left open came to one stage, which is none."""
+        placement = self.placement
+        if self.pipeline is None or self.pipeline.count is not None or placement.stages > 1:
+            return
+        workers = placement.workers
+        kind, there = "device" if placement.devices else "core", len(placement.devices) or available_cores()
+        if self.job is not None:
+            kind, there = "rank", self.job.size
+        if there >= 2 * workers:
+            why = "the network has one layer with weights: train it whole"
+        else:
+            why = f"{there} {kind}{'s' * (there > 1)} for {workers} replica{'s' * (workers > 1)}: "
+            ways_out = ["workers=1"] * (there > 1)
+            ways_out.append(f"mpiexec -n {2 * workers}" if kind == "rank" else "parallel.pipeline.stages=2")
+            why += f"{' or '.join(ways_out)} gives more"
+        log.warning("parallel.pipeline: one stage is no pipeline; %s", why)
 
     def devices(self) -> list[int]:
         """The GPUs that this process uses; none on a CPU."""

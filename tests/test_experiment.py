@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cupynet import experiment as experiment_module
 from cupynet.backend import cuda
 from cupynet.data import Data, Dataset, Source
 from cupynet.errors import ConfigError, DataError
 from cupynet.experiment import Experiment
-from cupynet.parallel import Placement
+from cupynet.parallel import Placement, placement
 from cupynet.training import EarlyStopping, ParallelWrapper
 from tests.test_conf_files import settings_of
 from tests.training.conftest import small_dataset, small_model
@@ -68,6 +70,47 @@ def test_a_frequency_that_nobody_reads_is_told(caplog: pytest.LogCaptureFixture)
     experiment((), "parallel=gradients").announce()
     experiment((), "parallel=diloco", "parallel.averaging_frequency=7").announce()
     assert "is not used" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "line"),
+    [
+        (("workers=2",), 2, "2 cores for 2 replicas: workers=1 or parallel.pipeline.stages=2 gives more"),
+        (("workers=1",), 1, "1 core for 1 replica: parallel.pipeline.stages=2 gives more"),
+        (("workers=1",), 4, None),
+        (("workers=2", "parallel.pipeline.stages=2"), 2, None),
+        (("workers=2", "parallel.pipeline.stages=1"), 2, None),
+    ],
+)
+def test_a_pipeline_of_one_stage_that_nobody_asked_for_is_told(
+    settings: tuple[str, ...], cores: int, line: str | None, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (placement, experiment_module):
+        monkeypatch.setattr(module, "available_cores", lambda: cores)
+    caplog.set_level("INFO")
+    made = Experiment(settings_of("data=synthetic", "backend=numpy", "parallel=pipeline", *settings))
+    made.announce()
+    said = [each for each in caplog.messages if each.startswith("parallel.pipeline")]
+    assert said == ([] if line is None else [f"parallel.pipeline: one stage is no pipeline; {line}"])
+    assert "of 1 stages" not in caplog.text
+
+
+def test_a_network_that_cannot_be_cut_is_told(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for module in (placement, experiment_module):
+        monkeypatch.setattr(module, "available_cores", lambda: 4)
+    made = Experiment(settings_of("data=synthetic", "backend=numpy", "parallel=pipeline", "workers=2"))
+    made.placement = Placement(2, ())
+    made.announce()
+    assert "one layer with weights" in caplog.text
+
+
+def test_one_rank_under_mpi_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for size, told in ((1, True), (2, False)):
+        made = experiment(())
+        made.job = SimpleNamespace(size=size, sharing=1, where=lambda: "here")  # type: ignore[assignment]
+        made.announce()
+        assert ("one rank, which trains alone: mpiexec -n 4" in caplog.text) == told
+        caplog.clear()
 
 
 def test_the_learning_rate_follows_the_workers_where_asked() -> None:
