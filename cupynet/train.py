@@ -22,6 +22,7 @@ from cupynet.settings import Settings
 if TYPE_CHECKING:
     from cupynet.data import Data
     from cupynet.experiment import Experiment
+    from cupynet.parallel import PipelineSpeed
     from cupynet.runs import Summary
     from cupynet.training import Evaluation, ParallelWrapper, Spent
 
@@ -83,7 +84,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         experiment.limit_memory()
         compile_s = wrapper.warm_up(settings.batch_size)
         log.info("kernels ready after %.1f s", compile_s)
-        if wrapper.pipeline is not None:
+        if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
             log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
         wrapper.fit(
             experiment.train_loader(data),
@@ -93,7 +94,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
             split=split,
         )
         interrupted = wrapper.greatest(received[0] if received else 0)  # a signal may reach one process of several
-        speed = wrapper.pipeline_speed()
+        speed = _pipeline_speed(wrapper)
         if speed is not None:
             log.info("pipeline: %s", speed)
         chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off, or of the best
@@ -130,7 +131,7 @@ def summarise(
 
     settings, trainer = experiment.settings, wrapper.trainer
     clock, stopped, spent, measured = trainer.clock, trainer.stopped, trainer.spent, trainer.measured
-    speed = wrapper.pipeline_speed()
+    speed = _pipeline_speed(wrapper)
     return Summary(
         dataset=data.name,
         fallback=data.fallback,
@@ -143,7 +144,7 @@ def summarise(
         iterations=trainer.iteration,
         batch_size=settings.batch_size,
         averaging_frequency=experiment.synchronizer.frequency,
-        synchronizer=experiment.synchronizer.describe(),
+        synchronizer=trainer.synchronizer.describe(),
         stages=wrapper.placement.stages,
         pipeline=None if speed is None else speed.to_dict(),
         parameters=wrapper.model.params.count,
@@ -169,7 +170,7 @@ def summarise(
         spent=None if spent is None else asdict(spent),
         divergence=None if measured is None else _finite(measured.divergence),
         divergence_by_layer=None if measured is None else dict(measured.by_layer),
-        advice=None if spent is None else _advice(experiment, spent),
+        advice=None if spent is None else _advice(experiment, wrapper, data, spent),
     )
 
 
@@ -181,13 +182,27 @@ def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:
     return next((result.to_dict() for result in results if result is not None), None)
 
 
-def _advice(experiment: Experiment, spent: Spent) -> str:
+def _pipeline_speed(wrapper: ParallelWrapper) -> PipelineSpeed | None:
+    """How fast the stages were; None where there is but one, which is no pipeline."""
+    return wrapper.pipeline_speed() if wrapper.placement.stages > 1 else None
+
+
+def _advice(experiment: Experiment, wrapper: ParallelWrapper, data: Data, spent: Spent) -> str:
     from cupynet.backend import available_cores
+    from cupynet.parallel import ParameterAveraging
     from cupynet.training import advise
 
-    placement = experiment.placement
-    cores = None if placement.devices else available_cores()
-    return advise(spent, experiment.synchronizer.frequency, stages=placement.stages, cores=cores)
+    placement, synchronizer = wrapper.placement, experiment.synchronizer
+    averaging = isinstance(synchronizer, ParameterAveraging)
+    rounds = wrapper.trainer.rounds(experiment.train_loader(data))
+    return advise(
+        spent,
+        synchronizer.when if averaging else synchronizer.frequency,
+        always=rounds * min(experiment.settings.evaluate_every_epochs, experiment.settings.epochs),
+        speed=_pipeline_speed(wrapper),
+        stages=placement.stages,
+        cores=None if placement.devices else available_cores(),
+    )
 
 
 def _finite(value: float) -> float | None:

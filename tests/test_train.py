@@ -104,7 +104,7 @@ def test_a_run_tells_what_its_workers_spent(finished):
     summary = json.loads((folder / "summary.json").read_text())
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     epochs = [row for row in rows if row["kind"] == "epoch"]
-    assert all(len(row[name]) == 2 for row in epochs for name in ("compute_s", "data_s", "averaging_s"))
+    assert all(len(row[name]) == 2 for row in epochs for name in ("compute_s", "data_s", "averaging_s", "waiting_s"))
     sent = [row["bytes_sent"] for row in rows]
     assert (
         sent[0] > 0
@@ -457,7 +457,7 @@ def test_a_class_that_does_nothing_here_is_refused(setting, line, tmp_path):
 
 def test_equal_runs_leave_equal_files(tmp_path):
     """Byte for byte, the times in the history aside."""
-    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "train_s")
+    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s")
     found = []
     for name, hash_seed in (("one", "1"), ("two", "2")):
         folder = tmp_path / name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean, median
 
+from cupynet.parallel import Adaptive, PipelineSpeed, PostLocal, When
 from cupynet.training.records import Spent
 
 STANDS_OUT = 0.10  # of the time: what costs less is not worth a word
@@ -13,7 +14,15 @@ MOST_RARELY = 100  # iterations between averages: beyond that replicas drift apa
 SLOWER = 1.25  # times as long for the same samples: more than the noise of a shared machine
 
 
-def advise(spent: Spent, frequency: int | str | None = None, *, stages: int = 1, cores: int | None = None) -> str:
+def advise(
+    spent: Spent,
+    frequency: int | str | When | None = None,
+    *,
+    always: int | None = None,
+    speed: PipelineSpeed | None = None,
+    stages: int = 1,
+    cores: int | None = None,
+) -> str:
     """What costs most time beside computing, and the way out; or that nothing does.
 
     Averaging is counted as what it costs the worker that waits least for others: the last one to come does not wait at
@@ -21,41 +30,68 @@ def advise(spent: Spent, frequency: int | str | None = None, *, stages: int = 1,
 
     Args:
         spent: by each worker, on all of the training.
-        frequency: iterations between averages, `epoch` or `end`; None for another rule.
-        stages: workers to a replica; workers are compared with those of the same stage.
+        frequency: iterations between averages, `epoch` or `end`, or the rule; None where there is none.
+        always: iterations between the averages that are made whatever the frequency, as evaluated epochs end with one;
+            None for none.
+        speed: of a pipeline, where that was measured.
+        stages: ranks to a replica; ranks are compared with those of the same stage.
         cores: that the workers share; None on GPUs.
     """
-    found = [_averaging(spent, frequency, cores), _data(spent), _straggler(spent, stages)]
+    if isinstance(frequency, When) and frequency.frequency is not None:
+        frequency = frequency.frequency
+    found = [_averaging(spent, frequency, always, stages, cores), _data(spent), _straggler(spent, stages)]
+    if stages > 1:
+        found.append(_pipeline(spent, speed, cores))
     cost, sentence = max(found)
     if cost < STANDS_OUT:
         return f"nothing stands out: {fmean(spent.share('compute_s')):.0%} of the time is computing".replace("%", " %")
     return sentence.replace("%", " %")
 
 
-def share_at(share: float, frequency: int, other: int) -> float:
+def averages(frequency: int, always: int | None = None) -> float:
+    """How many there are per iteration: after every `frequency`, and after every `always`; one where both fall."""
+    if always is None:
+        return 1 / frequency
+    return 1 / frequency + 1 / always - 1 / math.lcm(frequency, always)
+
+
+def share_at(share: float, frequency: int, other: int, always: int | None = None) -> float:
     """The share of the time that averaging would cost every `other` iterations, if it costs `share` every `frequency`.
 
-    With t for an iteration and a for an average, share = a / (a + frequency t).
+    With t for an iteration and a for n averages of it, share = n a / (n a + t).
     """
-    averages = share * frequency / other
-    return averages / (averages + 1 - share)
+    cost = share * averages(other, always) / averages(frequency, always)
+    return cost / (cost + 1 - share)
 
 
-def rarer(share: float, frequency: int) -> int:
-    """The lowest frequency at which averaging would cost `WANTED` of the time, see `share_at`; 100 at most."""
-    if share * frequency >= MOST_RARELY * (1 - share):
-        return MOST_RARELY
-    return min(math.ceil(share * frequency * (1 - WANTED) / (WANTED * (1 - share))), MOST_RARELY)
+def rarer(share: float, frequency: int, always: int | None = None) -> int:
+    """The lowest frequency at which averaging would cost `WANTED` of the time, see `share_at`.
+
+    At most 100, and at most `always`, beyond which nothing is to be had.
+    """
+    most = min(MOST_RARELY, always or MOST_RARELY)
+    enough = (other for other in range(frequency + 1, most) if share_at(share, frequency, other, always) <= WANTED)
+    return next(enough, most)
 
 
-def _averaging(spent: Spent, frequency: int | str | None, cores: int | None) -> tuple[float, str]:
-    workers, share = len(spent.rounds_s), min(spent.share("averaging_s"))
+def _averaging(
+    spent: Spent, frequency: int | str | When | None, always: int | None, stages: int, cores: int | None
+) -> tuple[float, str]:
+    ranks, share = len(spent.rounds_s), min(spent.share("averaging_s"))
     said = f"averaging costs {share:.0%} of the time"
-    if cores is not None and workers > cores:
-        return share, f"{said}: {workers} workers share {cores} core{'s' * (cores > 1)}"
+    if cores is not None and ranks > cores:
+        return share, f"{said}: {_turns(ranks, cores, 'worker' if stages == 1 else 'stage')}"
+    if isinstance(frequency, Adaptive):
+        return share, f"{said}: raise its target, or most"
+    if isinstance(frequency, PostLocal):
+        return share, f"{said}: fewer epochs, or a higher frequency"
+    if frequency == "epoch":
+        return share, f"{said}: once an epoch is too often"
+    if isinstance(frequency, int) and always is not None and frequency >= always:
+        return share, f"{said}: evaluate fewer epochs"
     if isinstance(frequency, int) and share >= STANDS_OUT and frequency < MOST_RARELY:
-        other = rarer(share, frequency)
-        return share, f"{said}: frequency {other} would cost {share_at(share, frequency, other):.0%}"
+        other = rarer(share, frequency, always)
+        return share, f"{said}: frequency {other} would cost {share_at(share, frequency, other, always):.0%}"
     return share, f"{said}: larger batches make it rarer"
 
 
@@ -74,4 +110,24 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
         if others and pace / median(others) > ratio:
             slowest, ratio = rank, pace / median(others)
     cost = 1 - 1 / ratio if ratio >= SLOWER else 0.0
+    if stages > 1:
+        return cost, f"rank {slowest} is {ratio:.1f} times slower than others of its stage"
     return cost, f"worker {slowest} is {ratio:.1f} times slower than the others"
+
+
+def _pipeline(spent: Spent, speed: PipelineSpeed | None, cores: int | None) -> tuple[float, str]:
+    """What stages lose by waiting for each other; or that one worker with the whole network would be as fast."""
+    ranks, share = len(spent.rounds_s), fmean(spent.share("waiting_s"))
+    if speed is not None and speed.speed_up <= 1:
+        lost = 1 - speed.speed_up / len(speed.work_s)  # of the time of all stages, to whatever it went
+        workers = ranks if cores is None else min(ranks, cores)
+        return lost, f"{speed.speed_up:.2f} times one worker: try workers={workers} without a pipeline"
+    if cores is not None and ranks > cores:
+        return share, f"stages wait {share:.0%} of the time: {_turns(ranks, cores, 'stage')}"
+    if speed is not None:
+        return share, f"stages wait {share:.0%} of the time: at best {speed.bound:.2f} times one worker"
+    return share, f"stages wait for each other {share:.0%} of the time"
+
+
+def _turns(ranks: int, cores: int, name: str) -> str:
+    return f"{ranks} {name}s share {cores} core{'s' * (cores > 1)}"

@@ -18,7 +18,8 @@ class Clock:
 
     Attributes:
         rounds_s: seconds in rounds and in the averages that end epochs, evaluation excluded.
-        compute_s, data_s, averaging_s: their parts: gradients and updates, waiting for batches, the synchronizer.
+        compute_s, data_s, averaging_s, waiting_s: their parts: gradients and updates, waiting for batches, the
+            synchronizer, waiting for other stages of a pipeline.
         images: of all replicas; samples: of this worker.
         bytes_sent: to other workers, as last counted.
         evaluate_s: seconds in evaluations.
@@ -29,6 +30,7 @@ class Clock:
     compute_s: float = 0.0
     data_s: float = 0.0
     averaging_s: float = 0.0
+    waiting_s: float = 0.0
     evaluate_s: float = 0.0
     images: int = 0
     timed_s: float = 0.0
@@ -48,6 +50,10 @@ class Clock:
         self.rounds_s, self.images = self.rounds_s + seconds, self.images + images
         if iteration > UNTIMED_ROUNDS:
             self.timed_s, self.timed_images = self.timed_s + seconds, self.timed_images + images
+
+    def worked(self, seconds: float, waited_s: float) -> None:
+        """The gradients and the update of a round took `seconds`, of which this worker waited for other stages."""
+        self.compute_s, self.waiting_s = self.compute_s + seconds - waited_s, self.waiting_s + waited_s
 
     def meeting(self, seconds: float) -> None:
         """Workers have met after a round, to average or to agree: it belongs to the rounds that made it necessary."""
@@ -98,6 +104,7 @@ class Since:
             compute_s=now.compute_s - start.compute_s,
             data_s=now.data_s - start.data_s,
             averaging_s=now.averaging_s - start.averaging_s,
+            waiting_s=now.waiting_s - start.waiting_s,
             divergence=self.divergence,
             divergence_by_layer=self.divergence_by_layer,
             bytes_sent=bytes_sent,

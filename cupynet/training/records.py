@@ -19,7 +19,7 @@ class Spent:
     """What each worker has spent on some of the training; lists in rank order.
 
     Attributes:
-        rounds_s, compute_s, data_s, averaging_s: seconds, see `Clock`.
+        rounds_s, compute_s, data_s, averaging_s, waiting_s: seconds, see `Clock`.
         samples: how many this worker trained on.
         bytes_sent: what it sent to others.
     """
@@ -28,6 +28,7 @@ class Spent:
     compute_s: list[float]
     data_s: list[float]
     averaging_s: list[float]
+    waiting_s: list[float]
     samples: list[int]
     bytes_sent: list[int]
 
@@ -38,9 +39,9 @@ class Spent:
     @classmethod
     def of(cls, table: NDArray[Any]) -> Spent:
         """From what workers gathered: (W, figures) in the order of `SPENT`."""
-        rounds, compute, data, averaging, samples, sent = table.T
+        *seconds, samples, sent = table.T
         counts = [[int(count) for count in column] for column in (samples, sent)]
-        return cls(*(column.tolist() for column in (rounds, compute, data, averaging)), *counts)
+        return cls(*(column.tolist() for column in seconds), *counts)
 
 
 SPENT = tuple(each.name for each in fields(Spent))  # the figures, which are attributes of a `Clock` too
@@ -56,8 +57,8 @@ class Report:
         loss: mean over this replica's samples since the last report.
         score_after_averaging: mean over all replicas' samples between the last two averages; NaN if there was none.
         images_per_s: of all replicas together.
-        compute_s, data_s, averaging_s: this worker's seconds in gradients and updates, waiting for batches, and in its
-            synchronizer.
+        compute_s, data_s, averaging_s, waiting_s: this worker's seconds in gradients and updates, waiting for batches,
+            in its synchronizer, and waiting for other stages of a pipeline.
         divergence: the largest relative distance of a replica from the mean, as last measured since the last report;
             NaN if it was not.
         divergence_by_layer: the same of each layer's weights alone; empty if it was not measured.
@@ -73,6 +74,7 @@ class Report:
     compute_s: float
     data_s: float
     averaging_s: float
+    waiting_s: float
     divergence: float
     divergence_by_layer: dict[str, float] = field(default_factory=dict)
     bytes_sent: int = 0

@@ -46,7 +46,11 @@ class Replica:
         updates: how often the optimizer has moved the weights.
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 where there was no batch. (None in a stage of
             a pipeline that has none.)
+        waited_s: seconds of the last round that went by waiting for other workers of the same replica: none where it is
+            the whole network.
     """
+
+    waited_s = 0.0
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")

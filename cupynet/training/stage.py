@@ -43,6 +43,7 @@ class Stage(Replica):
     Attributes:
         model: this stage's layers, under the names they have in the whole network.
         losses: the sum of the last batch's losses on the first and the last stage, None on the others.
+        waited_s: seconds of the last round in which this stage waited for what others were to send it.
         batch_size, work_s: the seconds that each stage alone needs for a micro-batch of batches of this size, forward
             and backward, as `warm_up` measured them; 0 and [] before.
     """
@@ -86,6 +87,7 @@ class Stage(Replica):
     def gradient(self, batch: Batch | None) -> int:
         """See `Replica.gradient`. All stages of a replica are called with the same batch."""
         self.losses = 0.0 if self.first or self.last else None
+        self.waited_s = 0.0
         if batch is None:
             return 0
         waiting = iter(parts(len(batch), self.micro_batches))
@@ -118,7 +120,7 @@ class Stage(Replica):
             above = dy
             if not self.last:
                 above = backend.borrow(y.shape)
-                stages.recv(above, self.number + 1)
+                self._receive(above, self.number + 1)
             dx = derivative(above)
             if not self.first:
                 stages.send(dx, self.number - 1)
@@ -129,8 +131,14 @@ class Stage(Replica):
     def _received(self, count: int) -> Array:
         """What the stage before sent: (count, ...), borrowed."""
         x = self.backend.borrow((count, *self.model.input.shape))
-        self.groups.stages.recv(x, self.number - 1)
+        self._receive(x, self.number - 1)
         return x
+
+    def _receive(self, array: Array, source: int) -> None:
+        """Fill `array` with what another stage sends, and count the seconds until it is there."""
+        began = time.perf_counter()
+        self.groups.stages.recv(array, source)
+        self.waited_s += time.perf_counter() - began
 
     def _share_losses(self) -> None:
         """Tell the first stage what the last one lost, as reports are made on rank 0."""
@@ -141,12 +149,15 @@ class Stage(Replica):
                 losses += self.losses
                 self.groups.stages.send(losses, 0)
             else:
-                self.groups.stages.recv(losses, last)
+                self._receive(losses, last)
                 self.losses = losses.sum()
 
     def squared_norm(self) -> Array:
         """|gradient|² of the whole network, the same on all its stages: it is clipped as one."""
-        return self.groups.stages.gather_numbers(float(super().squared_norm())).sum()
+        own, began = float(super().squared_norm()), time.perf_counter()
+        norm = self.groups.stages.gather_numbers(own).sum()
+        self.waited_s += time.perf_counter() - began
+        return norm
 
     # beside training ------------------------------------------------------------------------------------------------
 

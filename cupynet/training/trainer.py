@@ -277,7 +277,7 @@ class Trainer:
         updated = time.perf_counter()
         average = synchronizer.after_update(replica, self.iteration)
         self.iteration, self.round = self.iteration + 1, self.round + 1
-        self.clock.compute_s += derived - began + updated - seen
+        self.clock.worked(derived - began + updated - seen, replica.waited_s)
         self.clock.averaging_s += seen - derived + time.perf_counter() - updated
         self.clock.samples += samples
         self._since.add(samples, replica.losses)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from cupynet.parallel import Adaptive, PipelineSpeed, PostLocal
+from cupynet.parallel.when import Every
 from cupynet.training import Spent, advise
-from cupynet.training.advice import MOST_RARELY, STANDS_OUT, WANTED, rarer, share_at
+from cupynet.training.advice import MOST_RARELY, STANDS_OUT, WANTED, averages, rarer, share_at
 
 
-def spent(averaging=None, data=None, compute=None, samples=None) -> Spent:
-    """100 seconds of each worker; what is neither averaging nor data is computing, but for what is given."""
-    workers = max(len(each) for each in (averaging or (), data or (), compute or ()))
-    averaging, data = averaging or (0.0,) * workers, data or (0.0,) * workers
-    rest = [100 - a - d for a, d in zip(averaging, data, strict=True)]
+def spent(averaging=None, data=None, compute=None, samples=None, waiting=None) -> Spent:
+    """100 seconds of each worker; what is neither averaging, data nor waiting is computing, but for what is given."""
+    workers = max(len(each) for each in (averaging or (), data or (), compute or (), waiting or ()))
+    averaging, data, waiting = (each or (0.0,) * workers for each in (averaging, data, waiting))
+    rest = [100 - a - d - w for a, d, w in zip(averaging, data, waiting, strict=True)]
     compute = rest if compute is None else list(compute)
     samples = [1000] * workers if samples is None else list(samples)
-    return Spent([100.0] * workers, compute, list(data), list(averaging), samples, [0] * workers)
+    return Spent([100.0] * workers, compute, list(data), list(averaging), list(waiting), samples, [0] * workers)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,14 @@ def spent(averaging=None, data=None, compute=None, samples=None) -> Spent:
     [
         (spent(averaging=(31, 33)), 1, "averaging costs 31 % of the time: frequency 8 would cost 5 %"),
         (spent(averaging=(31, 33)), 3, "averaging costs 31 % of the time: frequency 24 would cost 5 %"),
-        (spent(averaging=(31, 33)), "epoch", "averaging costs 31 % of the time: larger batches make it rarer"),
+        (spent(averaging=(31, 33)), "epoch", "averaging costs 31 % of the time: once an epoch is too often"),
+        (spent(averaging=(31, 33)), Every(3), "averaging costs 31 % of the time: frequency 24 would cost 5 %"),
+        (spent(averaging=(31, 33)), Adaptive(0.05), "averaging costs 31 % of the time: raise its target, or most"),
+        (
+            spent(averaging=(31, 33)),
+            PostLocal(2, 10),
+            "averaging costs 31 % of the time: fewer epochs, or a higher frequency",
+        ),
         (spent(averaging=(31, 33)), None, "averaging costs 31 % of the time: larger batches make it rarer"),
         (spent(averaging=(60, 60)), 50, "averaging costs 60 % of the time: frequency 100 would cost 43 %"),
         (spent(averaging=(60, 60)), 100, "averaging costs 60 % of the time: larger batches make it rarer"),
@@ -61,12 +70,51 @@ def test_a_worker_with_more_to_do_is_not_slow():
 
 
 def test_stages_of_a_pipeline_are_compared_with_their_like():
-    """Workers 0 and 2 are the first stages of two replicas, 1 and 3 the second."""
+    """Ranks 0 and 2 are the first stages of two replicas, 1 and 3 the second."""
     measured = spent(averaging=(50, 1, 50, 1), compute=(49, 98, 49, 98))
     assert "slower" in advise(measured, 1)
     assert "slower" not in advise(measured, 1, stages=2)
     measured = spent(averaging=(50, 1, 50, 1), compute=(49, 98, 98, 98))
-    assert "worker 2 is 2.0 times slower" in advise(measured, 1, stages=2)
+    assert advise(measured, 1, stages=2) == "rank 2 is 2.0 times slower than others of its stage"
+
+
+SLOW = PipelineSpeed([["a"], ["b"]], 4, [3e-3, 4e-3], 33e-3)  # 0.85 times one worker
+FAST = PipelineSpeed([["a"], ["b"]], 4, [3e-3, 4e-3], 20e-3)  # 1.40 times, bound 1.40
+
+
+@pytest.mark.parametrize(
+    ("waiting", "speed", "cores", "sentence"),
+    [
+        ((30, 50), FAST, None, "stages wait 40 % of the time: at best 1.40 times one worker"),
+        ((30, 50), FAST, 2, "stages wait 40 % of the time: at best 1.40 times one worker"),
+        ((30, 50, 30, 50), FAST, 2, "stages wait 40 % of the time: 4 stages share 2 cores"),
+        ((30, 50), SLOW, 2, "0.85 times one worker: try workers=2 without a pipeline"),
+        ((30, 50, 30, 50), SLOW, 2, "0.85 times one worker: try workers=2 without a pipeline"),
+        ((1, 2), SLOW, None, "0.85 times one worker: try workers=2 without a pipeline"),
+        ((30, 50), None, None, "stages wait for each other 40 % of the time"),
+        ((4, 6), FAST, None, "nothing stands out: 95 % of the time is computing"),
+    ],
+)
+def test_what_a_pipeline_loses(waiting, speed, cores, sentence):
+    assert advise(spent(waiting=waiting), 3, speed=speed, stages=2, cores=cores) == sentence
+    assert len(sentence) <= 65
+
+
+def test_averages_that_are_made_anyway_are_counted():
+    """19 rounds an epoch, each evaluated: no frequency averages more seldom than the ends of epochs do."""
+    costly = spent(averaging=(40, 40))
+    assert advise(costly, 3) == "averaging costs 40 % of the time: frequency 35 would cost 5 %"
+    assert advise(costly, 3, always=19) == "averaging costs 40 % of the time: frequency 19 would cost 9 %"
+    assert advise(costly, 19, always=19) == "averaging costs 40 % of the time: evaluate fewer epochs"
+    assert advise(costly, 3, always=10_000).endswith("frequency 35 would cost 5 %")
+
+
+@pytest.mark.parametrize(("frequency", "always"), [(1, 19), (3, 19), (19, 19), (6, 4), (100, 19), (2, 1)])
+def test_averages_are_counted_once_where_two_fall_together(frequency, always):
+    rounds = 1900 * 3  # a multiple of all of them
+    made = sum(n % frequency == 0 or n % always == 0 for n in range(1, rounds + 1))
+    assert averages(frequency, always) * rounds == pytest.approx(made, abs=1)
+    assert averages(frequency) == 1 / frequency
 
 
 @pytest.mark.parametrize(("cores", "where"), [(2, "2 cores"), (1, "1 core")])
@@ -89,7 +137,7 @@ def test_the_frequency_that_is_advised_is_the_lowest_that_costs_what_is_wanted(s
 
 
 def test_nothing_was_trained():
-    nothing = Spent([0.0], [0.0], [0.0], [0.0], [0], [0])
+    nothing = Spent([0.0], [0.0], [0.0], [0.0], [0.0], [0], [0])
     assert advise(nothing) == "nothing stands out: 0 % of the time is computing"
 
 

@@ -43,7 +43,7 @@ def trainer_of(communicator, synchronizer, callbacks) -> Trainer:
 
 def rows(recorder: Recorder, after: int) -> list:
     """What was reported after an iteration; not the times, nor what was sent: a resumed fit sends its weights once."""
-    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "train_s", "spent", "bytes_sent")
+    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "spent", "bytes_sent")
     found = [{k: v for k, v in vars(row).items() if k not in timed} for row in (*recorder.reports, *recorder.epochs)]
     for row in found:
         row["evaluation"] = row.get("evaluation") and row["evaluation"].to_dict()

@@ -16,7 +16,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.data import Dataset, Loader
 from cupynet.errors import ConfigError
-from cupynet.nn import Conv2D, Dense, Layer, Model, Sequential
+from cupynet.nn import Conv2D, Dense, Layer, Model, Sequential, SoftmaxNLL
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
 from cupynet.parallel import (
     Groups,
@@ -374,6 +374,35 @@ def test_warm_up_measures_every_stage_and_changes_nothing():
     with ParallelWrapper(small_model(), 1) as wrapper:
         wrapper.warm_up(10)
         assert wrapper.pipeline_speed() is None
+
+
+def test_waiting_for_another_stage_is_no_computing():
+    class Sleeping(SoftmaxNLL):
+        """The last stage alone has the loss."""
+
+        def __call__(self, *arguments):
+            time.sleep(0.01)
+            return super().__call__(*arguments)
+
+    network = Sequential({"dense1": Dense(4), "output": Dense(3)})
+    model = Model(network, small_model().input, create_backend("numpy"), 1, Sleeping())
+    recorder = Recorder()
+    with ParallelWrapper(model, 1, pipeline=Pipeline(2, 2), callbacks=[recorder], report_every=2) as wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), 1, evaluate_on=small_dataset(40))
+        spent, clocks = wrapper.trainer.spent, [trainer.clock for trainer in wrapper._trainers]
+    slept = 10 * 2 * 0.01  # rounds, micro-batches
+    assert spent.waiting_s[0] > 0.9 * slept > spent.waiting_s[1]
+    assert spent.compute_s[0] < spent.waiting_s[0] and spent.compute_s[1] > 0.9 * slept
+    assert spent.waiting_s == [clock.waiting_s for clock in clocks]
+    for rank in range(2):
+        parts = (spent.compute_s, spent.data_s, spent.averaging_s, spent.waiting_s)
+        assert sum(part[rank] for part in parts) <= spent.rounds_s[rank]
+    assert recorder.reports[-1].waiting_s > 0 and recorder.epochs[0].spent.waiting_s[0] > 0
+
+
+def test_whole_replicas_wait_for_no_stage():
+    run = train(2, lambda: SGD(0.05), samples=20)
+    assert run.trainers[0].spent.waiting_s == [0.0, 0.0]
 
 
 def test_a_pipeline_warmed_up_trains_the_same_bits():
