@@ -53,6 +53,7 @@ class ElasticAveraging(ParameterAveraging):
             wire=wire,
         )
         self.pull = None if pull is None else number("pull", pull, above=0, also=", or null for 0.9 / workers")
+        self._alpha = self.pull or 0.0  # 0: not known before there are workers
         self._apart = 0  # rounds since all were given the centre: the same on every worker
         self._seen = 0  # this replica's samples since then
 
@@ -90,7 +91,7 @@ class ElasticAveraging(ParameterAveraging):
         return self._apart == 0 or self.communicator.size == 1
 
     def describe(self) -> str:
-        pull = "0.9 / workers" if self.pull is None else f"{self.pull:g}"
+        pull = f"{self._alpha:.3g}" if self._alpha else "0.9 / workers"
         return f"pulled to a centre by {pull} {self.when}{', sent as half' * (self.wire == 'half')}"
 
     def state(self) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class Adaptive(When):
         self._rounds = 0  # since the last average
 
     def __str__(self) -> str:
-        return f"every {self.first} to {self.most} iterations, where they are about {self.target:g} apart"
+        return f"every {self.first} to {self.most} iterations, to be about {100 * self.target:g} % apart"
 
     def after(self, iteration: int) -> bool:
         self._rounds += 1

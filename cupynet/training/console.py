@@ -109,8 +109,10 @@ def _spent(spent: Spent, summary: Summary) -> str:
         shares = [round(100 * share) for share in spent.share(name)]
         return f"{min(shares)}-{max(shares)} %" if min(shares) < max(shares) else f"{shares[0]} %"
 
-    sent = f"{_amount(summary.bytes_sent)}, {_amount(summary.bytes_sent / max(summary.iterations, 1))} a round"
-    return f"averaging {between('averaging_s')}, data {between('data_s')}; sent {sent}"
+    parts, sent = f"averaging {between('averaging_s')}, data {between('data_s')}", _amount(summary.bytes_sent)
+    if summary.stages > 1:
+        return f"waiting {between('waiting_s')}, {parts}; sent {sent}"
+    return f"{parts}; sent {sent}, {_amount(summary.bytes_sent / max(summary.iterations, 1))} a round"
 
 
 def _drift(summary: Summary) -> str:
@@ -119,7 +121,7 @@ def _drift(summary: Summary) -> str:
         return ""
     layers = summary.divergence_by_layer or {}
     most = f", most in {max(layers, key=lambda name: layers[name])}" if layers else ""
-    return f", {100 * summary.divergence:.2g} % apart{most}"
+    return f", last {100 * summary.divergence:.2g} % apart{most}"
 
 
 def _amount(count: float) -> str:
@@ -135,12 +137,14 @@ def result_table(summary: Summary, run: Run) -> None:
     """Print what a run came to."""
     dataset = f"[bold red]{summary.dataset} (fallback: not MNIST)[/]" if summary.fallback else summary.dataset
     stages = f" of {summary.stages} stages" if summary.stages > 1 else ""
+    count, unit = (summary.epochs, "epoch") if summary.epochs else (summary.iterations, "iteration")
+    trained = f"{count} {unit}{'s' * (count != 1)}"
     rows = {
         "data": dataset,
         "backend": f"{summary.backend}, {summary.dtype}",
         "workers": f"{summary.workers}{stages} on {', '.join(dict.fromkeys(summary.devices))}",
         "replicas": summary.synchronizer + _drift(summary) if summary.workers > 1 else "-",
-        "training": f"{summary.epochs} epochs in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
+        "training": f"{trained} in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
     }
     if summary.spent is not None and len(summary.spent["rounds_s"]) > 1:
         rows["spent"] = _spent(Spent(**summary.spent), summary)

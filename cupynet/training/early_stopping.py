@@ -177,7 +177,7 @@ class EarlyStopping(Callback):
         if record.evaluation is not None:
             self._judge(trainer, record.epoch, record.evaluation)
         if self.max_epochs is not None and self._epochs >= self.max_epochs:
-            self._end(trainer, "max_epochs", f"{self._epochs} epochs are complete")
+            self._end(trainer, "max_epochs", f"{self._epochs} epoch{'s are' if self._epochs > 1 else ' is'} complete")
         self._check_time(trainer)
 
     def after_finish(self, trainer: TrainerView) -> None:

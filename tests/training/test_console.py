@@ -12,7 +12,7 @@ from cupynet.training import Spent
 from cupynet.training.console import _amount, result_table
 from tests.test_runs import SUMMARY
 
-SPENT = Spent([10.0, 10.0], [7.9, 8.3], [0.0, 0.1], [2.1, 1.6], [240, 240], [300_000_000, 300_000_000])
+SPENT = Spent([10.0, 10.0], [7.9, 8.3], [0.0, 0.1], [2.1, 1.6], [0.0, 0.0], [240, 240], [300_000_000, 300_000_000])
 FULL: dict[str, Any] = {
     "spent": asdict(SPENT),
     "bytes_sent": 600_000_000,
@@ -31,7 +31,7 @@ def table(summary: Summary, capsys: pytest.CaptureFixture[str]) -> dict[str, str
 
 def test_what_workers_spent_and_sent(capsys):
     rows = table(replace(SUMMARY, **FULL), capsys)
-    assert rows["replicas"] == "averaged after every epoch, 1.2 % apart, most in dense1"
+    assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart, most in dense1"
     assert rows["spent"] == "averaging 16-21 %, data 0-1 %; sent 600 MB, 20 MB a round"
     assert rows["advice"] == FULL["advice"]
     before = table(SUMMARY, capsys)
@@ -39,14 +39,22 @@ def test_what_workers_spent_and_sent(capsys):
 
 
 def test_one_worker_alone_sends_nothing(capsys):
-    alone = Spent([10.0], [9.0], [1.0], [0.0], [480], [0])
+    alone = Spent([10.0], [9.0], [1.0], [0.0], [0.0], [480], [0])
     rows = table(replace(SUMMARY, workers=1, spent=asdict(alone), advice="nothing stands out"), capsys)
     assert "spent" not in rows and rows["replicas"] == "-" and rows["advice"] == "nothing stands out"
 
 
 def test_stages_are_workers_too(capsys):
-    rows = table(replace(SUMMARY, workers=1, **FULL), capsys)
-    assert rows["spent"].startswith("averaging 16-21 %")
+    waiting = replace(SPENT, compute_s=[4.0, 3.0], waiting_s=[3.9, 5.3])
+    rows = table(replace(SUMMARY, workers=1, stages=2, **FULL | {"spent": asdict(waiting)}), capsys)
+    assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600 MB"
+    assert rows["workers"] == "1 of 2 stages on cpu" and rows["replicas"] == "-"
+    assert "stages" not in table(replace(SUMMARY, workers=2, **FULL), capsys)["workers"]
+
+
+@pytest.mark.parametrize(("epochs", "said"), [(0, "7 iterations in"), (1, "1 epoch in"), (2, "2 epochs in")])
+def test_epochs_are_counted_in_words(epochs, said, capsys):
+    assert table(replace(SUMMARY, epochs=epochs, iterations=7), capsys)["training"].startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +74,10 @@ def test_early_stopping_tells_the_best_epoch(found, said, capsys):
 
 def test_the_widest_row_fits(capsys):
     widest = replace(SPENT, averaging_s=[1.0, 9.9], data_s=[1.0, 9.9])
-    table(
-        replace(SUMMARY, **FULL | {"spent": asdict(widest), "bytes_sent": 123_400_000_000, "iterations": 200}), capsys
-    )
+    widest = replace(widest, waiting_s=[1.0, 9.9])
+    for stages in (1, 2):
+        figures = {"spent": asdict(widest), "bytes_sent": 123_400_000_000, "iterations": 200, "stages": stages}
+        table(replace(SUMMARY, **FULL | figures), capsys)
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,14 @@ def test_people_are_told(way, words):
     assert WAYS[way].describe() == words
 
 
+def test_the_pull_is_told_as_a_number_once_the_workers_are_known():
+    with ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(2)) as wrapper:
+        wrapper.fit(Loader(small_dataset(16), 4), 1)
+        assert wrapper.trainer.synchronizer.describe() == "pulled to a centre by 0.45 every 2 iterations"
+    assert ElasticAveraging(2, 0.25).describe() == "pulled to a centre by 0.25 every 2 iterations"
+    assert str(Adaptive(0.05)) == "every 1 to 100 iterations, to be about 5 % apart"
+
+
 def test_stages_of_a_pipeline_do_not_each_decide_for_themselves():
     def task(communicator):
         groups = Groups.grid(communicator, 2)
