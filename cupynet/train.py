@@ -193,11 +193,11 @@ def _advice(experiment: Experiment, wrapper: ParallelWrapper, data: Data, spent:
     from cupynet.training import advise
 
     placement, synchronizer = wrapper.placement, experiment.synchronizer
-    averaging = isinstance(synchronizer, ParameterAveraging)
+    frequency = synchronizer.when if isinstance(synchronizer, ParameterAveraging) else synchronizer.frequency
     rounds = wrapper.trainer.rounds(experiment.train_loader(data))
     return advise(
         spent,
-        synchronizer.when if averaging else synchronizer.frequency,
+        frequency,
         always=rounds * min(experiment.settings.evaluate_every_epochs, experiment.settings.epochs),
         speed=_pipeline_speed(wrapper),
         stages=placement.stages,

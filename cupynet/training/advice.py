@@ -84,7 +84,7 @@ def _averaging(
     if isinstance(frequency, Adaptive):
         return share, f"{said}: raise its target, or most"
     if isinstance(frequency, PostLocal):
-        return share, f"{said}: fewer epochs, or a higher frequency"
+        return share, f"averaging costs {share:.0%}: fewer PostLocal epochs, or higher frequency"
     if frequency == "epoch":
         return share, f"{said}: once an epoch is too often"
     if isinstance(frequency, int) and always is not None and frequency >= always:

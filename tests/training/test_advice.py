@@ -31,7 +31,7 @@ def spent(averaging=None, data=None, compute=None, samples=None, waiting=None) -
         (
             spent(averaging=(31, 33)),
             PostLocal(2, 10),
-            "averaging costs 31 % of the time: fewer epochs, or a higher frequency",
+            "averaging costs 31 %: fewer PostLocal epochs, or higher frequency",
         ),
         (spent(averaging=(31, 33)), None, "averaging costs 31 % of the time: larger batches make it rarer"),
         (spent(averaging=(60, 60)), 50, "averaging costs 60 % of the time: frequency 100 would cost 43 %"),
@@ -147,6 +147,9 @@ def test_no_sentence_wraps():
         (spent(averaging=(99.9,) * 64), 50, None),
         (spent(averaging=(99.9,) * 64), 50, 2),
         (spent(averaging=(99.9, 99.9)), None, None),
+        (spent(averaging=(99.1, 99.1)), "epoch", None),
+        (spent(averaging=(99.1, 99.1)), Adaptive(0.05), None),
+        (spent(averaging=(99.1, 99.1)), PostLocal(2, 10), None),
         (spent(data=(99.0, 99.0)), 3, None),
         (spent(compute=(1,) * 63 + (90,)), 3, None),
     ):
