@@ -59,7 +59,8 @@ class Report:
         compute_s, data_s, averaging_s: this worker's seconds in gradients and updates, waiting for batches, and in its
             synchronizer.
         divergence: the largest relative distance of a replica from the mean, as last measured since the last report;
-            NaN if it was not.
+            NaN if it was not. Stages of a pipeline learn of each other's when workers agree the next time; it is the
+            largest of the stages' then, and that of the whole network is at most that.
         divergence_by_layer: the same of each layer's weights alone; empty if it was not measured.
         bytes_sent: by all workers to each other in this run, as known when they last agreed.
     """

@@ -224,7 +224,9 @@ class ParallelWrapper:
         try:
             self.on_workers(task)
         finally:
-            self._stop = None  # a stop is for one fit
+            self._stop = None  # a stop is for one fit, also one that came when some workers had left it already
+            for trainer in filter(None, self._trainers):
+                trainer.forget_stop()
         return self
 
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
