@@ -144,8 +144,8 @@ class Stop:
 class TrainerView(Protocol):
     """A worker's trainer, as its callbacks see it.
 
-    Weights may be changed only in `Callback.before_finish` and `after_finish`, by a callback that runs on every rank
-    and does the same on each; `params.publish` lets the layers see it.
+    Weights may be changed only in `Callback.before_finish`, `after_finish` and `on_diverged`, by a callback that runs
+    on every rank and does the same on each; `params.publish` lets the layers see it.
     """
 
     @property
@@ -158,9 +158,13 @@ class TrainerView(Protocol):
 
     @property
     def model(self) -> Model:
-        """This worker's replica of the network; in a pipeline its stage's layers.
+        """This worker's replica of the network; in a pipeline its stage's layers."""
 
-        The user's own model has the weights of all stages when an evaluation is told of, and after the fit.
+    @property
+    def whole(self) -> Model:
+        """The whole network in this process; that of rank 0 is the user's own.
+
+        In a pipeline it is complete only there, when an evaluation is told of, and after the fit.
         """
 
     @property

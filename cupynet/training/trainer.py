@@ -143,6 +143,11 @@ class Trainer:
         return self.replica.model
 
     @property
+    def whole(self) -> Model:
+        """The whole network in this process; that of rank 0 is the user's own."""
+        return self.replica.whole
+
+    @property
     def params(self) -> Params:
         """This worker's weights: of the whole network, or of its stage of a pipeline."""
         return self.replica.params
@@ -160,6 +165,15 @@ class Trainer:
     def forget_stop(self) -> None:
         """Take back what was wished for by `stop`: it is of one fit."""
         self._asked = None
+
+    def diverged(self, text: str) -> None:
+        """A fit has ended because a number was not finite, of this worker's or of another's; text: what was told of it.
+
+        From the thread that called the fit, when all workers have left it: nothing can be exchanged any more.
+        """
+        self.backend.activate()
+        self._tell("on_diverged", text)
+        self.backend.synchronize()
 
     def close(self) -> None:
         """Let callbacks let go of what they hold: all of them, also where one fails to, and once."""
