@@ -20,10 +20,11 @@ def half_mean(communicator: Communicator, deltas: list[Array], weight: float) ->
     fits; what is 2^-39 of that or less is lost. Sums are made in double precision.
 
     Args:
-        deltas: flat vectors, finite, as for `Communicator.allreduce_mean`.
+        deltas: flat vectors, finite, as for `Communicator.allreduce_mean`; of a stage without weights they are empty.
         weight: see there.
     """
-    largest = communicator.gather_numbers(*(float(abs(delta).max()) for delta in deltas)).max(axis=0)
+    own = [float(abs(delta).max()) if len(delta) else 0.0 for delta in deltas]
+    largest = communicator.gather_numbers(*own).max(axis=0)
     factors = [2.0 ** max(-SHIFTS, min(SHIFTS, LARGEST - math.frexp(each)[1])) for each in largest.tolist()]
     halves = [(delta * factor).astype("float16") for delta, factor in zip(deltas, factors, strict=True)]
     communicator.allreduce_mean(halves, weight)

@@ -16,6 +16,7 @@ from cupynet.parallel import (
     ElasticAveraging,
     Groups,
     ParameterAveraging,
+    Pipeline,
     PostLocal,
     SlowMo,
 )
@@ -152,6 +153,15 @@ def test_scores_are_reported(way):
     assert np.isfinite([report.score_after_averaging for report in trained.recorders[0].reports]).any() or (
         way is WAYS["end"]
     )
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if not WAYS[name].measures])
+def test_a_stage_may_have_no_weights(way):
+    model, before = small_model(), fingerprint(small_model())
+    stages = Pipeline([["conv1"], ["pool1"], ["dense1", "output"]])
+    with ParallelWrapper(model, 2, synchronizer=WAYS[way], optimizer=nesterov(), pipeline=stages) as wrapper:
+        wrapper.fit(small_dataset(30), 2, batch_size=4)
+    assert np.isfinite(model.params.master).all() and fingerprint(model) != before
 
 
 # Averaging: one mechanism of several parts ---------------------------------------------------------------------------
