@@ -68,6 +68,10 @@ class Experiment:
         pipeline = settings.parallel.pipeline
         self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
         self.placement = self._place(self._built())
+        try:
+            self.synchronizer.check(self.placement.workers, self.placement.stages)
+        except ConfigError as error:
+            raise ConfigError(f"parallel.synchronizer: {error}") from error
         self._check_validation()
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:

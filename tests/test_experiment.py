@@ -93,6 +93,24 @@ def test_early_stopping_that_could_choose_nothing_is_refused(overrides: tuple[st
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("parallel=elastic", "parallel.synchronizer.pull=0.9"), "pull=0.9: with 2 workers at most 0.5"),
+        (
+            ("parallel=adaptive", "+parallel.pipeline._target_=cupynet.parallel.Pipeline", "+parallel.pipeline.stages=2"),
+            "ParameterAveraging decides by what it measures when to average, and each stage",
+        ),
+    ],
+)
+def test_a_synchronizer_that_cannot_keep_these_workers_together_is_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^parallel.synchronizer: {message}") as refused:
+        experiment((), *overrides, "workers=2")
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("overrides", [("parallel.averaging_frequency=end",), ("parallel.averaging_frequency=epoch",)])
 def test_early_stopping_on_held_out_images_is_taken(overrides: tuple[str, ...]) -> None:
     """One worker alone is evaluated after every epoch, whatever the frequency."""

@@ -32,7 +32,7 @@ class ElasticAveraging(ParameterAveraging):
             its own.
 
     Raises:
-        ConfigError: an argument cannot work; at the start, if the centre would be thrown beyond the mean.
+        ConfigError: an argument cannot work; in `check`, if the centre would be thrown beyond the mean.
     """
 
     def __init__(
@@ -56,16 +56,18 @@ class ElasticAveraging(ParameterAveraging):
         self._apart = 0  # rounds since all were given the centre: the same on every worker
         self._seen = 0  # this replica's samples since then
 
+    def check(self, workers: int, stages: int = 1) -> None:
+        super().check(workers, stages)
+        if self.pull is not None and workers > 1 and self.pull * workers > 1:
+            raise ConfigError(
+                f"pull={self.pull:g}: with {workers} workers at most {1 / workers:g}: the centre goes {workers} "
+                "times as far, and would be thrown beyond the mean of the replicas"
+            )
+
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
-        workers = communicator.size
-        self._alpha = SHARE / workers if self.pull is None else self.pull
-        if workers > 1:
-            if self._alpha * workers > 1:
-                raise ConfigError(
-                    f"pull={self.pull:g}: with {workers} workers at most {1 / workers:g}: the centre goes {workers} "
-                    "times as far, and would be thrown beyond the mean of the replicas"
-                )
+        self._alpha = SHARE / communicator.size if self.pull is None else self.pull
+        if communicator.size > 1:
             self._common = [replica.params.master.copy()]  # the centre
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:

@@ -58,17 +58,28 @@ class Synchronizer:
     frequency: int | str | None = None
     measures: bool = False
 
-    def start(self, replica: ReplicaView, communicator: Communicator) -> None:
-        """Bind to a worker's replica, once, when it has been made.
+    def check(self, workers: int, stages: int = 1) -> None:
+        """Refuse to keep so many replicas together, of so many stages each, where that cannot work.
+
+        Asked once, before anything is started. A subclass with rules of its own asks `super` too.
 
         Raises:
-            ConfigError: this class itself is to keep several replicas together, which it does not.
+            ConfigError: several workers and this class itself, which does nothing; or stages that would each decide
+                for themselves when to meet.
         """
-        if type(self) is Synchronizer and communicator.size > 1:
+        if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
-                f"Synchronizer keeps nothing together, and there are {communicator.size} workers: take "
-                "ParameterAveraging or another subclass"
+                f"Synchronizer keeps nothing together, and there are {workers} workers: take ParameterAveraging or "
+                "another subclass"
             )
+        if self.measures and stages > 1:
+            raise ConfigError(
+                f"{type(self).__name__} decides by what it measures when to average, and each stage of a pipeline "
+                "measures something else: give it a number of iterations"
+            )
+
+    def start(self, replica: ReplicaView, communicator: Communicator) -> None:
+        """Bind to a worker's replica, once, when it has been made."""
         self.communicator = communicator
 
     def begin(self, replica: ReplicaView) -> None:

@@ -108,11 +108,6 @@ class Trainer:
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
         self._since, self._epoch_start = Since(Clock()), Clock()
-        if self.synchronizer.measures and self.groups.stages.size > 1:
-            raise ConfigError(
-                f"{type(self.synchronizer).__name__} decides by what it measures when to average, and each stage of a "
-                "pipeline measures something else: give it a number of iterations"
-            )
         self.synchronizer.start(replica, self.groups.replicas)
         self._closing = self._start_callbacks(run)
 

@@ -142,6 +142,7 @@ class ParallelWrapper:
         )
         self.layers = [] if pipeline is None else pipeline.cut(model.network, self.placement.stages)
         workers = self.placement.workers
+        self.synchronizer.check(workers, self.placement.stages)
         self.optimizer = _scaled(self.optimizer, learning_rate_scale, workers)
         self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
         if blas_threads is not None:
