@@ -98,7 +98,11 @@ def test_early_stopping_that_could_choose_nothing_is_refused(overrides: tuple[st
     [
         (("parallel=elastic", "parallel.synchronizer.pull=0.9"), "pull=0.9: with 2 workers at most 0.5"),
         (
-            ("parallel=adaptive", "+parallel.pipeline._target_=cupynet.parallel.Pipeline", "+parallel.pipeline.stages=2"),
+            (
+                "parallel=adaptive",
+                "+parallel.pipeline._target_=cupynet.parallel.Pipeline",
+                "+parallel.pipeline.stages=2",
+            ),
             "ParameterAveraging decides by what it measures when to average, and each stage",
         ),
     ],

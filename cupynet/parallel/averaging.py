@@ -90,6 +90,10 @@ class ParameterAveraging(Synchronizer):
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         return self._average(replica, iteration) if self.when.after(iteration) else None
 
+    def changed(self, replica: ReplicaView) -> None:
+        if not self._tally.rounds:  # else the last average sees it
+            super().changed(replica)
+
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         average = self._average(replica, None) if self._tally.rounds and self.when.at(moment) else None
         self.when.ended(moment)

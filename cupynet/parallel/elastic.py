@@ -74,6 +74,14 @@ class ElasticAveraging(ParameterAveraging):
         self._apart, self._seen = self._apart + 1, self._seen + samples
         return super().before_update(replica, samples)
 
+    def changed(self, replica: ReplicaView) -> None:
+        if not self._apart:
+            super().changed(replica)
+        elif self.communicator.size > 1:  # the centre is what remains: it becomes what the replicas were made
+            (centre,) = self._common
+            centre[...] = replica.params.master
+            self.communicator.allreduce_mean([centre], self._seen)
+
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         gather = self._apart and self.when.at(moment)
         average = super().finish(replica, moment)

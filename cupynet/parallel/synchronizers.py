@@ -107,6 +107,14 @@ class Synchronizer:
         """After iteration `iteration` (from 0). What was averaged, if anything: the same on every worker."""
         return None
 
+    def changed(self, replica: ReplicaView) -> None:
+        """Somebody has changed weights at the end of a fit, before `finish`, of each replica its own.
+
+        Their mean is what counts: here all replicas take it. A subclass whose `finish` does so anyway may wait for it.
+        """
+        self.communicator.allreduce_mean(self.shared(replica), 1)
+        replica.params.publish()
+
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         """At the end of an `epoch`, of an epoch that is to be evaluated (`evaluation`), and of a `fit`.
 

@@ -42,13 +42,14 @@ class Callback:
     def before_finish(self, trainer: TrainerView) -> None:
         """After the last round of a fit, before its last average and evaluation.
 
-        A place to change weights, see `TrainerView`: each replica's own, which are averaged then.
+        A place to change weights, see `TrainerView`: each replica's own, which may differ, and are averaged then; an
+        outer step follows where it follows every average.
         """
 
     def after_finish(self, trainer: TrainerView) -> None:
         """After the last average of a fit and the end of its last epoch, where a stop ended it early too.
 
-        The other place to change weights: those of the result, which no average and no outer step moves any more.
+        The other place to change weights, on every worker alike: those of the result, which no average and no outer step moves any more.
         Where they were changed, they are evaluated again.
         """
 

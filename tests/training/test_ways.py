@@ -21,7 +21,7 @@ from cupynet.parallel import (
     SlowMo,
 )
 from cupynet.parallel.averaging import spread
-from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from tests.training.conftest import (
     WAYS,
     Recorder,
@@ -145,6 +145,38 @@ def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way):
             assert before == pytest.approx(single.evaluate(data, batch_size=4).loss, rel=1e-12)
         wrapper.fit(data, 1, batch_size=4)
         assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
+
+
+def before_finish(change):
+    """A callback that changes each replica's weights before the last average of a fit."""
+
+    class Change(Callback):
+        every_rank = True
+
+        def before_finish(self, trainer):
+            change(trainer.rank, trainer.model.params.master)
+            trainer.model.params.publish()
+
+    return Change()
+
+
+@every_way
+@pytest.mark.parametrize("samples", [60, 72])  # in rounds of 12: most ways have just met, or are about to
+@pytest.mark.parametrize("dtype", ["double", "half"])
+def test_weights_that_are_changed_before_the_end_are_averaged(way, samples, dtype):
+    """Each replica's own: ranks 1, 2 and 3 together make 2."""
+
+    def change(rank, master):
+        master[...] = rank + 1
+
+    model = small_model(dtype)
+    options = {"synchronizer": way, "callbacks": [before_finish(change)]}
+    with ParallelWrapper(model, 3, **options) as wrapper:
+        wrapper.fit(small_dataset(samples), 1, batch_size=4)
+        assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
+        if not isinstance(getattr(way, "outer", None), SlowMo):  # an outer step goes on from there
+            np.testing.assert_allclose(model.params.master, 2, atol=2e-3)
+        np.testing.assert_array_equal(model.params.data, model.params.master.astype(model.params.data.dtype))
 
 
 @every_way
