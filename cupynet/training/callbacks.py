@@ -49,8 +49,8 @@ class Callback:
     def after_finish(self, trainer: TrainerView) -> None:
         """After the last average of a fit and the end of its last epoch, where a stop ended it early too.
 
-        The other place to change weights, on every worker alike: those of the result, which no average and no outer step moves any more.
-        Where they were changed, they are evaluated again.
+        The other place to change weights, on every worker alike: those of the result, which no average and no outer
+        step moves any more. Where they were changed, they are evaluated again.
         """
 
     def on_fit_end(self, trainer: TrainerView) -> None:

@@ -23,7 +23,7 @@ from cupynet.checks import integer, is_bool, one_of
 from cupynet.data import Batch, Batches, Labelled, Prefetcher
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
-from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer, is_finite
+from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Since
@@ -327,8 +327,11 @@ class Trainer:
         """The end of a fit, once: from here on all replicas are identical."""
         if not self._finished:
             self._finished = True
-            if self._changed_in("before_finish", self.groups.replicas):
+            moved = self._moved_in("before_finish")
+            began = time.perf_counter()
+            if self.groups.replicas.gather_numbers(moved).any():
                 self.synchronizer.changed(self.replica)
+            self.clock.meeting(time.perf_counter() - began)
             self._average("fit")
             name = type(self.synchronizer).__name__
             self._refuse_different(
@@ -355,17 +358,16 @@ class Trainer:
         if len(set(self.groups.replicas.gather_numbers(own)[:, 0].tolist())) > 1:
             raise ConfigError(message)
 
-    def _changed_in(self, event: str, workers: Communicator) -> bool:
-        """Tell callbacks of an event in which they may change weights: whether they did, on any of these workers."""
+    def _moved_in(self, event: str) -> bool:
+        """Tell callbacks of an event in which they may change weights: whether they did, on this worker."""
         master = self.replica.params.master
         before = master.copy()
         self._tell(event)
-        moved = bool(((master != before) & (before == before)).any())  # what is not a number stays so
-        return bool(workers.gather_numbers(moved).any())
+        return bool(((master != before) & (before == before)).any())  # a NaN that stays one has not moved
 
     def _choose(self, fit: Fit) -> None:
         """Callbacks may give the replicas other weights, which are evaluated then; not after a signal: it is urgent."""
-        if not self._changed_in("after_finish", self.groups.world):
+        if not self.groups.world.gather_numbers(self._moved_in("after_finish")).any():
             return
         self._refuse_different(
             "a callback changed the weights of some replicas alone, in after_finish: let it run on every worker "
