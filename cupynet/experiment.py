@@ -90,10 +90,10 @@ class Experiment:
                     f"callbacks.{name}: {kind} chooses by images kept out of training, and there are none: hold some "
                     "out, data.validation=5000"
                 )
-            if self.synchronizer.frequency == "end" and self.placement.workers > 1:
+            if not self.synchronizer.evaluates and self.placement.workers > 1:
                 raise ConfigError(
-                    f"callbacks.{name}: {kind} chooses between epochs, and with parallel.averaging_frequency=end only "
-                    "the last is evaluated: parallel.averaging_frequency=epoch"
+                    f"callbacks.{name}: {kind} chooses between epochs, and replicas {self.synchronizer.describe()} are "
+                    "not evaluated after each: parallel.averaging_frequency=epoch"
                 )
 
     def _built(self) -> Layer:

@@ -83,7 +83,11 @@ def test_the_learning_rate_follows_the_workers_where_asked() -> None:
         ((), "callbacks.early_stopping: EarlyStopping chooses by images kept out of training, .*data.validation=5000$"),
         (
             ("data.validation=100", "workers=2", "parallel.averaging_frequency=end"),
-            "callbacks.early_stopping: .* with parallel.averaging_frequency=end only the last is evaluated",
+            "callbacks.early_stopping: .*, and replicas averaged at the end are not evaluated after each: parallel.av",
+        ),
+        (
+            ("data.validation=100", "workers=2", "parallel=post_local", "parallel.averaging_frequency=end"),
+            "averaged in every iteration until 2 epochs are complete, then at the end are not evaluated after each",
         ),
     ],
 )

@@ -115,7 +115,7 @@ class ElasticAveraging(ParameterAveraging):
         own, (centre,) = replica.params.master, self._common
         mean: Array = own.copy()
         self._mean([mean], self._tally.samples)
-        found = spread(self.communicator, replica, own, mean) if measure else UNMEASURED
+        found = spread(self.communicator, replica, own, mean, self._tally.samples) if measure else UNMEASURED
         own += self._alpha * (centre - own)
         centre += self._alpha * self.communicator.size * (mean - centre)
         replica.params.publish()

@@ -8,7 +8,7 @@ round, whether that worker had a batch or not: each may hold collective operatio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -27,8 +27,8 @@ class Average:
     Attributes:
         score: mean loss of all samples that the replicas trained on since the last average; NaN where it was not
             asked for or nobody has it.
-        divergence: the largest relative distance |w_r - mean| / |mean| of a replica from the mean; NaN where it was not
-            measured.
+        divergence: the largest relative distance |w_r - mean| / |mean| of a replica from the mean, of those that count
+            in it; NaN where it was not measured.
         by_layer: the same for the weights of each layer of the network, by its name; empty where it was not measured.
     """
 
@@ -123,6 +123,11 @@ class Synchronizer:
         return None
 
     @property
+    def evaluates(self) -> bool:
+        """Whether replicas are made identical wherever an epoch is to be evaluated; where not, it is left out."""
+        return True
+
+    @property
     def identical(self) -> bool:
         """Whether all replicas hold the same weights now, so that any of them may stand for the model."""
         return True
@@ -137,6 +142,25 @@ class Synchronizer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what `restore` would look in vain for something in. ConfigError."""
+        lacking = list(_lacking(self.state(), state))
+        if lacking:
+            workers = self.communicator.size
+            raise ConfigError(
+                f"this state has no {', '.join(lacking)} for {workers} worker{'s' * (workers > 1)} {self.describe()}: "
+                "it was made by another number of workers, or by a synchronizer with other settings"
+            )
+
+
+def _lacking(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[str]:
+    """The names, with dots, of what is in `own` and not in `state`."""
+    for name, value in own.items():
+        if name not in state:
+            yield name
+        elif isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _lacking(value, state[name]))
 
 
 def is_finite(vector: Array) -> bool:

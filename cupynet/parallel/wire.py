@@ -8,6 +8,7 @@ from cupynet.backend.array import Array
 from cupynet.parallel.communicator import Communicator
 
 WIRES = ("exact", "half")
+RESOLUTION = 2.0**-10  # of a mean in 16 bits: rounded once when it is sent, and once when it is made
 LARGEST = 15  # a magnitude below 2^15 is finite in 16 bits; so is the mean of several
 SHIFTS = 120  # factors are powers of two that single precision has
 

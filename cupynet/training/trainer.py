@@ -182,9 +182,8 @@ class Trainer:
         """
         epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split)
         several = self.groups.replicas.size > 1
-        check_validation(
-            self.callbacks, split if evaluate_on is not None else None, self.synchronizer.frequency if several else None
-        )
+        evaluated = split if evaluate_on is not None else None
+        check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
         fit = Fit(train, self.epoch + epochs, evaluate_on, evaluate_every, split)
         for loader in (train, evaluate_on):
             if loader is not None:
@@ -477,7 +476,12 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; the next `fit` goes on there, its learning-rate schedule too."""
+        """Take over what `state` returned; the next `fit` goes on there, its learning-rate schedule too.
+
+        Raises:
+            ConfigError: it is the state of another network, optimizer or synchronizer, or of too few workers.
+        """
+        self.synchronizer.check_state(state["synchronizer"])
         position = state["trainer"]
         self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
         self._span_start = None if position["span_start"] < 0 else position["span_start"]

@@ -291,11 +291,85 @@ def test_the_divergence_of_each_layer():
             for name, view in replica.params.views(own):
                 if name.startswith("dense1."):
                     view *= 1.5
-        return spread(communicator, replica, own, mean)
+        return spread(communicator, replica, own, mean, 1)
 
     for whole, layers in on_threads(2, task):
         assert layers == {"conv1": 0.0, "dense1": pytest.approx(0.5, rel=1e-12), "output": 0.0}
         assert 0 < whole < 0.5
+
+
+def test_a_replica_that_does_not_count_is_not_apart():
+    """Worker 1 had no batch: what it holds is of no weight, however far it is."""
+
+    def task(communicator):
+        replica = Replica(small_model(), SGD(0.05))
+        mean = replica.params.master
+        own = mean * (1.25, 9.0)[communicator.rank]
+        return spread(communicator, replica, own, mean, (4, 0)[communicator.rank])
+
+    for whole, layers in on_threads(2, task):
+        assert [whole, *layers.values()] == [pytest.approx(0.25, rel=1e-12)] * 4
+
+    class Noting(ParameterAveraging):
+        def after_update(self, replica, iteration):
+            average = super().after_update(replica, iteration)
+            averages.append((iteration, self.communicator.rank, average.divergence))
+            return average
+
+    averages = []
+    run(Noting(1, measure_every=1), 2, 12, epochs=1)  # three batches: after round 2 the mean is worker 0 itself
+    assert {found for iteration, _, found in averages if iteration == 1} == {0.0}
+    assert all(found > 0 for iteration, _, found in averages if iteration == 0)
+
+
+@pytest.mark.parametrize("kind", [ParameterAveraging, ElasticAveraging])
+@pytest.mark.parametrize("frequency", ["epoch", "end", 4])
+def test_the_divergence_is_measured_where_an_epoch_or_a_fit_ends(kind, frequency):
+    measured = []
+
+    class Noting(kind):
+        def finish(self, replica, moment):
+            average = super().finish(replica, moment)
+            if average is not None and self.communicator.rank == 0:
+                measured.append((moment, average.divergence > 0, set(average.by_layer)))
+            return average
+
+    run(Noting(frequency, measure_every=50), 2, 40, epochs=2)  # 5 rounds an epoch
+    layers = {"conv1", "dense1", "output"}
+    ends = [("fit", True, layers)]
+    assert measured == (ends if frequency == "end" else [("evaluation", True, layers), *ends])
+    measured.clear()
+    run(Noting(frequency, measure_every=0), 2, 40, epochs=2)
+    assert measured and not any(found or by_layer for _, found, by_layer in measured)
+
+
+class Squares(SGD):
+    """A running mean of squares that decays fast, and in one place to nothing."""
+
+    def init(self, params, backend):
+        super().init(params, backend)
+        self.state["squares"] = np.linspace(0, 1e-3, len(params.master), dtype=params.master.dtype)
+
+    def step(self, params, iteration, squared_norm=None):
+        squares = self.state["squares"]
+        squares *= 0.02
+        squares += 1e-12 * params.grad**2
+        super().step(params, iteration, squared_norm)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_half_leaves_squares_positive(backend):
+    """What is nearly gone since the last average is less than the 16 bits of its way tell apart."""
+    ends = []
+
+    class Noting(ParameterAveraging):
+        def finish(self, replica, moment):
+            average = super().finish(replica, moment)
+            ends.append(replica.optimizer_state["squares"].copy())
+            return average
+
+    run(Noting(4, wire="half"), 3, 97, optimizer=lambda: Squares(0.05), dtype="float", backend=backend)
+    assert len(ends) == 6 and all((squares[1:] > 0).all() and squares[0] >= 0 for squares in ends)
 
 
 def test_averages_tell_of_each_layer_when_they_tell_of_all():
