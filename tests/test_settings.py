@@ -26,7 +26,7 @@ from cupynet.settings import (
 )
 
 GROUPS = ("backend", "backend.priority", "memory", "parallel")
-PARTS = ("data", "model", "loss", "optimizer", "parallel.synchronizer")
+PARTS = ("data", "model", "loss", "optimizer", "parallel.synchronizer", "parallel.pipeline")
 LEAST: dict[str, Any] = {
     **{"backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}, "callbacks": {}},
     **{"data": {}, "model": {}, "loss": {}, "optimizer": {}},
