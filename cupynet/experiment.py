@@ -68,6 +68,10 @@ class Experiment:
         pipeline = settings.parallel.pipeline
         self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
         self.placement = self._place(self._built("numpy" if self.pipeline is None else self.backend_name))
+        try:
+            self.synchronizer.check(self.placement.workers, self.placement.stages)
+        except ConfigError as error:
+            raise ConfigError(f"parallel.synchronizer: {error}") from error
         self._check_validation()
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
@@ -86,10 +90,10 @@ class Experiment:
                     f"callbacks.{name}: {kind} chooses by images kept out of training, and there are none: hold some "
                     "out, data.validation=5000"
                 )
-            if self.synchronizer.frequency == "end" and self.placement.workers > 1:
+            if not self.synchronizer.evaluates and self.placement.workers > 1:
                 raise ConfigError(
-                    f"callbacks.{name}: {kind} chooses between epochs, and with parallel.averaging_frequency=end only "
-                    "the last is evaluated: parallel.averaging_frequency=epoch"
+                    f"callbacks.{name}: {kind} chooses between epochs, and replicas {self.synchronizer.describe()} are "
+                    "not evaluated after each: parallel.averaging_frequency=epoch"
                 )
 
     def _built(self, backend: str) -> Layer:

@@ -126,13 +126,39 @@ def test_the_learning_rate_follows_the_workers_where_asked() -> None:
         ((), "callbacks.early_stopping: EarlyStopping chooses by images kept out of training, .*data.validation=5000$"),
         (
             ("data.validation=100", "workers=2", "parallel.averaging_frequency=end"),
-            "callbacks.early_stopping: .* with parallel.averaging_frequency=end only the last is evaluated",
+            "callbacks.early_stopping: .*, and replicas averaged at the end are not evaluated after each: parallel.av",
+        ),
+        (
+            ("data.validation=100", "workers=2", "parallel=post_local", "parallel.averaging_frequency=end"),
+            "averaged in every iteration until 2 epochs are complete, then at the end are not evaluated after each",
         ),
     ],
 )
 def test_early_stopping_that_could_choose_nothing_is_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         experiment((), "callbacks=early_stopping", *overrides)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("parallel=elastic", "parallel.synchronizer.pull=0.9"), "pull=0.9: with 2 workers at most 0.5"),
+        (
+            (
+                "parallel=adaptive",
+                "+parallel.pipeline._target_=cupynet.parallel.Pipeline",
+                "+parallel.pipeline.stages=2",
+            ),
+            "ParameterAveraging decides by what it measures when to average, and each stage",
+        ),
+    ],
+)
+def test_a_synchronizer_that_cannot_keep_these_workers_together_is_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^parallel.synchronizer: {message}") as refused:
+        experiment((), *overrides, "workers=2")
     assert "\n" not in str(refused.value)
 
 

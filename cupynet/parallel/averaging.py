@@ -19,7 +19,7 @@ from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
 from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, distance
 from cupynet.parallel.tally import Tally
 from cupynet.parallel.when import When, rule
-from cupynet.parallel.wire import WIRES, half_mean
+from cupynet.parallel.wire import RESOLUTION, WIRES, half_mean
 
 Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # as `Average` has it: the divergence, and by layer
 UNMEASURED: Spread = (math.nan, {})
@@ -36,10 +36,12 @@ class ParameterAveraging(Synchronizer):
             is evaluated (except with `end`, which averages and is evaluated only at the end of the fit).
         average_updaters: the optimizer state is averaged with the weights.
         report_score: compute `Average.score` (reads the losses from the device, once per average).
-        measure_every: the divergence is measured at the first average in each stretch of this many iterations; 0 for
-            never (unless the rule of when learns from it).
+        measure_every: the divergence is measured at the first average in each stretch of this many iterations, and at
+            averages that end an epoch or a fit; 0 for never (unless the rule of when learns from it).
         wire: how weights travel: `exact`, in their own precision; `half`, as the way they went from what was common
-            after the last average, in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both.
+            after the last average, in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both. An
+            optimizer's vector that is nowhere negative on any of them, such as a mean of squares, stays so with half
+            too: rounding takes no element below 2^-10 of what it was.
         outer: what becomes of the mean: `mean` itself, `slowmo`, `diloco`, or an `Outer`. Every average is an outer
             step, that of an evaluated epoch and that of the end too.
 
@@ -90,6 +92,10 @@ class ParameterAveraging(Synchronizer):
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         return self._average(replica, iteration) if self.when.after(iteration) else None
 
+    def changed(self, replica: ReplicaView) -> None:
+        if not self._tally.rounds:  # else the last average sees it
+            super().changed(replica)
+
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         average = self._average(replica, None) if self._tally.rounds and self.when.at(moment) else None
         self.when.ended(moment)
@@ -97,6 +103,10 @@ class ParameterAveraging(Synchronizer):
 
     def shared(self, replica: ReplicaView) -> list[Array]:
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
+
+    @property
+    def evaluates(self) -> bool:
+        return self.when.evaluates
 
     @property
     def identical(self) -> bool:
@@ -141,7 +151,9 @@ class ParameterAveraging(Synchronizer):
         """Whether the average after `iteration` measures the divergence."""
         if self.when.measures:
             return True
-        if not self.measure_every or iteration is None or iteration // self.measure_every == self._measured:
+        if not self.measure_every or iteration is None:
+            return self.measure_every > 0
+        if iteration // self.measure_every == self._measured:
             return False
         self._measured = iteration // self.measure_every
         return True
@@ -150,7 +162,8 @@ class ParameterAveraging(Synchronizer):
         """All replicas become one: the mean, then the outer step; the layers see it."""
         own = replica.params.master.copy() if measure else None
         self._mean(self.shared(replica), self._tally.samples)
-        found = UNMEASURED if own is None else spread(self.communicator, replica, own, replica.params.master)
+        samples, mean = self._tally.samples, replica.params.master
+        found = UNMEASURED if own is None else spread(self.communicator, replica, own, mean, samples)
         if self._common:
             self.outer.step(self._common[0], replica.params.master)
         self._remember(replica)
@@ -162,11 +175,18 @@ class ParameterAveraging(Synchronizer):
         if self.wire == "exact":
             self.communicator.allreduce_mean(vectors, weight)
             return
+        states = vectors[1:]
+        own = [float(state.min()) if len(state) else 0.0 for state in states]
+        lowest = self.communicator.gather_numbers(*own).min(axis=0).tolist() if states else []
         for vector, common in zip(vectors, self._common, strict=True):
             vector -= common
         half_mean(self.communicator, vectors, weight)
         for vector, common in zip(vectors, self._common, strict=True):
             vector += common
+        for state, common, low in zip(states, self._common[1:], lowest, strict=True):
+            if low >= 0:
+                floor = abs(common) * RESOLUTION
+                state[...] = self._replica.backend.xp.maximum(state, floor)
 
     def _remember(self, replica: ReplicaView) -> None:
         """What all replicas have in common now."""
@@ -174,14 +194,17 @@ class ParameterAveraging(Synchronizer):
             common[...] = vector
 
 
-def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array) -> Spread:
+def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array, weight: float) -> Spread:
     """How far apart the replicas are: the largest relative distance from the mean, of all weights and by layer.
 
-    own, mean: this replica's weights, and the mean of all, (P,).
+    Args:
+        own, mean: this replica's weights, and the mean of all, (P,).
+        weight: of this replica in the mean; without one it has no part in what is found.
     """
     layers: dict[str, list[tuple[Array, Array]]] = {}
     for (name, mine), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):
         layers.setdefault(name.partition(".")[0], []).append((mine.reshape(-1), common.reshape(-1)))
-    found = [distance([(own, mean)]), *(distance(parts) for parts in layers.values())]
+    parts = [[(own, mean)], *layers.values()]
+    found = [distance(pairs) if weight else 0.0 for pairs in parts]
     whole, *each = communicator.gather_numbers(*found).max(axis=0).tolist()
     return whole, dict(zip(layers, each, strict=True))

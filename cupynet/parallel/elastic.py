@@ -32,7 +32,7 @@ class ElasticAveraging(ParameterAveraging):
             its own.
 
     Raises:
-        ConfigError: an argument cannot work; at the start, if the centre would be thrown beyond the mean.
+        ConfigError: an argument cannot work; in `check`, if the centre would be thrown beyond the mean.
     """
 
     def __init__(
@@ -57,21 +57,31 @@ class ElasticAveraging(ParameterAveraging):
         self._apart = 0  # rounds since all were given the centre: the same on every worker
         self._seen = 0  # this replica's samples since then
 
+    def check(self, workers: int, stages: int = 1) -> None:
+        super().check(workers, stages)
+        if self.pull is not None and workers > 1 and self.pull * workers > 1:
+            raise ConfigError(
+                f"pull={self.pull:g}: with {workers} workers at most {1 / workers:g}: the centre goes {workers} "
+                "times as far, and would be thrown beyond the mean of the replicas"
+            )
+
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
-        workers = communicator.size
-        self._alpha = SHARE / workers if self.pull is None else self.pull
-        if workers > 1:
-            if self._alpha * workers > 1:
-                raise ConfigError(
-                    f"pull={self.pull:g}: with {workers} workers at most {1 / workers:g}: the centre goes {workers} "
-                    "times as far, and would be thrown beyond the mean of the replicas"
-                )
+        self._alpha = SHARE / communicator.size if self.pull is None else self.pull
+        if communicator.size > 1:
             self._common = [replica.params.master.copy()]  # the centre
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
         self._apart, self._seen = self._apart + 1, self._seen + samples
         return super().before_update(replica, samples)
+
+    def changed(self, replica: ReplicaView) -> None:
+        if not self._apart:
+            super().changed(replica)
+        elif self.communicator.size > 1:  # the centre is what remains: it becomes what the replicas were made
+            (centre,) = self._common
+            centre[...] = replica.params.master
+            self.communicator.allreduce_mean([centre], self._seen)
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         gather = self._apart and self.when.at(moment)
@@ -106,7 +116,7 @@ class ElasticAveraging(ParameterAveraging):
         own, (centre,) = replica.params.master, self._common
         mean: Array = own.copy()
         self._mean([mean], self._tally.samples)
-        found = spread(self.communicator, replica, own, mean) if measure else UNMEASURED
+        found = spread(self.communicator, replica, own, mean, self._tally.samples) if measure else UNMEASURED
         own += self._alpha * (centre - own)
         centre += self._alpha * self.communicator.size * (mean - centre)
         replica.params.publish()

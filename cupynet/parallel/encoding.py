@@ -216,7 +216,8 @@ class ThresholdEncoding:
         if self.clip_residual_every and self._encoded % self.clip_residual_every == 0:
             limit = residual.dtype.type(self.clip_residual * threshold)
             np.clip(residual, -limit, limit, out=residual)
-        self.algorithm.sent(sent / len(residual))
+        if len(residual):  # a stage of a pipeline may have no weights
+            self.algorithm.sent(sent / len(residual))
         return Message(samples, finite, threshold, body, sparse)
 
     def state(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ round, whether that worker had a batch or not: each may hold collective operatio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -27,8 +27,8 @@ class Average:
     Attributes:
         score: mean loss of all samples that the replicas trained on since the last average; NaN where it was not
             asked for or nobody has it.
-        divergence: the largest relative distance |w_r - mean| / |mean| of a replica from the mean; NaN where it was not
-            measured.
+        divergence: the largest relative distance |w_r - mean| / |mean| of a replica from the mean, of those that count
+            in it; NaN where it was not measured.
         by_layer: the same for the weights of each layer of the network, by its name; empty where it was not measured.
     """
 
@@ -58,17 +58,28 @@ class Synchronizer:
     frequency: int | str | None = None
     measures: bool = False
 
-    def start(self, replica: ReplicaView, communicator: Communicator) -> None:
-        """Bind to a worker's replica, once, when it has been made.
+    def check(self, workers: int, stages: int = 1) -> None:
+        """Refuse to keep so many replicas together, of so many stages each, where that cannot work.
+
+        Asked once, before anything is started. A subclass with rules of its own asks `super` too.
 
         Raises:
-            ConfigError: this class itself is to keep several replicas together, which it does not.
+            ConfigError: several workers and this class itself, which does nothing; or stages that would each decide
+                for themselves when to meet.
         """
-        if type(self) is Synchronizer and communicator.size > 1:
+        if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
-                f"Synchronizer keeps nothing together, and there are {communicator.size} workers: take "
-                "ParameterAveraging or another subclass"
+                f"Synchronizer keeps nothing together, and there are {workers} workers: take ParameterAveraging or "
+                "another subclass"
             )
+        if self.measures and stages > 1:
+            raise ConfigError(
+                f"{type(self).__name__} decides by what it measures when to average, and each stage of a pipeline "
+                "measures something else: give it a number of iterations"
+            )
+
+    def start(self, replica: ReplicaView, communicator: Communicator) -> None:
+        """Bind to a worker's replica, once, when it has been made."""
         self.communicator = communicator
 
     def begin(self, replica: ReplicaView) -> None:
@@ -96,12 +107,25 @@ class Synchronizer:
         """After iteration `iteration` (from 0). What was averaged, if anything: the same on every worker."""
         return None
 
+    def changed(self, replica: ReplicaView) -> None:
+        """Somebody has changed weights at the end of a fit, before `finish`, of each replica its own.
+
+        Their mean is what counts: here all replicas take it. A subclass whose `finish` does so anyway may wait for it.
+        """
+        self.communicator.allreduce_mean(self.shared(replica), 1)
+        replica.params.publish()
+
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         """At the end of an `epoch`, of an epoch that is to be evaluated (`evaluation`), and of a `fit`.
 
         What was averaged, if anything. After a `fit` all replicas must be identical.
         """
         return None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether replicas are made identical wherever an epoch is to be evaluated; where not, it is left out."""
+        return True
 
     @property
     def identical(self) -> bool:
@@ -118,6 +142,25 @@ class Synchronizer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what `restore` would look in vain for something in. ConfigError."""
+        lacking = list(_lacking(self.state(), state))
+        if lacking:
+            workers = self.communicator.size
+            raise ConfigError(
+                f"this state has no {', '.join(lacking)} for {workers} worker{'s' * (workers > 1)} {self.describe()}: "
+                "it was made by another number of workers, or by a synchronizer with other settings"
+            )
+
+
+def _lacking(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[str]:
+    """The names, with dots, of what is in `own` and not in `state`."""
+    for name, value in own.items():
+        if name not in state:
+            yield name
+        elif isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _lacking(value, state[name]))
 
 
 def is_finite(vector: Array) -> bool:

@@ -36,6 +36,11 @@ class When:
         """Whether a moment asks for an average of replicas that have trained since the last one."""
         return moment != "epoch"
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation asks for an average, however far the training is: whether every epoch can have one."""
+        return self.at("evaluation")
+
     def averaged(self, divergence: float) -> None:
         """An average has been made that found this divergence; NaN where it was not measured."""
 
@@ -134,6 +139,10 @@ class PostLocal(When):
 
     def at(self, moment: Moment) -> bool:
         return self._often or self.later.at(moment)
+
+    @property
+    def evaluates(self) -> bool:
+        return self.later.evaluates
 
     def averaged(self, divergence: float) -> None:
         if not self._often:

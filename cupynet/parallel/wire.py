@@ -8,6 +8,7 @@ from cupynet.backend.array import Array
 from cupynet.parallel.communicator import Communicator
 
 WIRES = ("exact", "half")
+RESOLUTION = 2.0**-10  # of a mean in 16 bits: rounded once when it is sent, and once when it is made
 LARGEST = 15  # a magnitude below 2^15 is finite in 16 bits; so is the mean of several
 SHIFTS = 120  # factors are powers of two that single precision has
 
@@ -20,10 +21,11 @@ def half_mean(communicator: Communicator, deltas: list[Array], weight: float) ->
     fits; what is 2^-39 of that or less is lost. Sums are made in double precision.
 
     Args:
-        deltas: flat vectors, finite, as for `Communicator.allreduce_mean`.
+        deltas: flat vectors, finite, as for `Communicator.allreduce_mean`; of a stage without weights they are empty.
         weight: see there.
     """
-    largest = communicator.gather_numbers(*(float(abs(delta).max()) for delta in deltas)).max(axis=0)
+    own = [float(abs(delta).max()) if len(delta) else 0.0 for delta in deltas]
+    largest = communicator.gather_numbers(*own).max(axis=0)
     factors = [2.0 ** max(-SHIFTS, min(SHIFTS, LARGEST - math.frexp(each)[1])) for each in largest.tolist()]
     halves = [(delta * factor).astype("float16") for delta, factor in zip(deltas, factors, strict=True)]
     communicator.allreduce_mean(halves, weight)

@@ -42,14 +42,15 @@ class Callback:
     def before_finish(self, trainer: TrainerView) -> None:
         """After the last round of a fit, before its last average and evaluation.
 
-        A place to change weights, see `TrainerView`: each replica's own, which are averaged then.
+        A place to change weights, see `TrainerView`: each replica's own, which may differ, and are averaged then; an
+        outer step follows where it follows every average.
         """
 
     def after_finish(self, trainer: TrainerView) -> None:
         """After the last average of a fit and the end of its last epoch, where a stop ended it early too.
 
-        The other place to change weights: those of the result, which no average and no outer step moves any more.
-        Where they were changed, they are evaluated again.
+        The other place to change weights, on every worker alike: those of the result, which no average and no outer
+        step moves any more. Where they were changed, they are evaluated again.
         """
 
     def on_fit_end(self, trainer: TrainerView) -> None:
@@ -72,13 +73,13 @@ class Callback:
         """Take over what `state` returned, before the next `fit`, which goes on with the same."""
 
 
-def check_validation(callbacks: Iterable[Callback], split: str | None, frequency: int | str | None) -> None:
+def check_validation(callbacks: Iterable[Callback], split: str | None, *, each: bool) -> None:
     """Refuse callbacks that choose by evaluations, in a fit that makes none on validation images. ConfigError.
 
     Args:
         callbacks: what is to watch the fit.
         split: what it evaluates, `test` or `validation`; None for nothing.
-        frequency: of the averages between several replicas; None for one replica alone, or another rule.
+        each: whether every epoch can be evaluated: replicas, if there are several, are made one before.
     """
     for callback in callbacks:
         if not callback.needs_validation:
@@ -94,10 +95,10 @@ def check_validation(callbacks: Iterable[Callback], split: str | None, frequency
                 f"split={split}: {name} never chooses by the test images: hold others out of training, and then "
                 "fit(..., evaluate_on=held_out, split='validation')"
             )
-        if frequency == "end":
+        if not each:
             raise ConfigError(
-                f"averaging_frequency=end: replicas are evaluated only once they are averaged, and {name} chooses "
-                "between epochs: average after each, averaging_frequency='epoch'"
+                "averaging_frequency: replicas are evaluated only once they are averaged, which not every epoch ends "
+                f"with, and {name} chooses between epochs: average after each, averaging_frequency='epoch'"
             )
 
 

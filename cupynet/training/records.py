@@ -146,8 +146,9 @@ class Stop:
 class TrainerView(Protocol):
     """A worker's trainer, as its callbacks see it.
 
-    Weights may be changed only in `Callback.before_finish`, `after_finish` and `on_diverged`, by a callback that runs
-    on every rank and does the same on each; `params.publish` lets the layers see it.
+    Weights may be changed only in `Callback.before_finish`, of each replica its own, and in `after_finish` and
+    `on_diverged`, by a callback that runs on every rank and does the same on each; `params.publish` lets the layers see
+    it.
     """
 
     @property

@@ -111,11 +111,6 @@ class Trainer:
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
         self._since, self._epoch_start = Since(Clock()), Clock()
-        if self.synchronizer.measures and self.groups.stages.size > 1:
-            raise ConfigError(
-                f"{type(self.synchronizer).__name__} decides by what it measures when to average, and each stage of a "
-                "pipeline measures something else: give it a number of iterations"
-            )
         self.synchronizer.start(replica, self.groups.replicas)
         self._closing = self._start_callbacks(run)
 
@@ -208,9 +203,8 @@ class Trainer:
         """
         epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split)
         several = self.groups.replicas.size > 1
-        check_validation(
-            self.callbacks, split if evaluate_on is not None else None, self.synchronizer.frequency if several else None
-        )
+        evaluated = split if evaluate_on is not None else None
+        check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
         fit = Fit(train, self.epoch + epochs, evaluate_on, evaluate_every, split)
         for loader in (train, evaluate_on):
             if loader is not None:
@@ -353,7 +347,11 @@ class Trainer:
         """The end of a fit, once: from here on all replicas are identical."""
         if not self._finished:
             self._finished = True
-            self._tell("before_finish")
+            moved = self._moved_in("before_finish")
+            began = time.perf_counter()
+            if self.groups.replicas.gather_numbers(moved).any():
+                self.synchronizer.changed(self.replica)
+            self.clock.meeting(time.perf_counter() - began)
             self._average("fit")
             name = type(self.synchronizer).__name__
             self._refuse_different(
@@ -380,13 +378,16 @@ class Trainer:
         if len(set(self.groups.replicas.gather_numbers(own)[:, 0].tolist())) > 1:
             raise ConfigError(message)
 
-    def _choose(self, fit: Fit) -> None:
-        """Callbacks may give the replicas other weights, which are evaluated then; not after a signal: it is urgent."""
+    def _moved_in(self, event: str) -> bool:
+        """Tell callbacks of an event in which they may change weights: whether they did, on this worker."""
         master = self.replica.params.master
         before = master.copy()
-        self._tell("after_finish")
-        moved = not bool((master == before).all())
-        if not self.groups.world.gather_numbers(moved).any():
+        self._tell(event)
+        return bool(((master != before) & (before == before)).any())  # a NaN that stays one has not moved
+
+    def _choose(self, fit: Fit) -> None:
+        """Callbacks may give the replicas other weights, which are evaluated then; not after a signal: it is urgent."""
+        if not self.groups.world.gather_numbers(self._moved_in("after_finish")).any():
             return
         self._refuse_different(
             "a callback changed the weights of some replicas alone, in after_finish: let it run on every worker "
@@ -512,7 +513,12 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; the next `fit` goes on there, its learning-rate schedule too."""
+        """Take over what `state` returned; the next `fit` goes on there, its learning-rate schedule too.
+
+        Raises:
+            ConfigError: it is the state of another network, optimizer or synchronizer, or of too few workers.
+        """
+        self.synchronizer.check_state(state["synchronizer"])
         position = state["trainer"]
         self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
         self._span_start = None if position["span_start"] < 0 else position["span_start"]

@@ -142,6 +142,7 @@ class ParallelWrapper:
         )
         self.layers = [] if pipeline is None else pipeline.cut(model.network, self.placement.stages)
         workers = self.placement.workers
+        self.synchronizer.check(workers, self.placement.stages)
         self.optimizer = _scaled(self.optimizer, learning_rate_scale, workers)
         self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
         if blas_threads is not None:
@@ -212,9 +213,8 @@ class ParallelWrapper:
         held_out = None if evaluate_on is None else self._loader(evaluate_on, batch_size, shuffle=False)
         Fit.check(epochs, evaluate_every, split)  # before any worker begins: what is refused here does no harm
         several = self.placement.workers > 1
-        check_validation(
-            self.callbacks, None if held_out is None else split, self.synchronizer.frequency if several else None
-        )
+        evaluated = None if held_out is None else split
+        check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:

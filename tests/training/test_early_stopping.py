@@ -17,7 +17,7 @@ import pytest
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import Groups, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import Groups, ParameterAveraging, Pipeline, PostLocal, Synchronizer
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.early_stopping import DIRECTIONS
 from cupynet.training.metrics import Evaluation
@@ -443,12 +443,13 @@ def test_a_fit_without_validation_is_refused_before_it_begins(workers, options, 
         trainer.fit(TRAIN, 1, **given)
 
 
-def test_replicas_that_are_evaluated_only_at_the_end_are_refused():
+@pytest.mark.parametrize("frequency", ["end", PostLocal(1, "end")], ids=str)
+def test_replicas_that_are_evaluated_only_at_the_end_are_refused(frequency):
     given = {"evaluate_on": HELD_OUT, "split": "validation"}
-    refused = pytest.raises(ConfigError, match="averaging_frequency=end: replicas are evaluated only once")
-    with ParallelWrapper(small_model(), 2, "end", callbacks=[EarlyStopping()]) as wrapper, refused:
+    refused = pytest.raises(ConfigError, match="averaging_frequency: replicas are evaluated only once")
+    with ParallelWrapper(small_model(), 2, frequency, callbacks=[EarlyStopping()]) as wrapper, refused:
         wrapper.fit(TRAIN, 1, **given)
-    with ParallelWrapper(small_model(), 1, "end", callbacks=[EarlyStopping()]) as wrapper:
+    with ParallelWrapper(small_model(), 1, frequency, callbacks=[EarlyStopping()]) as wrapper:
         wrapper.fit(TRAIN, 1, **given)  # alone there is nothing to wait for
 
 

@@ -10,7 +10,7 @@ import pytest
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
-from cupynet.parallel import Groups
+from cupynet.parallel import Adaptive, ElasticAveraging, GradientSharing, Groups, ParameterAveraging
 from cupynet.training import Callback, Replica, Trainer
 from tests.extending.gradient_mean import GradientMean
 from tests.training.conftest import WAYS, Recorder, fingerprint, on_threads, small_dataset, small_model
@@ -99,6 +99,41 @@ def test_a_state_of_another_optimizer_is_refused(saved, taken):
     state = Replica(small_model(), saved(0.1)).state()
     with pytest.raises(ConfigError, match="this state is of another optimizer: it holds .*, and .* needs"):
         Replica(small_model(), taken(0.1)).restore(state)
+
+
+@pytest.mark.parametrize(
+    ("saved", "workers", "taken", "lacking"),
+    [
+        (
+            ParameterAveraging(3),
+            2,
+            ParameterAveraging(3, wire="half"),
+            "common.0, common.1 for 2 workers averaged every",
+        ),
+        (ParameterAveraging(3), 2, ParameterAveraging(3, outer="slowmo"), "outer.velocity, common.0 for 2 workers"),
+        (ParameterAveraging(3, wire="half"), 1, ParameterAveraging(3, wire="half"), "common.0, common.1 for 2 workers"),
+        (ParameterAveraging(3), 2, ParameterAveraging(Adaptive(0.1)), "when.period, when.rounds for 2 workers"),
+        (ParameterAveraging(3), 2, ElasticAveraging(3), "common.0, apart, seen for 2 workers pulled to a centre by"),
+        (ParameterAveraging(3), 2, GradientSharing(), "next for 2 workers gradients, averaged in every iteration"),
+        (GradientSharing(), 2, GradientSharing("threshold"), "encoding for 2 workers updates encoded with"),
+    ],
+)
+def test_a_state_of_another_synchronizer_is_refused(saved, workers, taken, lacking):
+    def fitted(communicator):
+        trainer = trainer_of(communicator, saved, [])
+        trainer.fit(Loader(small_dataset(20), 4), 1)
+        return trainer.state()
+
+    states = on_threads(workers, fitted)
+
+    def task(communicator):
+        trainer = trainer_of(communicator, taken, [])
+        before = fingerprint(trainer.model)
+        with pytest.raises(ConfigError, match=f"^this state has no {lacking}") as refused:
+            trainer.restore(states[0])
+        assert "\n" not in str(refused.value) and fingerprint(trainer.model) == before
+
+    on_threads(2, task)
 
 
 def test_a_state_of_another_precision_is_taken():

@@ -251,23 +251,20 @@ def test_the_average_at_the_end_counts_in_the_rate():
         def on_epoch_end(self, trainer, record):
             records[trainer.rank] = record
 
-    class Waiting(ParameterAveraging):
-        def finish(self, replica, moment):
-            if self.communicator.rank == 0:
-                rounds_s.append(trainers[0].clock.timed_s)
+        def before_finish(self, trainer):
+            if trainer.rank == 0:
+                rounds_s.append(trainer.clock.timed_s)
                 others_done.set()
-            return super().finish(replica, moment)
 
-    others_done, records, trainers, rounds_s = threading.Event(), {}, {}, []
+    others_done, records, rounds_s = threading.Event(), {}, []
 
     def task(communicator):
         trainer = Trainer(
             Replica(small_model(), SGD(0.01)),
             groups=Groups.of(communicator),
-            synchronizer=Waiting("end"),
+            synchronizer=ParameterAveraging("end"),
             callbacks=[Slow()],
         )
-        trainers[communicator.rank] = trainer
         trainer.fit(Loader(small_dataset(19 * 8), 4, seed=1), 1)  # no round 20, at which workers meet
         return trainer.clock
 
@@ -292,8 +289,8 @@ def test_a_failing_worker_is_named_with_its_batch_and_device(rank):
 
 def test_a_failing_loader_is_a_failing_worker():
     class Broken(Loader):
-        def epoch(self, epoch, backend, rank=0, size=1, start=0):
-            for batch in super().epoch(epoch, backend, rank, size, start):
+        def epoch(self, *arguments, **options):
+            for batch in super().epoch(*arguments, **options):
                 if batch.index == 5:
                     raise OSError("the disk is gone")
                 yield batch

@@ -16,11 +16,12 @@ from cupynet.parallel import (
     ElasticAveraging,
     Groups,
     ParameterAveraging,
+    Pipeline,
     PostLocal,
     SlowMo,
 )
 from cupynet.parallel.averaging import spread
-from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from tests.training.conftest import (
     WAYS,
     Recorder,
@@ -146,12 +147,53 @@ def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way):
         assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
 
 
+def before_finish(change):
+    """A callback that changes each replica's weights before the last average of a fit."""
+
+    class Change(Callback):
+        every_rank = True
+
+        def before_finish(self, trainer):
+            change(trainer.rank, trainer.model.params.master)
+            trainer.model.params.publish()
+
+    return Change()
+
+
+@every_way
+@pytest.mark.parametrize("samples", [60, 72])  # in rounds of 12: most ways have just met, or are about to
+@pytest.mark.parametrize("dtype", ["double", "half"])
+def test_weights_that_are_changed_before_the_end_are_averaged(way, samples, dtype):
+    """Each replica's own: ranks 1, 2 and 3 together make 2."""
+
+    def change(rank, master):
+        master[...] = rank + 1
+
+    model = small_model(dtype)
+    options = {"synchronizer": way, "callbacks": [before_finish(change)]}
+    with ParallelWrapper(model, 3, **options) as wrapper:
+        wrapper.fit(small_dataset(samples), 1, batch_size=4)
+        assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
+        if not isinstance(getattr(way, "outer", None), SlowMo):  # an outer step goes on from there
+            np.testing.assert_allclose(model.params.master, 2, atol=2e-3)
+        np.testing.assert_array_equal(model.params.data, model.params.master.astype(model.params.data.dtype))
+
+
 @every_way
 def test_scores_are_reported(way):
     trained = run(way, 2)
     assert np.isfinite([report.score_after_averaging for report in trained.recorders[0].reports]).any() or (
         way is WAYS["end"]
     )
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if not WAYS[name].measures])
+def test_a_stage_may_have_no_weights(way):
+    model, before = small_model(), fingerprint(small_model())
+    stages = Pipeline([["conv1"], ["pool1"], ["dense1", "output"]])
+    with ParallelWrapper(model, 2, synchronizer=WAYS[way], optimizer=nesterov(), pipeline=stages) as wrapper:
+        wrapper.fit(small_dataset(30), 2, batch_size=4)
+    assert np.isfinite(model.params.master).all() and fingerprint(model) != before
 
 
 # Averaging: one mechanism of several parts ---------------------------------------------------------------------------
@@ -220,11 +262,10 @@ def test_elastic_replicas_and_their_centre_against_the_formula(wire):
 
 
 def test_a_centre_that_would_be_thrown_beyond_the_mean_is_refused():
-    with (
-        ParallelWrapper(small_model(), 3, synchronizer=ElasticAveraging(1, 0.5)) as wrapper,
-        pytest.raises(ConfigError, match="pull=0.5: with 3 workers at most 0.333333: the centre goes 3 times as far"),
-    ):
-        wrapper.fit(small_dataset(20))
+    with pytest.raises(ConfigError, match="pull=0.5: with 3 workers at most 0.333333: the centre goes 3 times as far"):
+        ParallelWrapper(small_model(), 3, synchronizer=ElasticAveraging(1, 0.5))
+    ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(1, 0.5)).close()
+    ParallelWrapper(small_model(), 1, synchronizer=ElasticAveraging(1, 5.0)).close()  # no centre, and no pull
 
 
 @pytest.mark.parametrize(
@@ -250,11 +291,85 @@ def test_the_divergence_of_each_layer():
             for name, view in replica.params.views(own):
                 if name.startswith("dense1."):
                     view *= 1.5
-        return spread(communicator, replica, own, mean)
+        return spread(communicator, replica, own, mean, 1)
 
     for whole, layers in on_threads(2, task):
         assert layers == {"conv1": 0.0, "dense1": pytest.approx(0.5, rel=1e-12), "output": 0.0}
         assert 0 < whole < 0.5
+
+
+def test_a_replica_that_does_not_count_is_not_apart():
+    """Worker 1 had no batch: what it holds is of no weight, however far it is."""
+
+    def task(communicator):
+        replica = Replica(small_model(), SGD(0.05))
+        mean = replica.params.master
+        own = mean * (1.25, 9.0)[communicator.rank]
+        return spread(communicator, replica, own, mean, (4, 0)[communicator.rank])
+
+    for whole, layers in on_threads(2, task):
+        assert [whole, *layers.values()] == [pytest.approx(0.25, rel=1e-12)] * 4
+
+    class Noting(ParameterAveraging):
+        def after_update(self, replica, iteration):
+            average = super().after_update(replica, iteration)
+            averages.append((iteration, self.communicator.rank, average.divergence))
+            return average
+
+    averages = []
+    run(Noting(1, measure_every=1), 2, 12, epochs=1)  # three batches: after round 2 the mean is worker 0 itself
+    assert {found for iteration, _, found in averages if iteration == 1} == {0.0}
+    assert all(found > 0 for iteration, _, found in averages if iteration == 0)
+
+
+@pytest.mark.parametrize("kind", [ParameterAveraging, ElasticAveraging])
+@pytest.mark.parametrize("frequency", ["epoch", "end", 4])
+def test_the_divergence_is_measured_where_an_epoch_or_a_fit_ends(kind, frequency):
+    measured = []
+
+    class Noting(kind):
+        def finish(self, replica, moment):
+            average = super().finish(replica, moment)
+            if average is not None and self.communicator.rank == 0:
+                measured.append((moment, average.divergence > 0, set(average.by_layer)))
+            return average
+
+    run(Noting(frequency, measure_every=50), 2, 40, epochs=2)  # 5 rounds an epoch
+    layers = {"conv1", "dense1", "output"}
+    ends = [("fit", True, layers)]
+    assert measured == (ends if frequency == "end" else [("evaluation", True, layers), *ends])
+    measured.clear()
+    run(Noting(frequency, measure_every=0), 2, 40, epochs=2)
+    assert measured and not any(found or by_layer for _, found, by_layer in measured)
+
+
+class Squares(SGD):
+    """A running mean of squares that decays fast, and in one place to nothing."""
+
+    def init(self, params, backend):
+        super().init(params, backend)
+        self.state["squares"] = np.linspace(0, 1e-3, len(params.master), dtype=params.master.dtype)
+
+    def step(self, params, iteration, squared_norm=None):
+        squares = self.state["squares"]
+        squares *= 0.02
+        squares += 1e-12 * params.grad**2
+        super().step(params, iteration, squared_norm)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_half_leaves_squares_positive(backend):
+    """What is nearly gone since the last average is less than the 16 bits of its way tell apart."""
+    ends = []
+
+    class Noting(ParameterAveraging):
+        def finish(self, replica, moment):
+            average = super().finish(replica, moment)
+            ends.append(replica.optimizer_state["squares"].copy())
+            return average
+
+    run(Noting(4, wire="half"), 3, 97, optimizer=lambda: Squares(0.05), dtype="float", backend=backend)
+    assert len(ends) == 6 and all((squares[1:] > 0).all() and squares[0] >= 0 for squares in ends)
 
 
 def test_averages_tell_of_each_layer_when_they_tell_of_all():
@@ -298,12 +413,7 @@ def test_the_pull_is_told_as_a_number_once_the_workers_are_known():
 
 
 def test_stages_of_a_pipeline_do_not_each_decide_for_themselves():
-    def task(communicator):
-        groups = Groups.grid(communicator, 2)
-        Trainer(Replica(small_model(), SGD(0.05)), groups=groups, synchronizer=ParameterAveraging(3))
-        adaptive = ParameterAveraging(PostLocal(1, Adaptive(0.1)))
-        with pytest.raises(ConfigError, match="decides by what it measures when to average, and each stage"):
-            Trainer(Replica(small_model(), SGD(0.05)), groups=groups, synchronizer=adaptive)
-        return True
-
-    assert on_threads(4, task) == [True] * 4
+    adaptive = ParameterAveraging(PostLocal(1, Adaptive(0.1)))
+    with pytest.raises(ConfigError, match="decides by what it measures when to average, and each stage"):
+        ParallelWrapper(small_model(), 2, synchronizer=adaptive, pipeline=Pipeline(2))
+    ParallelWrapper(small_model(), 2, synchronizer=adaptive).close()
