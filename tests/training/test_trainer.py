@@ -292,8 +292,8 @@ def test_a_failing_worker_is_named_with_its_batch_and_device(rank):
 
 def test_a_failing_loader_is_a_failing_worker():
     class Broken(Loader):
-        def epoch(self, epoch, backend, rank=0, size=1, start=0):
-            for batch in super().epoch(epoch, backend, rank, size, start):
+        def epoch(self, *arguments, **options):
+            for batch in super().epoch(*arguments, **options):
                 if batch.index == 5:
                     raise OSError("the disk is gone")
                 yield batch
