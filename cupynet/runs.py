@@ -26,7 +26,7 @@ class Summary:
         epochs, iterations, images: how much was trained.
         parameters: number of weights of the network.
         stopped_by: why training ended early, in words; None where it did not. stop_reason: whose wish it was,
-            `request`, `signal` or `early`.
+            `request`, `signal` or `early`; `diverged`, where a number was not finite and these are the best weights.
         early_stopping: what it came to, see `EarlyStoppingResult`; None where it was not asked for.
         bytes_sent: by all workers to each other; spent: what each worker spent, see `Spent`, lists in rank order.
         divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.

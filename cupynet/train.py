@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config
-from cupynet.errors import Interrupted
+from cupynet.errors import CupynetError, Interrupted
 from cupynet.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,13 +85,24 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         log.info("kernels ready after %.1f s", compile_s)
         if wrapper.pipeline is not None:
             log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
-        wrapper.fit(
-            experiment.train_loader(data),
-            settings.epochs,
-            evaluate_on=experiment.evaluation_loader(held_out),
-            evaluate_every=settings.evaluate_every_epochs,
-            split=split,
-        )
+        try:
+            wrapper.fit(
+                experiment.train_loader(data),
+                settings.epochs,
+                evaluate_on=experiment.evaluation_loader(held_out),
+                evaluate_every=settings.evaluate_every_epochs,
+                split=split,
+            )
+        except CupynetError:
+            found = _early_stopping(wrapper)
+            if found is not None and found["reason"] == "diverged" and found["restored"]:
+                ended = (found["details"], found["reason"])
+                summary = summarise(
+                    experiment, data, wrapper, None, None, compile_s, time.perf_counter() - began, ended
+                )
+                run.save(summary, wrapper.model.weights())
+                log.info("the weights of epoch %d, the best, are in %s", found["best_epoch"], folder)
+            raise
         interrupted = wrapper.greatest(received[0] if received else 0)  # a signal may reach one process of several
         speed = wrapper.pipeline_speed()
         if speed is not None:
@@ -121,8 +132,12 @@ def summarise(
     validation: Evaluation | None,
     compile_s: float,
     wall_s: float,
+    ended: tuple[str, str] | None = None,
 ) -> Summary:
-    """What the run came to. test, validation: None where they were not evaluated. (As many lines as it has figures.)"""
+    """What the run came to. (As many lines as it has figures.)
+
+    test, validation: None where they were not evaluated. ended: why and how, where the trainer does not know.
+    """
     from dataclasses import asdict
 
     from cupynet.backend.environment import commit, environment
@@ -131,6 +146,9 @@ def summarise(
     settings, trainer = experiment.settings, wrapper.trainer
     clock, stopped, spent, measured = trainer.clock, trainer.stopped, trainer.spent, trainer.measured
     speed = wrapper.pipeline_speed()
+    if stopped is not None:
+        ended = stopped.text, stopped.reason.name.lower()
+    stopped_by, stop_reason = (None, None) if ended is None else ended
     return Summary(
         dataset=data.name,
         fallback=data.fallback,
@@ -147,7 +165,7 @@ def summarise(
         stages=wrapper.placement.stages,
         pipeline=None if speed is None else speed.to_dict(),
         parameters=wrapper.model.params.count,
-        stopped_by=None if stopped is None else stopped.text,
+        stopped_by=stopped_by,
         images=clock.images,
         images_per_s=clock.images_per_s,
         wall_s=wall_s,
@@ -163,7 +181,7 @@ def summarise(
         test=None if test is None else test.to_dict(),
         commit=commit(),
         environment=environment(),
-        stop_reason=None if stopped is None else stopped.reason.name.lower(),
+        stop_reason=stop_reason,
         early_stopping=_early_stopping(wrapper),
         bytes_sent=0 if spent is None else sum(spent.bytes_sent),
         spent=None if spent is None else asdict(spent),

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -140,6 +141,35 @@ def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path):
     assert "early stopping: patience" in stdout
     stdout, _ = run(tmp_path, str(folder), command="evaluate")
     assert "the same as in summary.json" in stdout
+
+
+DIVERGE = """
+from cupynet.training import Callback
+
+class Diverge(Callback):
+    every_rank = True
+
+    def on_iteration_end(self, trainer):
+        if (trainer.rank, trainer.iteration) == (trainer.workers - 1, 25):
+            trainer.params.master[0] = float("nan")
+"""
+
+
+@pytest.mark.parametrize("parallel", ["averaging", "hybrid"])
+def test_a_run_that_diverges_keeps_its_best(tmp_path, parallel):
+    (tmp_path / "diverge.py").write_text(DIVERGE)
+    fault = ["trusted_modules=[diverge]", "+callbacks.diverge._target_=diverge.Diverge", f"parallel={parallel}"]
+    settings = ["callbacks=early_stopping", "data.validation=200", "workers=2", "epochs=4", "data.train=840"]
+    stdout, stderr = run(tmp_path, *QUICK, *settings, *fault, code=3)
+    folder = run_folder(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    found = summary["early_stopping"]
+    assert (found["reason"], found["best_epoch"], found["restored"]) == ("diverged", 2, True)
+    assert summary["stop_reason"] == "diverged" and summary["epochs"] == 2 and summary["test_accuracy"] is None
+    assert stderr == f"cupynet: {summary['stopped_by']}\n" and "not finite" in stderr
+    assert f"the weights of epoch 2, the best, are in {folder}" in stdout
+    assert all(np.isfinite(each).all() for each in load_file(folder / "weights.safetensors").values())
+    run(tmp_path, str(folder), command="evaluate")
 
 
 def test_early_stopping_needs_images_that_are_held_out(tmp_path):

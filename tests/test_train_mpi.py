@@ -11,7 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
 from tests.test_train import QUICK, environment, run, run_folder
@@ -36,6 +38,9 @@ class Fault(Callback):
         if (trainer.rank, trainer.iteration) == (self.rank, self.iteration):
             if self.kind == "raise":
                 deliberate_failure()
+            if self.kind == "diverge":
+                trainer.params.master[0] = float("nan")
+                return
             os.kill(os.getpid(), getattr(signal, self.kind))
 """
 
@@ -123,7 +128,23 @@ def test_one_process_without_mpiexec_is_one_rank(tmp_path):
 
 def test_divergence_is_told_once_with_its_exit_code(tmp_path):
     _, stderr = train(tmp_path, 2, *MPI, "optimizer.learning_rate=1e30", "optimizer.max_grad_norm=null", code=3)
-    assert len(stderr.splitlines()) == 1 and "the replica of worker 0, 1 is not finite" in stderr
+    assert (
+        len(stderr.splitlines()) == 1
+        and "replicas 0, 1 are not finite after iteration" in stderr
+        and "averaged" not in stderr
+    )
+
+
+@pytest.mark.parametrize("report", [1, 1000])  # rank 1 alone finds it, or both
+def test_divergence_leaves_the_best_weights(tmp_path, report):
+    settings = ["callbacks=early_stopping", "data.validation=200", "data.train=840", "epochs=4"]
+    rarely = ["parallel.averaging_frequency=epoch", f"report_every_iterations={report}"]
+    stdout, stderr = train(tmp_path, 2, *MPI, *settings, *rarely, *faulty(tmp_path, "diverge", 1, 25), code=3)
+    assert len(stderr.splitlines()) == 1
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert summary["stop_reason"] == "diverged" and summary["early_stopping"]["best_epoch"] == 2
+    assert "the weights of epoch 2, the best, are in" in stdout
+    assert all(np.isfinite(each).all() for each in load_file(run_folder(tmp_path) / "weights.safetensors").values())
 
 
 def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):

@@ -135,11 +135,17 @@ def distance(pairs: Iterable[tuple[Array, Array]]) -> float:
 
 
 def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
-    """Raise on every worker alike if any worker's is not finite: it must not be averaged into the others."""
+    """Raise on every worker alike if any replica's is not finite: it must not be averaged into the others.
+
+    finite: by replica, which is a worker only where replicas are not cut into stages.
+    """
     bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
     if bad:
         when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
-        raise DivergedError(
-            f"the {what} of worker {', '.join(bad)} is not finite {when} and was not averaged into the others: "
-            "lower learning_rate, or train in a wider dtype"
-        )
+        several = len(bad) > 1
+        whose = f"replica{'s' * several} {', '.join(bad)}"
+        verb, kept = ("are", "were") if several else ("is", "was")
+        if what != "replica":
+            whose = f"the {what}{'s' * several} of {whose}"
+        spared = f" and {kept} not averaged into the others" if len(bad) < len(finite) else ""
+        raise DivergedError(f"{whose} {verb} not finite {when}{spared}: lower learning_rate, or train in a wider dtype")

@@ -28,7 +28,8 @@ def advise(spent: Spent, frequency: int | str | None = None, *, stages: int = 1,
     found = [_averaging(spent, frequency, cores), _data(spent), _straggler(spent, stages)]
     cost, sentence = max(found)
     if cost < STANDS_OUT:
-        return f"nothing stands out: {fmean(spent.share('compute_s')):.0%} of the time is computing".replace("%", " %")
+        what = "of the time is computing" if stages == 1 else "is computing or waiting for a stage"
+        return f"nothing stands out: {fmean(spent.share('compute_s')):.0%} {what}".replace("%", " %")
     return sentence.replace("%", " %")
 
 

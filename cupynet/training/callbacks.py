@@ -55,6 +55,12 @@ class Callback:
     def on_fit_end(self, trainer: TrainerView) -> None:
         """After all that, where a stop ended training early too; not after an error."""
 
+    def on_diverged(self, trainer: TrainerView, text: str) -> None:
+        """After a fit that a number ended which is not finite, on whatever worker; text: what was told of it.
+
+        The last place to change weights: all workers have left the fit, and nothing can be exchanged any more.
+        """
+
     def close(self) -> None:
         """Let go of what is held; after an error too, even one in `start`."""
 

@@ -82,8 +82,10 @@ class Since:
     def averaged(self, average: Average) -> None:
         """An average has been made."""
         self.score = average.score
-        if not math.isnan(average.divergence):
-            self.divergence, self.divergence_by_layer = average.divergence, dict(average.by_layer)
+
+    def measured(self, average: Average) -> None:
+        """It is known how far the replicas were apart at an average."""
+        self.divergence, self.divergence_by_layer = average.divergence, dict(average.by_layer)
 
     def report(self, now: Clock, *, iteration: int, epoch: int, learning_rate: float, bytes_sent: int = 0) -> Report:
         """What happened since the last report."""

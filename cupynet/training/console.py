@@ -18,6 +18,7 @@ from cupynet.training.records import EpochRecord, Report, Spent, TrainerView
 log = logging.getLogger(__name__)
 
 STYLES = ("auto", "bar", "lines", "none")
+WIDTH = 65  # characters in a row of the table, beside its name, on a terminal of 80
 
 
 def describe(record: EpochRecord) -> str:
@@ -103,7 +104,7 @@ class Progress(Callback):
 
 
 def _spent(spent: Spent, summary: Summary) -> str:
-    """Where the workers' time went, and what they sent, in at most 65 characters."""
+    """Where the workers' time went, and what they sent, in at most `WIDTH` characters."""
 
     def between(name: str) -> str:
         shares = [round(100 * share) for share in spent.share(name)]
@@ -113,13 +114,22 @@ def _spent(spent: Spent, summary: Summary) -> str:
     return f"averaging {between('averaging_s')}, data {between('data_s')}; sent {sent}"
 
 
-def _drift(summary: Summary) -> str:
-    """How far the replicas were apart when that was last measured, and in which layer most; the rest of a row."""
+def _replicas(summary: Summary) -> dict[str, str]:
+    """How replicas were kept together, and how far apart they were: in one row if it is short enough, else in two."""
+    if summary.workers == 1:
+        return {"replicas": "-"}
     if summary.divergence is None:
-        return ""
+        return {"replicas": summary.synchronizer}
+    apart = _drift(summary, summary.divergence)
+    row = f"{summary.synchronizer}, {apart}"
+    return {"replicas": row} if len(row) <= WIDTH else {"replicas": f"{summary.synchronizer},", "": apart}
+
+
+def _drift(summary: Summary, divergence: float) -> str:
+    """How far the replicas were apart when that was last measured, and in which layer most."""
     layers = summary.divergence_by_layer or {}
     most = f", most in {max(layers, key=lambda name: layers[name])}" if layers else ""
-    return f", {100 * summary.divergence:.2g} % apart{most}"
+    return f"{'at most ' * (summary.stages > 1)}{100 * divergence:.2g} % apart{most}"
 
 
 def _amount(count: float) -> str:
@@ -135,12 +145,13 @@ def result_table(summary: Summary, run: Run) -> None:
     """Print what a run came to."""
     dataset = f"[bold red]{summary.dataset} (fallback: not MNIST)[/]" if summary.fallback else summary.dataset
     stages = f" of {summary.stages} stages" if summary.stages > 1 else ""
+    epochs = f"{summary.epochs} epoch{'s' * (summary.epochs != 1)}"
     rows = {
         "data": dataset,
         "backend": f"{summary.backend}, {summary.dtype}",
         "workers": f"{summary.workers}{stages} on {', '.join(dict.fromkeys(summary.devices))}",
-        "replicas": summary.synchronizer + _drift(summary) if summary.workers > 1 else "-",
-        "training": f"{summary.epochs} epochs in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
+        **_replicas(summary),
+        "training": f"{epochs} in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
     }
     if summary.spent is not None and len(summary.spent["rounds_s"]) > 1:
         rows["spent"] = _spent(Spent(**summary.spent), summary)

@@ -44,7 +44,8 @@ class EarlyStoppingResult:
 
     Attributes:
         reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
-            `invalid_score`); `epochs` where none did and all epochs are complete; `stopped` where somebody else asked.
+            `invalid_score`); `epochs` where none did and all epochs are complete; `stopped` where somebody else asked;
+            `diverged` where a loss or a weight was not finite.
         details: the same in words.
         monitor: the figure that was watched.
         scores: its value by epoch, counted from 1 over the whole training; only of epochs that were evaluated.
@@ -81,7 +82,9 @@ class EarlyStopping(Callback):
     Any condition that is met ends the fit, on all workers after the same round. Rank 0 decides, except about the loss,
     which is not rank 0's alone. Each `fit` is judged by itself, unless `restore` was called before it.
 
-    A loss or a weight that is not finite ends a fit with DivergedError, whatever is asked for here.
+    A loss or a weight that is not finite ends a fit with DivergedError, whatever is asked for here; the model is given
+    the best weights then too, if `restore_best`. What is given back are weights alone: the optimizer's state (momentum)
+    stays that of the last ones, and a fit that follows begins with it.
 
     Args:
         monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images.
@@ -99,7 +102,7 @@ class EarlyStopping(Callback):
             was broken off can be continued only with the weights that it had.
 
     Attributes:
-        result: of the last fit; None before its end, and after an error.
+        result: of the last fit; None before its end, and after an error other than DivergedError.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -151,6 +154,7 @@ class EarlyStopping(Callback):
         self._best = self._reference = math.nan  # the best score, and the last one that was an improvement
         self._waited = 0  # evaluations since then
         self._weights: dict[str, NDArray[Any]] = {}  # of the best epoch, on the host, by name
+        self._whole: dict[str, NDArray[Any]] = {}  # those of the user's model, where these are only a stage's
         self._met = ""  # the condition that was met, and how
         self._elapsed_s, self._began = 0.0, time.monotonic()  # before this process, and since
 
@@ -183,11 +187,18 @@ class EarlyStopping(Callback):
     def after_finish(self, trainer: TrainerView) -> None:
         stop = trainer.stopped
         reason, details = self._reason(stop)
-        restored = bool(self._weights) and (reason != "stopped" or self.restore_when_stopped)
+        self._conclude(trainer, reason, details, restore=reason != "stopped" or self.restore_when_stopped)
+
+    def on_diverged(self, trainer: TrainerView, text: str) -> None:
+        if self._whole:
+            trainer.whole.load_weights(self._whole)
+        self._conclude(trainer, "diverged", text, restore=True)
+
+    def _conclude(self, trainer: TrainerView, reason: str, details: str, *, restore: bool) -> None:
+        """Give the best weights back, if there are any, and say what it all came to."""
+        restored = restore and bool(self._weights)
         if restored:
-            for name, view in trainer.params.views(trainer.params.master):
-                view[...] = trainer.backend.asarray(self._weights[name], view.dtype)
-            trainer.params.publish()
+            trainer.model.load_weights(self._weights)
         self.result = EarlyStoppingResult(
             reason,
             details,
@@ -231,8 +242,9 @@ class EarlyStopping(Callback):
     def _keep(self, trainer: TrainerView) -> None:
         """Copy this worker's weights, as they are evaluated."""
         if self.restore_best:
-            views = trainer.params.views(trainer.params.master)
-            self._weights = {name: np.array(trainer.backend.to_host(view)) for name, view in views}
+            self._weights = trainer.model.weights()
+            if trainer.rank == 0 and trainer.whole is not trainer.model:  # a worker that diverges can send none
+                self._whole = trainer.whole.weights()
 
     def _check_time(self, trainer: TrainerView) -> None:
         if self.max_time_s is not None and trainer.rank == 0 and self._seconds() >= self.max_time_s:
@@ -271,6 +283,7 @@ class EarlyStopping(Callback):
             "waited": self._waited,
             "elapsed_s": self._seconds(),
             "weights": dict(self._weights),
+            "whole": dict(self._whole),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -279,5 +292,5 @@ class EarlyStopping(Callback):
         self._scores = dict(zip(state["scored"].tolist(), state["scores"].tolist(), strict=True))
         self._best_epoch, self._best = int(state["best_epoch"]), float(state["best"])
         self._reference, self._elapsed_s = float(state["reference"]), float(state["elapsed_s"])
-        self._weights = dict(state["weights"])
+        self._weights, self._whole = dict(state["weights"]), dict(state["whole"])
         self._continues = True

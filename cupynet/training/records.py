@@ -59,7 +59,8 @@ class Report:
         compute_s, data_s, averaging_s: this worker's seconds in gradients and updates, waiting for batches, and in its
             synchronizer.
         divergence: the largest relative distance of a replica from the mean, as last measured since the last report;
-            NaN if it was not.
+            NaN if it was not. Stages of a pipeline learn of each other's when workers agree the next time; it is the
+            largest of the stages' then, and that of the whole network is at most that.
         divergence_by_layer: the same of each layer's weights alone; empty if it was not measured.
         bytes_sent: by all workers to each other in this run, as known when they last agreed.
     """
@@ -143,8 +144,8 @@ class Stop:
 class TrainerView(Protocol):
     """A worker's trainer, as its callbacks see it.
 
-    Weights may be changed only in `Callback.before_finish` and `after_finish`, by a callback that runs on every rank
-    and does the same on each; `params.publish` lets the layers see it.
+    Weights may be changed only in `Callback.before_finish`, `after_finish` and `on_diverged`, by a callback that runs
+    on every rank and does the same on each; `params.publish` lets the layers see it.
     """
 
     @property
@@ -157,9 +158,13 @@ class TrainerView(Protocol):
 
     @property
     def model(self) -> Model:
-        """This worker's replica of the network; in a pipeline its stage's layers.
+        """This worker's replica of the network; in a pipeline its stage's layers."""
 
-        The user's own model has the weights of all stages when an evaluation is told of, and after the fit.
+    @property
+    def whole(self) -> Model:
+        """The whole network in this process; that of rank 0 is the user's own.
+
+        In a pipeline it is complete only there, when an evaluation is told of, and after the fit.
         """
 
     @property

@@ -61,6 +61,11 @@ class Replica:
         return self.model.backend
 
     @property
+    def whole(self) -> Model:
+        """The network that it is, or is a part of."""
+        return self.model
+
+    @property
     def params(self) -> Params:
         """The weights and their gradients."""
         return self.model.params

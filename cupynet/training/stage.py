@@ -57,11 +57,15 @@ class Stage(Replica):
         micro_batches: int,
     ) -> None:
         self.groups, self.number, self.count = groups, groups.stages.rank, groups.stages.size
-        self.whole, self.layers, self.micro_batches = whole, [list(names) for names in layers], micro_batches
+        self._whole, self.layers, self.micro_batches = whole, [list(names) for names in layers], micro_batches
         super().__init__(whole.part(self.layers[self.number], backend), optimizer)
         self.losses: Array | None = 0.0 if self.first or self.last else None
         self.batch_size, self.work_s = 0, list[float]()
         self._restored = False  # since `begin`: this stage's weights are the ones to go on with
+
+    @property
+    def whole(self) -> Model:
+        return self._whole
 
     @property
     def first(self) -> bool:

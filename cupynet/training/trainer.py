@@ -9,6 +9,7 @@ The file is long (over 300 lines) because a fit is read from its first round to 
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from cupynet.checks import integer, is_bool, one_of
 from cupynet.data import Batch, Batches, Labelled, Prefetcher
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
-from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
+from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer, is_finite
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Since
@@ -75,7 +76,8 @@ class Trainer:
         stopped: why the last fit ended early; None where it did not.
         clock: where this worker's time went.
         spent: what all workers had spent at the end of the last fit; None before.
-        measured: the last average that measured the divergence; None where none did.
+        measured: the last average that measured the divergence, as `Report` tells it: of all stages, where a pipeline
+            has several; None where none did.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Trainer:
         self.stopped: Stop | None = None
         self.spent: Spent | None = None
         self.measured: Average | None = None
+        self._own: Average | None = None  # the last that measured this stage alone, which the others do not know of yet
         self._counted = 0  # bytes of the traffic that are in `clock.bytes_sent`
         self._bytes_sent = 0  # by all workers, when they last agreed
         self._asked: Stop | None = None
@@ -140,6 +143,11 @@ class Trainer:
         return self.replica.model
 
     @property
+    def whole(self) -> Model:
+        """The whole network in this process; that of rank 0 is the user's own."""
+        return self.replica.whole
+
+    @property
     def params(self) -> Params:
         """This worker's weights: of the whole network, or of its stage of a pipeline."""
         return self.replica.params
@@ -153,6 +161,19 @@ class Trainer:
         """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
         wish = Stop(reason, text)
         self._asked = self._asked or wish
+
+    def forget_stop(self) -> None:
+        """Take back what was wished for by `stop`: it is of one fit."""
+        self._asked = None
+
+    def diverged(self, text: str) -> None:
+        """A fit has ended because a number was not finite, of this worker's or of another's; text: what was told of it.
+
+        From the thread that called the fit, when all workers have left it: nothing can be exchanged any more.
+        """
+        self.backend.activate()
+        self._tell("on_diverged", text)
+        self.backend.synchronize()
 
     def close(self) -> None:
         """Let callbacks let go of what they hold: all of them, also where one fails to, and once."""
@@ -201,7 +222,7 @@ class Trainer:
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self._tell("on_fit_start")
-                self._agree()
+                self._agree(begun=False)
                 while self.epoch < fit.last and not self.stopped:
                     self._epoch(fit)
                     self._agree()
@@ -389,14 +410,22 @@ class Trainer:
                 "lower learning_rate, or train in a wider dtype"
             )
 
-    def _agree(self) -> None:
-        """Whether anybody wishes to stop, and the wish of the lowest rank that does: the same on every worker."""
+    def _agree(self, *, begun: bool = True) -> None:
+        """Whether anybody wishes to stop, and the wish of the lowest rank that does: the same on every worker.
+
+        Stages also tell each other how far apart their replicas were; not before a fit has begun: one that goes on from
+        a saved state meets there once more.
+        """
         world, asked = self.groups.world, self._asked
         if world.size == 1:
             self.stopped = asked
             return
         self._count_bytes()
-        reasons, sent = world.gather_numbers(asked.reason if asked else 0, self.clock.bytes_sent).T  # (W,) each
+        wish, apart = asked.reason if asked else 0, begun and self._own is not None
+        reasons, sent, measured = world.gather_numbers(wish, self.clock.bytes_sent, apart).T  # (W,) each
+        if measured.any():
+            self._measured(_of_all(self.groups.stages, self._own))
+            self._own = None
         self._bytes_sent = int(sent.sum())
         wishing = np.flatnonzero(reasons)
         if len(wishing):
@@ -407,9 +436,16 @@ class Trainer:
 
     def _averaged(self, average: Average) -> None:
         """An average has been made: what it found goes into the next report."""
+        if self.groups.stages.size > 1 and not math.isnan(average.divergence):
+            self._own, average = average, Average(average.score, math.nan)  # told when workers agree the next time
         self._since.averaged(average)
+        self._measured(average)
+
+    def _measured(self, average: Average) -> None:
+        """How far the replicas of the whole network were apart, if that was measured."""
         if not math.isnan(average.divergence):
             self.measured = average
+            self._since.measured(average)
 
     def _figures(self) -> list[float]:
         """What this worker has spent so far, in the order of `SPENT`."""
@@ -472,6 +508,7 @@ class Trainer:
             "since": {**asdict(self._since), "losses": float(self._since.losses)},
             "replica": self.replica.state(),
             "synchronizer": self.synchronizer.state(),
+            "own": {} if self._own is None else asdict(self._own),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -482,5 +519,21 @@ class Trainer:
         self._deal = tuple(int(count) for count in position["deal"])
         self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
+        self._own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
         self.synchronizer.restore(state["synchronizer"])
+
+
+def _of_all(stages: Communicator, own: Average | None) -> Average:
+    """What each stage of a pipeline measured of its own layers, as one: the layers of all, and the largest divergence.
+
+    That of the whole network lies below: it is a mean of theirs, in squares. Every stage calls it; own: None where this
+    one measured nothing.
+    """
+    told: list[Any] = [math.nan, {}]
+    if own is not None:
+        told = [float(own.divergence), {name: float(apart) for name, apart in own.by_layer.items()}]
+    texts = stages.all_gather_ragged(np.frombuffer(json.dumps(told).encode(), np.uint8))
+    found = [json.loads(text.tobytes()) for text in texts]
+    largest = max((apart for apart, _ in found if not math.isnan(apart)), default=math.nan)
+    return Average(math.nan, largest, {name: apart for _, layers in found for name, apart in layers.items()})

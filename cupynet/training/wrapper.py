@@ -19,7 +19,7 @@ from cupynet.backend import Backend, blas, create_backend
 from cupynet.backend.array import Array
 from cupynet.checks import instance, integer, one_of
 from cupynet.data import Batches, Dataset, Shards, as_loader
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, CupynetError, DivergedError
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
 from cupynet.parallel import (
@@ -198,7 +198,7 @@ class ParallelWrapper:
         The rest of an epoch that a stop broke off counts as one of them, see `Trainer.fit`.
 
         The first worker that fails stops the others and its exception is raised here; the wrapper can do nothing more
-        then, and the model keeps what it has.
+        then, and the model keeps what it has. (After a DivergedError early stopping gives it the best weights.)
 
         Args:
             train: a `Loader`; or a `Dataset`, `Shards`, or images (S, H, W, C) and labels (S,), shuffled anew in each
@@ -223,8 +223,15 @@ class ParallelWrapper:
 
         try:
             self.on_workers(task)
+        except CupynetError as error:
+            if error.exit_code == DivergedError.exit_code:  # where another process diverged, a PeerFailed has its code
+                for trainer in filter(None, reversed(self._trainers)):  # the model's own device last
+                    trainer.diverged(str(error))
+            raise
         finally:
-            self._stop = None  # a stop is for one fit
+            self._stop = None  # a stop is for one fit, also one that came when some workers had left it already
+            for trainer in filter(None, self._trainers):
+                trainer.forget_stop()
         return self
 
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:

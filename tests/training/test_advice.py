@@ -67,6 +67,9 @@ def test_stages_of_a_pipeline_are_compared_with_their_like():
     assert "slower" not in advise(measured, 1, stages=2)
     measured = spent(averaging=(50, 1, 50, 1), compute=(49, 98, 98, 98))
     assert "worker 2 is 2.0 times slower" in advise(measured, 1, stages=2)
+    assert (
+        advise(spent(averaging=(0, 0)), 1, stages=2) == "nothing stands out: 100 % is computing or waiting for a stage"
+    )
 
 
 @pytest.mark.parametrize(("cores", "where"), [(2, "2 cores"), (1, "1 core")])

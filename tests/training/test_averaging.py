@@ -179,7 +179,7 @@ def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others():
 
     with pytest.raises(DivergedError) as caught:
         on_threads(3, task)
-    assert "the replica of worker 1 is not finite after iteration 2 and was not averaged" in str(caught.value)
+    assert "replica 1 is not finite after iteration 2 and was not averaged into the others:" in str(caught.value)
     assert np.isfinite(kept[0]).all() and np.isfinite(kept[2]).all()
 
 

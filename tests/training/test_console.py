@@ -38,6 +38,13 @@ def test_what_workers_spent_and_sent(capsys):
     assert set(rows) - set(before) == {"spent", "advice"}
 
 
+def test_what_is_too_long_for_a_row_gets_two(capsys):
+    pulled = "pulled to a centre by 0.9 / workers every 10 iterations"
+    rows = table(replace(SUMMARY, **FULL | {"synchronizer": pulled, "stages": 2, "epochs": 1}), capsys)
+    assert (rows["replicas"], rows[""]) == (f"{pulled},", "at most 1.2 % apart, most in dense1")
+    assert rows["training"].startswith("1 epoch in ")
+
+
 def test_one_worker_alone_sends_nothing(capsys):
     alone = Spent([10.0], [9.0], [1.0], [0.0], [480], [0])
     rows = table(replace(SUMMARY, workers=1, spent=asdict(alone), advice="nothing stands out"), capsys)

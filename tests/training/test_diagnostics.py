@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.data import Loader
 from cupynet.optim import SGD
-from cupynet.parallel import Average, ParameterAveraging
+from cupynet.parallel import Average, ParameterAveraging, Pipeline
 from cupynet.runs import Run
 from cupynet.training import Callback, History, ParallelWrapper
 from tests.training.conftest import Recorder, small_dataset, small_model, train
@@ -117,6 +117,33 @@ def test_the_divergence_by_layer_is_reported_once_it_is_measured(tmp_path):
     assert rows[0]["divergence_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON knows no NaN
     assert rows[1]["divergence_by_layer"] == {}
     assert rows[-1]["kind"] == "epoch" and len(rows[-1]["averaging_s"]) == 2 and rows[-1]["bytes_sent"] > 0
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_divergence_of_stages_is_that_of_the_whole_network(stages, tmp_path):
+    """Measured after rounds 4 and 24; stages tell each other after rounds 10 and 25, each just after the report."""
+    reports, measured = [], []
+    for pipeline in (None, Pipeline(stages)):
+        recorder, averaging = Recorder(), ParameterAveraging(4, measure_every=20)
+        run, options = Run.of(tmp_path / str(pipeline is None)), {"report_every": 5, "pipeline": pipeline}
+        with ParallelWrapper(
+            small_model(), 2, synchronizer=averaging, callbacks=[recorder, History()], run=run, **options
+        ) as wrapper:
+            wrapper.fit(Loader(small_dataset(200), 4), 1)
+            measured.append(wrapper.trainer.measured)
+            everybody = wrapper.on_workers(
+                lambda trainer: trainer.groups.world.gather_numbers(trainer.measured.divergence)
+            )
+            assert (everybody == wrapper.trainer.measured.divergence).all()
+        reports.append([(each.divergence, each.divergence_by_layer) for each in recorder.reports])
+    (first, *_), (before, known, then, *rest) = reports[0], reports[1][1:]
+    assert not before[1] and math.isnan(before[0])  # nothing rather than the first stage's for that of all
+    assert not then[1] and not any(layers for _, layers in rest)
+    for (whole, layers), (bound, found) in ((first, known), *[[(each.divergence, each.by_layer) for each in measured]]):
+        assert list(found) == ["conv1", "dense1", "output"] and found == pytest.approx(layers, rel=1e-9)
+        assert whole <= bound * (1 + 1e-12) and bound <= max(layers.values()) * (1 + 1e-12)
+    told = [row["divergence_by_layer"] for row in map(json.loads, run.history_path.read_text().splitlines()[:5])]
+    assert told == [{}, {}, known[1], {}, {}]
 
 
 def test_no_round_meets_to_tell_what_was_spent():

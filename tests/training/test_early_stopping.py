@@ -17,7 +17,7 @@ import pytest
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import Groups, ParameterAveraging, Synchronizer
+from cupynet.parallel import Groups, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.early_stopping import DIRECTIONS
 from cupynet.training.metrics import Evaluation
@@ -495,6 +495,55 @@ def test_a_loss_that_is_not_finite_still_ends_with_its_own_error():
     options = {"optimizer": SGD(1e200), "callbacks": [EarlyStopping(max_score=10)], "report_every": 1}
     with ParallelWrapper(small_model(), 1, **options) as wrapper, pytest.raises(DivergedError):
         wrapper.fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
+
+
+class Poison(Callback):
+    """A weight of the last worker is NaN in the fourth epoch; on rank 0, what the user's model was in the best one."""
+
+    every_rank = True
+
+    def __init__(self, model):
+        self.model, self.best = model, ""
+
+    def __deepcopy__(self, memo):
+        return Poison(self.model)
+
+    def on_epoch_end(self, trainer, record):
+        if (trainer.rank, record.epoch) == (0, 2):
+            self.best = fingerprint(self.model)
+
+    def on_iteration_end(self, trainer):
+        if trainer.epoch == 3 and trainer.rank == trainer.workers - 1:
+            trainer.params.master[0] = np.nan
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("workers", "frequency", "report_every"), [(1, 2, 2), (2, 2, 0), (2, 100, 2), (2, 100, 0)])
+def test_a_fit_that_diverges_leaves_the_best_weights(scripted, workers, frequency, report_every, stages):
+    """Whether all workers see it, at an average, or one alone, in a report."""
+    scripted([0.5, 0.2, 0.3, 0.1])
+    model, stopping = small_model(), EarlyStopping()
+    poison = Poison(model)
+    pipeline = None if stages == 1 else Pipeline(stages)
+    options = {"callbacks": [poison, stopping], "report_every": report_every, "pipeline": pipeline}
+    with ParallelWrapper(model, workers, frequency, optimizer=SGD(0.05), **options) as wrapper:
+        with pytest.raises(DivergedError) as caught:
+            wrapper.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
+        assert fingerprint(model) == poison.best
+        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
+    result = stopping.result
+    assert (result.reason, result.details, result.restored) == ("diverged", str(caught.value), True)
+    assert (result.best_epoch, result.epochs) == (2, 3) and str(result).endswith("after epoch 2, restored")
+
+
+@pytest.mark.parametrize("arguments", [{"restore_best": False}, {}])
+def test_a_fit_that_diverges_without_any_best_weights(scripted, arguments):
+    scripted([math.nan] * 3)
+    stopping = EarlyStopping(invalid_score=False, patience=None, **arguments)
+    model = small_model()
+    with ParallelWrapper(model, 1, callbacks=[Poison(model), stopping]) as wrapper, pytest.raises(DivergedError):
+        wrapper.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
+    assert (stopping.result.reason, stopping.result.restored) == ("diverged", False)
 
 
 # resuming -------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from cupynet.errors import ConfigError
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import Synchronizer, placement
 from cupynet.runs import Run
-from cupynet.training import Callback, History, ParallelWrapper
+from cupynet.training import Callback, History, ParallelWrapper, Trainer
 from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
 
 
@@ -84,6 +84,30 @@ def test_stop_ends_a_fit_from_a_callback():
         assert wrapper.trainer.iteration in (4, 6)
         wrapper.fit(Loader(small_dataset(40), 4), 1)  # a stop is for one fit
         assert wrapper.trainer.epoch == 1
+
+
+def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch):
+    """Rank 1 has left the fit, and is given the wish once more."""
+    fit, left = Trainer.fit, threading.Event()
+
+    def leave(trainer, *arguments, **options):
+        fit(trainer, *arguments, **options)
+        if trainer.rank == 1:
+            left.set()
+
+    class Late(Recorder):
+        every_rank = False
+
+        def on_fit_end(self, trainer):
+            if trainer.epoch == 1:
+                assert left.wait(20)
+                wrapper.stop("too late")
+
+    monkeypatch.setattr(Trainer, "fit", leave)
+    with ParallelWrapper(small_model(), 2, 2, callbacks=[Late()]) as wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), 1)
+        wrapper.fit(Loader(small_dataset(40), 4), 2)
+        assert wrapper.trainer.epoch == 3 and wrapper.trainer.stopped is None
 
 
 @pytest.mark.parametrize(
