@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from cupynet import config
 from cupynet.backend import create_backend
-from cupynet.data import Batch, Batches, Data
+from cupynet.data import Batch, Data
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.mpiexec import find_mpiexec
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from cupynet.backend import Backend
     from cupynet.experiment import Experiment
 
+BATCHES = 8  # that a worker goes through in turn while sharing is measured
 LONG = 1 << 22  # bytes of a message whose latency does not count
 MOST_AT_WORK = 16  # workers that are started to see how cores slow each other down
 
@@ -134,20 +136,21 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
         replica, world = trainer.replica, trainer.groups.world
         replica.optimizer.learning_rate.span(0, 10**6)
         batch = resident_batch(experiment, replica.backend)
-        for step in range(3):
-            replica.gradient(batch)
-            replica.update(step)
-        replica.backend.synchronize()
-        world.barrier()
         times: list[float] = []
-        began = last = time.perf_counter()
-        while last - began < seconds or len(times) < 2:
-            replica.gradient(batch)
-            replica.update(len(times))
+        with np.errstate(over="ignore", invalid="ignore"):  # one batch for ever: nothing is learned here
+            for step in range(3):
+                replica.gradient(batch)
+                replica.update(step)
             replica.backend.synchronize()
-            now = time.perf_counter()
-            times.append(now - last)
-            last = now
+            world.barrier()
+            began = last = time.perf_counter()
+            while last - began < seconds or len(times) < 2:
+                replica.gradient(batch)
+                replica.update(len(times))
+                replica.backend.synchronize()
+                now = time.perf_counter()
+                times.append(now - last)
+                last = now
         return world.gather_numbers(statistics.fmean(times), statistics.stdev(times), len(times))
 
     with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
@@ -171,26 +174,30 @@ def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: 
 
 def sharing(
     experiment: Experiment,
+    data: Data,
     workers: int,
     synchronizer: Synchronizer | None,
     *,
-    after: tuple[Batches, int] | None = None,
+    epochs: int = 0,
     gathered: bool = False,
     rounds: int = 30,
 ) -> Sharing:
     """What a synchronizer costs `workers` of this machine per iteration (None: an average), with nobody to wait for.
 
-    after: batches, and how many epochs of them it has seen before: one that adapts itself needs time. gathered: it
-    hands its messages to all others, in place of an all-reduce. (Over 40 lines: what a round does.)
+    On batches of the data: what an encoding sends depends on what is learned. epochs: of training before, for one that
+    adapts itself. gathered: it hands its messages to all others, in place of an all-reduce. (Over 40 lines: what a
+    round does.)
     """
+    loader = experiment.train_loader(data)
 
     def task(trainer: Trainer) -> tuple[float, float]:
         replica, keeper, world = trainer.replica, trainer.synchronizer, trainer.groups.world
         replica.optimizer.learning_rate.span(0, 10**6)
-        batch, times = resident_batch(experiment, replica.backend), []
-        already = world.traffic.bytes_sent
+        dealt = loader.epoch(0, replica.backend, world.rank, world.size)
+        batches: list[Batch | None] = [*islice(dealt, BATCHES)] or [None]  # of few data a worker may have none
+        already, times = world.traffic.bytes_sent, []
         for iteration in range(trainer.iteration, trainer.iteration + rounds):
-            samples = replica.gradient(batch)
+            samples = replica.gradient(batches[iteration % len(batches)])
             replica.backend.synchronize()
             world.barrier()
             began = time.perf_counter()
@@ -210,8 +217,8 @@ def sharing(
 
     changes: dict[str, Any] = {"synchronizer": synchronizer, "averaging_frequency": 1, "callbacks": ()}
     with experiment.wrapper(workers=workers, **changes) as wrapper:
-        if after is not None:
-            wrapper.fit(*after)
+        if epochs:
+            wrapper.fit(loader, epochs)
         seconds, sent = wrapper.on_workers(task) or (0.0, 0.0)
     size = sent / (workers - 1) if gathered else sent * workers / (2 * (workers - 1))  # see `Traffic`
     return Sharing(seconds, size, gathered, workers=workers)

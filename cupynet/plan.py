@@ -153,7 +153,7 @@ def sitting(asked: Plan) -> Costs:
     alone_s = loop_s(1, launcher="thread") if first else 1.0
     busy_s = loop_s(workers) / turns
     step_s, spread_s, _ = measure.step_times(experiment, workers, 1.0).mean(axis=0) / turns
-    average = measure.sharing(experiment, workers, None)
+    average = measure.sharing(experiment, data, workers, None)
     link = measure.link_between(experiment, workers, workers - 1)
     beside = next((rank for rank, seat in enumerate(experiment.placement.seats) if seat == 1), workers - 1)
     local = link if machines == 1 else measure.link_between(experiment, workers, beside)
@@ -165,9 +165,9 @@ def sitting(asked: Plan) -> Costs:
         alone = max(sharing.local_s - exchange(here, here.place(workers), sharing.size), 0.1 * sharing.local_s)
         return replace(sharing, local_s=alone / turns)
 
-    gradients = measure.sharing(experiment, workers, GradientSharing())
-    seen = experiment.train_loader(data), -(-settings.images // len(data.train))
-    encoded = measure.sharing(experiment, workers, GradientSharing("threshold"), after=seen, gathered=True)
+    gradients = measure.sharing(experiment, data, workers, GradientSharing())
+    epochs = -(-settings.images // len(data.train))
+    encoded = measure.sharing(experiment, data, workers, GradientSharing("threshold"), epochs=epochs, gathered=True)
     weights = sum(size for _, size in measure.sizes(experiment))
     return Costs(
         batch_size=settings.batch_size,

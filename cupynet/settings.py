@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -340,9 +340,9 @@ class PlanSettings(Settings):
         return list(self.frequencies or ([3] if self.check else [1, 3, 10, 50]))
 
     def run(self, workers: int | None) -> Settings:
-        """The settings of one run with so many workers."""
+        """The settings of one run with so many workers, each a replica: pipelines are forecast from its layers."""
         values = {each.name: getattr(self, each.name) for each in fields(Settings)}
-        return Settings(**values | {"workers": workers})
+        return Settings(**values | {"workers": workers, "parallel": replace(self.parallel, pipeline=None)})
 
 
 def own_names(kind: type[Settings]) -> list[str]:

@@ -22,14 +22,14 @@ def experiment() -> Experiment:
 
 
 def test_a_synchronizer_is_charged_with_what_it_sends(experiment: Experiment) -> None:
-    weights = 4 * experiment.model().params.master.size
-    average = measure.sharing(experiment, 2, None, rounds=3)
+    weights, data = 4 * experiment.model().params.master.size, experiment.load()
+    average = measure.sharing(experiment, data, 2, None, rounds=3)
     assert average.size == pytest.approx(2 * weights, rel=1e-3) and average.local_s > 0  # weights and velocities
-    gradients = measure.sharing(experiment, 2, GradientSharing(), rounds=3)
+    gradients = measure.sharing(experiment, data, 2, GradientSharing(), rounds=3)
     assert gradients.size == weights and not gradients.gathered
-    four = measure.sharing(experiment, 4, GradientSharing(), rounds=2)
+    four = measure.sharing(experiment, data, 4, GradientSharing(), rounds=2)
     assert four.size == pytest.approx(weights, rel=1e-6) and four.workers == 4
-    encoded = measure.sharing(experiment, 2, GradientSharing("threshold"), gathered=True, rounds=3)
+    encoded = measure.sharing(experiment, data, 2, GradientSharing("threshold"), gathered=True, rounds=3)
     assert encoded.gathered and 0 < encoded.size < weights / 2
     assert measure.decode_s(int(encoded.size), 431_080) > 0
 
