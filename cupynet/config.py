@@ -20,9 +20,9 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, fields, make_dataclass
+from dataclasses import asdict, field, fields, make_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_type_hints
@@ -39,6 +39,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cupynet import __version__
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError, CupynetError, DataError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, tell
@@ -50,11 +51,21 @@ from cupynet.settings import AS_RANKS, Group, Settings, read
 S = TypeVar("S", bound=Settings)  # what a command is asked for
 T = TypeVar("T")  # what it makes of that before it starts
 
+LOCAL = ("data.folder", "data.shards", "devices")  # what may be another on each machine of a job
+
 _log = logging.getLogger("cupynet")
 
 
 class Ranks(Protocol):
-    """The processes that do a job together."""
+    """The processes that do a job together.
+
+    timeout_s: how long one waits for the others before it takes them for dead.
+    """
+
+    timeout_s: float
+
+    def agree(self, settings: Mapping[str, object]) -> None:
+        """Make sure that all ranks were given the same settings; ConfigError."""
 
     def share(self, text: str) -> str:
         """Rank 0's text, on every rank."""
@@ -248,6 +259,10 @@ class _Door(Generic[S, T]):
             several = "several processes" if self.started[1] is None else f"{self.started[1]} processes"
             way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
             raise ConfigError(f"mpiexec started {several}, and each of them would be a run of its own: {way_out}")
+        if self.started is not None and self.join is not None:
+            ranks = self.join()
+            ranks.timeout_s = settings.parallel.timeout_s
+            ranks.agree({"the version of cupynet": __version__, **_flat(asdict(settings), leave_out=LOCAL)})
         self._prepared.append(self.prepare(settings))
 
     @contextmanager
@@ -267,8 +282,8 @@ class _Door(Generic[S, T]):
             return tell(error, log, job)
         try:
             speaks = self.rank == 0 if self.join is None else self.join().speaks(error)
-        except ConfigError:  # MPI cannot be used: all of them meet that
-            speaks = self.rank == 0
+        except ConfigError:  # MPI cannot be used, which may be so on this rank alone
+            return tell(error, None if self.rank else log, f"rank {self.rank}: ")
         if speaks:
             return tell(error, None if self.rank else log, f"rank {self.rank}: " if self.rank else job)
         if log is not None and not self.rank:
@@ -320,6 +335,18 @@ def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> 
         raise ConfigError(explain(error, overrides, schema)) from error
     asked = OverridesParser.create().parse_overrides(list(overrides))
     return read(schema, for_chosen_classes(plain, [(each.key_or_group, each.value()) for each in asked]))
+
+
+def _flat(values: Mapping[str, Any], leave_out: Sequence[str] = (), above: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, leave_out, f"{key}.")
+        elif key not in leave_out:
+            flat[key] = value
+    return flat
 
 
 def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:

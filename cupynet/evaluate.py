@@ -29,8 +29,10 @@ def main() -> None:
     )
     parser.add_argument("run_folder", type=Path, help="a folder that cupynet.train has written")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
-    arguments = parser.parse_args()
     try:
+        if started() is not None:
+            raise ConfigError("evaluate works in one process, in threads: start it without mpiexec")
+        arguments = parser.parse_args()
         evaluate(arguments.run_folder, arguments.overrides)
     except BaseException as error:
         if (started() or (0, 0))[0]:
@@ -43,8 +45,6 @@ def evaluate(folder: Path, overrides: list[str]) -> None:
     from cupynet.experiment import Experiment
     from cupynet.runs import Run
 
-    if started() is not None:
-        raise ConfigError("evaluate works in one process, in threads: start it without mpiexec")
     run = Run(folder)
     summary = run.summary()
     settings = config.load(folder, [f"workers={summary.workers}", *overrides])

@@ -181,7 +181,8 @@ class Experiment:
 
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
-        data = self.source.load() if self.job is None else load_mapped(self.source)
+        job = self.job
+        data = self.source.load() if job is None else load_mapped(self.source, first=job.seats[job.rank] == 0)
         data.check(self.source.image_shape, self.source.classes)
         return data
 

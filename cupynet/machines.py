@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from cupynet.checks import one_line
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, Interrupted
 from cupynet.exits import tell
 from cupynet.mpiexec import find_mpiexec
 from cupynet.settings import AS_RANKS
@@ -63,6 +63,7 @@ def train(rate: str, delay: str, ranks: int, settings: list[str]) -> int:
     mpiexec = find_mpiexec()
     job = ["-n", str(2 * ranks), sys.executable, "-m", "cupynet.train", AS_RANKS, *settings]
     with ExitStack() as stack:
+        stack.enter_context(signals(interrupt))
         try:
             first, second = stack.enter_context(machines(rate, delay))
         except OSError as error:
@@ -84,14 +85,40 @@ def train(rate: str, delay: str, ranks: int, settings: list[str]) -> int:
 
 def follow(command: list[str], environment: dict[str, str]) -> int:
     """Run a command, hand on to it the signals that come meanwhile, and return its exit code."""
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, frame: process.send_signal(number)) for number in numbers}
-    try:
+    came: list[int] = []  # before there was a process
+    process: subprocess.Popen[bytes] | None = None
+
+    def hand_on(number: int) -> None:
+        number = signal.SIGTERM if number == signal.SIGHUP else number  # by which training is stopped, and saved
+        if process is None:
+            came.append(number)
+        else:
+            process.send_signal(number)
+
+    with signals(hand_on):
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        for number in came:
+            process.send_signal(number)
         return process.wait()
+
+
+@contextmanager
+def signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """SIGHUP, SIGINT and SIGTERM call `handle` with their number, but for those that are ignored (nohup)."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, lambda number, frame: handle(number))
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def interrupt(number: int) -> None:
+    """Nothing trains yet."""
+    raise Interrupted(number)
 
 
 @contextmanager
@@ -121,9 +148,10 @@ def machines(rate: str, delay: str) -> Iterator[tuple[str, str]]:
         print(f"two machines, {ADDRESSES[0]} and {ADDRESSES[1]}, and a cable of {rate}{late}", flush=True)
         yield names[0], names[1]
     finally:
-        for name in names:
-            with suppress(OSError):
-                do("ip", "netns", "del", name)
+        with signals(lambda number: None):  # a second one must not come between
+            for name in names:
+                with suppress(OSError):
+                    do("ip", "netns", "del", name)
 
 
 def do(*command: str, else_raise: type[Exception] = OSError) -> None:

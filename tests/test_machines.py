@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
+from cupynet import machines
+from cupynet.errors import Interrupted
 from tests.mpi import needs_mpi
 from tests.test_train import QUICK, run, run_folder
 
@@ -19,6 +26,44 @@ def test_two_machines_train_together(tmp_path, mark):
     if "two groups of processes" not in stdout:
         assert "a cable of 200mbit" in stdout and "through the cable: " in stdout
         assert "cupynet-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_machines_are_made_takes_them_down(monkeypatch, number):
+    commands: list[tuple[str, ...]] = []
+
+    def do(*command: str, **_: object) -> None:
+        commands.append(command)
+        if command[-1] == "up" or command[2] == "del":  # and a second one while they are taken down
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(machines.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(machines, "find_mpiexec", lambda: "mpiexec")
+    monkeypatch.setattr(machines, "do", do)
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=f"stopped by {number.name}"):
+        machines.train("1mbit", "1ms", 1, [])
+    made, removed = (
+        [command[3] for command in commands if command[2] == word and command[1] == "netns"] for word in ("add", "del")
+    )
+    assert made[:2] == removed and len(set(removed)) == 2
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize(("number", "handed_on"), [(signal.SIGHUP, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)])
+def test_a_command_is_handed_the_signals_that_come(tmp_path, number, handed_on):
+    up = tmp_path / "up"
+    child = (
+        f"import signal, sys; signal.signal({int(handed_on)}, lambda *_: sys.exit(7)); open({str(up)!r}, 'w').close()"
+    )
+
+    def send() -> None:
+        while not up.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    assert machines.follow([sys.executable, "-c", f"{child}; signal.pause()"], dict(os.environ)) == 7
 
 
 def test_no_ranks_are_refused(tmp_path):

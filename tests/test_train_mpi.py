@@ -107,6 +107,50 @@ def test_what_cannot_work_is_refused_once_and_leaves_no_folder(tmp_path, setting
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("model.layers.dense1.units=100", "model.layers.dense1.units: is 500 on rank 0, 2, 100 on rank 1: all ranks"),
+        ("parallel=gradients", "parallel.averaging_frequency: is 3 on rank 0, 2, null on rank 1: all ranks"),
+        ("+data.limti=7", "data.limti: is missing on rank 0, 2, 7 on rank 1: all ranks"),
+    ],
+)
+def test_ranks_with_other_settings_are_named(tmp_path, other, said):
+    command = [sys.executable, "-m", "cupynet.train", *MPI]
+    done = under_mpiexec(1, *command[1:], ":", "-n", "1", *command, other, ":", "-n", "1", *command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert said in done.stderr and list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import os, signal, sys
+from cupynet.mpiexec import started
+from cupynet.parallel import job
+from cupynet.train import main
+
+kind = sys.argv.pop(1)
+if started()[0] == 1:
+    if kind == "silent":
+        job()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    sys.modules["mpi4py"] = None
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("silent", "cupynet: worker 1 has not arrived where worker 0 waited for it for 1 s"),
+        ("has no MPI", "cupynet: rank 1: launcher=mpi: MPI cannot be used"),
+    ],
+)
+def test_a_rank_that_cannot_begin_is_named(tmp_path, kind, said):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = under_mpiexec(2, "script.py", kind, *MPI, "parallel.timeout_s=1", cwd=tmp_path, timeout=50)
+    assert done.returncode != 0 and done.stderr.count(said) == 1 and not (tmp_path / "outputs").exists()
+
+
 def test_a_sweep_is_refused(tmp_path):
     _, stderr = train(tmp_path, 2, "-m", *MPI, "seed=1,2", code=2)
     assert stderr == "cupynet: -m: a sweep is not run under mpiexec: start mpiexec once for each of its jobs\n"
@@ -116,6 +160,8 @@ def test_a_sweep_is_refused(tmp_path):
 def test_commands_of_one_process_are_refused(tmp_path):
     done = under_mpiexec(2, "-m", "cupynet.evaluate", "nowhere", cwd=tmp_path)
     wanted = "cupynet: evaluate works in one process, in threads: start it without mpiexec\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+    done = under_mpiexec(2, "-m", "cupynet.evaluate", cwd=tmp_path)  # without a folder
     assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
     done = under_mpiexec(2, "-m", "cupynet.bench", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("start this command without mpiexec") == 1

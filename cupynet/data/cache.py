@@ -37,11 +37,13 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("cupynet") / "decoded"
 
 
-def load_mapped(source: Source) -> Data:
+def load_mapped(source: Source, first: bool = True) -> Data:
     """What `source.load()` returns, in files that are mapped read-only; by many processes at once.
 
     Shards are mapped in any case; a source without a fingerprint, and data in place of those asked for, are not kept.
     Raises what `load` raises.
+
+    first: whether this is the process of its machine that warns where there can be no cache; the others meet the same.
     """
     fingerprint = source.fingerprint() if _speaks_for_load(type(source)) else None
     if fingerprint is None or source.storage == "sharded":
@@ -65,7 +67,8 @@ def load_mapped(source: Source) -> Data:
             return _mapped(place)
     except (OSError, OutputError, Damaged) as error:
         reason = " ".join(str(error).split())
-        logger.warning("the data are held in memory by each process, and not kept in %s: %s", place.parent, reason)
+        level = logging.WARNING if first else logging.INFO
+        logger.log(level, "the data are held in memory by each process, and not kept in %s: %s", place.parent, reason)
     return source.load() if data is None else data
 
 

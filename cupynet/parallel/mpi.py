@@ -8,7 +8,6 @@ order. Where hundreds of workers exchange small numbers, its trees would need fe
 
 from __future__ import annotations
 
-import faulthandler
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -25,18 +24,11 @@ from cupynet.parallel.team import RankTeam, Requests
 
 TOGETHER, LETTER = 1, 2  # tags: what all workers of a group do together, and messages from one to another
 FORM_BYTES = 64  # of the note before each message that says what it is
-START_S = 300.0  # how long MPI may take to bring all processes together
 
 
 @cache
-def library(several: bool) -> Any:
-    """The module mpi4py.MPI; MPI itself is started by this. ConfigError where it is missing.
-
-    several: others are started beside this process, and must come: should one of them have ended before it reached this
-    point, MPI waits for it for ever. Then the process is ended after five minutes, with a traceback.
-    """
-    if several:
-        faulthandler.dump_traceback_later(START_S, exit=True)  # works where Python itself stands still
+def library() -> Any:
+    """The module mpi4py.MPI; this starts MPI, which waits for all ranks. ConfigError where it is missing."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -44,9 +36,6 @@ def library(several: bool) -> Any:
             f"launcher=mpi: MPI cannot be used ({one_line(error)}): install it with pip install 'cupynet[mpi]', "
             "or mpi4py for the MPI of this machine"
         ) from error
-    finally:
-        if several:
-            faulthandler.cancel_dump_traceback_later()
     return MPI
 
 

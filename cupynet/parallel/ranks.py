@@ -3,20 +3,21 @@
 Where one fails all must end, with its error told once. Whoever fails, or stops because another did, says so to the
 others and waits, for a grace period, for what they say; then all know whose error is told: that of the lowest rank that
 has one of its own. The others pass on `PeerFailed` with the same exit code. At the very end of its program a rank waits
-until all have come there. If one failed it takes the rest down with it: MPI would wait for a rank that hangs.
+until all have come there, for `timeout_s`. If one failed, or does not come, it takes the rest down with it: MPI would
+wait for a rank that hangs. (How it is before MPI is up: start.py.)
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
+import hashlib
+import json
+import logging
 import os
-import stat
+import signal
 import sys
-import termios
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import TracebackType
 from typing import TypeVar
@@ -25,18 +26,18 @@ import numpy as np
 
 from cupynet.backend import usable_cores
 from cupynet.checks import number
-from cupynet.errors import CupynetError, annotate
-from cupynet.mpiexec import started
+from cupynet.errors import ConfigError, CupynetError, annotate
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, WorkerTimeout
 from cupynet.parallel.mpi import MpiCommunicator, library
+from cupynet.parallel.start import HAND_ON_S, coming_together, let_output_go
 from cupynet.parallel.team import RankTeam, Word
 
 T = TypeVar("T")
 
 GRACE_S = 4.0  # how long the others may take to notice a failure, and again to put their affairs in order
-OUTPUT_S = 2.0  # how long mpiexec may take to read the last words of a rank
-HAND_ON_S = 0.2  # and how long it has, in the end, to hand them on
 LONGEST_PAUSE_S = 0.02  # between two looks at what others say, at the end of the program
+
+log = logging.getLogger(__name__)
 
 
 class MpiJob:
@@ -50,7 +51,7 @@ class MpiJob:
     """
 
     def __init__(self) -> None:
-        self._mpi = library(started() is not None)
+        self._mpi = library()
         world = self._mpi.COMM_WORLD
         self.rank, self.size = world.Get_rank(), world.Get_size()
         self.team = RankTeam(self._mpi, world.Dup())
@@ -73,6 +74,34 @@ class MpiJob:
     def communicator(self) -> Communicator:
         """All ranks; what it sends is counted from 0."""
         return SerialCommunicator() if self.size == 1 else MpiCommunicator(self._comm, self.team)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a rank waits for the others before it takes them for dead."""
+        return self.team.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self.team.timeout_s = seconds
+
+    def agree(self, settings: Mapping[str, object]) -> None:
+        """Make sure that all ranks were given the same; ConfigError, on all of them, that names a difference."""
+        text = json.dumps(settings, default=repr).encode()
+        communicator = self.communicator()
+        digests = communicator.all_gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
+        if (digests == digests[0]).all():
+            return
+        texts = communicator.all_gather_ragged(np.frombuffer(text, np.uint8))
+        given = [json.loads(text.tobytes()) for text in texts]
+        keys = dict.fromkeys(key for each in given for key in each)
+        key = next((key for key in keys if any(_shown(each, key) != _shown(given[0], key) for each in given)), None)
+        if key is None:
+            raise ConfigError("the settings stand in another order on some ranks: give all ranks the same")
+        others: dict[str, list[int]] = {}
+        for rank, each in enumerate(given):
+            others.setdefault(_shown(each, key), []).append(rank)
+        found = ", ".join(f"{value} on rank {_listed(there)}" for value, there in others.items())
+        raise ConfigError(f"{key}: is {found}: all ranks must be given the same settings, of the same cupynet")
 
     def share(self, text: str) -> str:
         """Rank 0's text, on every rank."""
@@ -133,16 +162,19 @@ class MpiJob:
             self._excepthook(kind, error, traceback)
 
     def _leave(self) -> None:
-        """The end of this rank's program: wait for the others; if anybody failed, end them all."""
+        """The end of this rank's program: wait for the others; if anybody failed or does not come, end them all."""
         team, everybody = self.team, set(range(self.size))
         if self._mpi.Is_finalized():
             return
         team.say(Word.LEAVING)
         if self._outcome is None:
-            self._listen_until(lambda: team.leaving == everybody or team.first() is not None)
-        if self._outcome is None and team.first() is None:
-            team.close()
-            return
+            if not self._listen_until(lambda: team.leaving == everybody or team.first() is not None, team.timeout_s):
+                self._give_up(everybody - team.leaving)
+            elif team.first() is None:
+                team.close()
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # MPI itself waits for all once more, and for ever
+                signal.setitimer(signal.ITIMER_REAL, team.timeout_s)
+                return
         first = self.rank if team.first() is None else team.first()
         # who has been heard of is on the way out, too; who has not hangs
         self._listen_until(lambda: team.leaving >= set(team.ended), GRACE_S)
@@ -150,16 +182,33 @@ class MpiJob:
             time.sleep(GRACE_S)  # the other ends this process meanwhile, unless something went wrong there
         sys.stdout.flush()
         sys.stderr.flush()
-        _let_output_go()
+        let_output_go()
         code = team.ended[self.rank if first is None else first][1] if team.ended else 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI's own words add nothing
         self._mpi.COMM_WORLD.Abort(code or 1)
 
+    def _give_up(self, missing: set[int]) -> None:
+        """At the end of the program the others have not come for too long: of those that waited one says so."""
+        self.team.say(Word.LATE, WorkerTimeout.exit_code)
+        self._listen_until(lambda: False, HAND_ON_S)  # another may have lost its patience at this very moment
+        if self.team.first() == self.rank:
+            log.error(
+                "worker %s has not come to the end of its program, where worker %d waited for it for %g s, and is "
+                "taken for dead: raise timeout_s if it only had more to do",
+                _listed(missing),
+                self.rank,
+                self.timeout_s,
+            )
+
 
 @cache
 def job() -> MpiJob:
-    """This process's job; MPI is started when it is first asked for. ConfigError where there is none."""
-    return MpiJob()
+    """This process's job; MPI is started when it is first asked for. ConfigError where there is none.
+
+    All processes that were started must ask for it within a minute of each other.
+    """
+    with coming_together():
+        return MpiJob()
 
 
 class MpiLauncher:
@@ -168,13 +217,14 @@ class MpiLauncher:
     After a failure nothing more can be run, and the whole job ends when this program does.
 
     Args:
-        timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
+        timeout_s: how long a worker waits for the others before it takes them for dead, in seconds; also at the end of
+            the program: where one of them has long work of its own after the last fit, it must be more than that takes.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:
         self._job, self._usable, self._running = job(), True, False
         self.workers, self.first, self.sharing = self._job.size, self._job.rank, self._job.sharing
-        self._job.team.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
+        self._job.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
         self._communicator = self._job.communicator()
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
@@ -203,18 +253,13 @@ class MpiLauncher:
         self._usable = False
 
 
-def _let_output_go() -> None:
-    """Wait until what this process printed has been taken out of its pipes: what mpiexec has not read by the time of an
-    abort is lost, and with it the traceback."""
-    deadline = time.monotonic() + OUTPUT_S
-    for stream in (1, 2):
-        with suppress(OSError):  # no pipe, or closed
-            while time.monotonic() < deadline and stat.S_ISFIFO(os.fstat(stream).st_mode):
-                unread = fcntl.ioctl(stream, termios.FIONREAD, b"\0" * 4)
-                if not int.from_bytes(unread, sys.byteorder):
-                    break
-                time.sleep(0.001)
-    time.sleep(HAND_ON_S)
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+def _shown(settings: Mapping[str, object], key: str) -> str:
+    """The value of a setting, for people; `missing` where there is none of that name."""
+    return json.dumps(settings[key]) if key in settings else "missing"
 
 
 def _exit_code(error: BaseException) -> int:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cupynet.parallel.communicator import PeerFailed, WorkerTimeout
 
+JOIN_S = 5.0  # how long the thread that looks at them may take to end
 POLL_S = 0.0002  # between two looks at messages that are still on their way while this worker does other things
 
 
@@ -150,9 +151,19 @@ class Requests:
         self._statuses.append(self._mpi.Status())
 
     def done(self) -> bool:
-        """Whether all are; RuntimeError where less was received than expected."""
-        if not self._mpi.Request.Testall(self._requests, self._statuses):
-            return False
+        """Whether all are; RuntimeError where less was received than expected, or more."""
+        try:
+            if not self._mpi.Request.Testall(self._requests, self._statuses):
+                return False
+        except self._mpi.Exception as error:
+            kinds = [self._mpi.Get_error_class(status.Get_error()) for status in self._statuses]
+            if self._mpi.ERR_TRUNCATE not in kinds:
+                raise
+            index = kinds.index(self._mpi.ERR_TRUNCATE)
+            raise RuntimeError(
+                f"more than {self._expected[index]} bytes came from worker {self._names[index]} where no more were "
+                "expected: the workers do not make the same calls"
+            ) from error
         for status, name, expected in zip(self._statuses, self._names, self._expected, strict=True):
             if expected >= 0 and status.Get_count(self._mpi.BYTE) != expected:
                 raise RuntimeError(
@@ -217,7 +228,7 @@ class Outbox:
         while not self._closed:
             with self._lock:
                 self._sweep()
-                if not self._underway:
+                if not self._underway and not self._closed:
                     self._work.clear()
             if self._work.is_set():
                 time.sleep(POLL_S)
@@ -226,7 +237,8 @@ class Outbox:
 
     def close(self) -> None:
         """End the thread."""
-        self._closed = True
-        self._work.set()
+        with self._lock:
+            self._closed = True
+            self._work.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(JOIN_S)

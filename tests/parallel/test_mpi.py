@@ -13,11 +13,15 @@ from tests.mpi import needs_mpi, under_mpiexec
 pytestmark = needs_mpi
 
 SCRIPT = """
-import os, signal, sys, time
+import atexit, os, signal, sys, time
+import numpy as np
 from cupynet.errors import DivergedError
+from cupynet.mpiexec import started
 from cupynet.parallel import MpiLauncher
 
 kind, victim, turn = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if kind == "silent in MPI" and started()[0] == victim:  # registered first, it comes last
+    atexit.register(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 def deliberate_failure():
     raise ZeroDivisionError("on purpose")
@@ -33,14 +37,18 @@ def task(c):
                 os.kill(os.getpid(), signal.SIGKILL)
             elif kind == "silent":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            elif kind == "unlike":
+                c.gather_numbers(now, now)
         c.gather_numbers(now)
         c.check()
     return "done"
 
-launcher = MpiLauncher(timeout_s=1.0 if kind == "silent" else 60.0)
+launcher = MpiLauncher(timeout_s=1.0 if "silent" in kind else 60.0)
 result = launcher.run(task)
 if kind == "late" and launcher.first == victim:  # the others are on their way out already
     deliberate_failure()
+if kind == "silent at the end" and launcher.first == victim:
+    os.kill(os.getpid(), signal.SIGSTOP)
 if result is not None:
     print(result, flush=True)
 """
@@ -90,6 +98,52 @@ def test_a_rank_that_is_silent_is_named(script):
     code, _, stderr = run(script, 3, "silent")
     assert code == 1
     assert stderr.count("worker 1 has not arrived where worker") == 1
+
+
+def test_a_rank_that_never_comes_to_the_end_of_its_program_is_named(script):
+    code, stdout, stderr = run(script, 3, "silent at the end")
+    assert (code, stdout) == (1, "done\n")
+    assert stderr.count("worker 1 has not come to the end of its program") == stderr.count("\n") == 1
+
+
+def test_the_end_of_mpi_itself_is_not_waited_for_for_ever(script):
+    code, stdout, _ = run(script, 2, "silent in MPI")
+    assert code != 0 and stdout.startswith("done\n")
+
+
+def test_what_is_longer_than_expected_is_told_as_different_calls(script):
+    code, _, stderr = run(script, 2, "unlike")
+    assert code == 1 and "the workers do not make the same calls" in stderr
+
+
+BEGINNING = """
+import sys, time
+from cupynet.mpiexec import started
+from cupynet.parallel import job, start
+
+kind = sys.argv[1]
+start.START_S = 1.0 if kind == "leaves" else 60.0
+if started()[0] == 1:
+    time.sleep(0.5)  # the others are waiting already
+    if kind == "leaves":
+        sys.exit(0)
+    sys.modules["mpi4py"] = None
+job()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("leaves", "cupynet: rank 0: not all 3 processes have come together within 1 s"),
+        ("has no MPI", "ConfigError: launcher=mpi: MPI cannot be used"),
+    ],
+)
+def test_who_cannot_come_ends_those_that_wait(tmp_path, kind, said):
+    """Before MPI is up."""
+    (tmp_path / "beginning.py").write_text(BEGINNING)
+    done = under_mpiexec(3, "beginning.py", kind, cwd=tmp_path, timeout=50)
+    assert done.returncode != 0 and done.stderr.count(said) == 1
 
 
 @pytest.mark.slow
