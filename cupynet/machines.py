@@ -104,9 +104,10 @@ def follow(command: list[str], environment: dict[str, str]) -> int:
 
 @contextmanager
 def signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """SIGHUP, SIGINT and SIGTERM call `handle` with their number, but for those that are ignored (nohup)."""
-    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    """SIGHUP, SIGINT and SIGTERM call `handle` with their number; SIGHUP not where it is ignored (nohup)."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    if before[signal.SIGHUP] == signal.SIG_IGN:
+        del before[signal.SIGHUP]
     try:
         for number in before:
             signal.signal(number, lambda number, frame: handle(number))
