@@ -193,6 +193,7 @@ def sharing(
     def task(trainer: Trainer) -> tuple[float, float]:
         replica, keeper, world = trainer.replica, trainer.synchronizer, trainer.groups.world
         replica.optimizer.learning_rate.span(0, 10**6)
+        keeper.begin(replica)  # as before a fit: what is shared is what all have in common from here on
         dealt = loader.epoch(0, replica.backend, world.rank, world.size)
         batches: list[Batch | None] = [*islice(dealt, BATCHES)] or [None]  # of few data a worker may have none
         already, times = world.traffic.bytes_sent, []
