@@ -199,12 +199,16 @@ def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: A
 
     Args:
         own, mean: this replica's weights, and the mean of all, (P,).
-        weight: of this replica in the mean; without one it has no part in what is found.
+        weight: of this replica in the mean; without one it has no part in what is found. `UNMEASURED` where only one
+            replica has one: the mean is that one.
     """
     layers: dict[str, list[tuple[Array, Array]]] = {}
     for (name, mine), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):
         layers.setdefault(name.partition(".")[0], []).append((mine.reshape(-1), common.reshape(-1)))
     parts = [[(own, mean)], *layers.values()]
     found = [distance(pairs) if weight else 0.0 for pairs in parts]
-    whole, *each = communicator.gather_numbers(*found).max(axis=0).tolist()
+    gathered = communicator.gather_numbers(weight > 0, *found)  # (W, 2 + layers)
+    if gathered[:, 0].sum() < 2:
+        return UNMEASURED
+    whole, *each = gathered[:, 1:].max(axis=0).tolist()
     return whole, dict(zip(layers, each, strict=True))

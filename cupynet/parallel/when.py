@@ -6,6 +6,7 @@ common. So workers need not talk in order to know that they are about to.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from cupynet.checks import guess, instance, integer, number, refusal, shown
@@ -198,6 +199,8 @@ class Adaptive(When):
 
     def averaged(self, divergence: float) -> None:
         whole, self._rounds = self._rounds >= int(self.period), 0
+        if math.isnan(divergence):  # only one replica had a batch: nothing to learn
+            return
         factor = min(max(self.target / max(divergence, 1e-30), 0.5), 2.0 if whole else 1.0)
         self.period = min(max(self.period * factor, 1.0), float(self.most))
 

@@ -444,7 +444,7 @@ class Trainer:
 
     def _measured(self, average: Average) -> None:
         """How far the replicas of the whole network were apart, if that was measured."""
-        if average.divergence > 0:  # measured, and of more than the one replica that had a batch
+        if not math.isnan(average.divergence):
             self.measured = average
             self._since.measured(average)
 

@@ -96,6 +96,11 @@ def test_adaptive_periods_shrink_by_half_at_most_and_never_to_nothing() -> None:
     assert when.period == 1.0
 
 
+def test_an_average_of_one_replica_alone_tells_adaptive_nothing() -> None:
+    when = Adaptive(0.10, 4, 64)
+    assert averages(when, 16, divergence=math.nan) == [4, 8, 12, 16] and when.period == 4
+
+
 def test_an_average_before_its_time_makes_no_period_longer() -> None:
     when = Adaptive(0.10, 10, 64)
     averages(when, 3)

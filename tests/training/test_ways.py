@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -299,16 +300,18 @@ def test_the_divergence_of_each_layer():
 
 
 def test_a_replica_that_does_not_count_is_not_apart():
-    """Worker 1 had no batch: what it holds is of no weight, however far it is."""
+    """Worker 2 had no batch: what it holds is of no weight, however far it is. Of one replica alone nothing is told."""
 
     def task(communicator):
         replica = Replica(small_model(), SGD(0.05))
         mean = replica.params.master
-        own = mean * (1.25, 9.0)[communicator.rank]
-        return spread(communicator, replica, own, mean, (4, 0)[communicator.rank])
+        own = mean * (1.25, 1.125, 9.0)[communicator.rank]
+        of_one = spread(communicator, replica, own, mean, (4, 0, 0)[communicator.rank])
+        return of_one, spread(communicator, replica, own, mean, (4, 2, 0)[communicator.rank])
 
-    for whole, layers in on_threads(2, task):
+    for of_one, (whole, layers) in on_threads(3, task):
         assert [whole, *layers.values()] == [pytest.approx(0.25, rel=1e-12)] * 4
+        assert math.isnan(of_one[0]) and of_one[1] == {}
 
     class Noting(ParameterAveraging):
         def after_update(self, replica, iteration):
@@ -318,7 +321,8 @@ def test_a_replica_that_does_not_count_is_not_apart():
 
     averages = []
     run(Noting(1, measure_every=1), 2, 12, epochs=1)  # three batches: after round 2 the mean is worker 0 itself
-    assert {found for iteration, _, found in averages if iteration == 1} == {0.0}
+    last = [found for iteration, _, found in averages if iteration == 1]
+    assert len(last) == 2 and all(math.isnan(found) for found in last)
     assert all(found > 0 for iteration, _, found in averages if iteration == 0)
 
 
