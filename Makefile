@@ -24,12 +24,12 @@ install: environment ## build .venv, with CuPy where nvidia-smi answers; PYTHON=
 train: environment ## train LeNet on MNIST, or what ARGS says: ARGS="workers=4 dtype=half"
 	@$(PY) -m cupynet.train $(ARGS)
 
-test: environment ## run the tests that this machine can run and that are not slow: ARGS="-k loader", ARGS="-m slow"
+test: environment ## run the tests that this machine can run and that are not slow, up to 4 at once: ARGS="-k loader"
 	@gpus=0; marks='not slow'; \
 	if command -v nvidia-smi >/dev/null 2>&1; then gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU'); fi; \
 	[ "$$gpus" -ge 1 ] || marks="$$marks and not gpu"; \
 	[ "$$gpus" -ge 2 ] || marks="$$marks and not multi_gpu"; \
-	$(PY) -m pytest -q -m "$$marks" $(ARGS)
+	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "$$marks" $(ARGS)
 
 machines: environment ## train on two machines that a slow cable connects (needs root, else without cable): ARGS="epochs=1"
 	@$(PY) -m cupynet.machines $(ARGS)

@@ -112,7 +112,9 @@ def test_a_network_has_its_weights_decayed_and_its_biases_not() -> None:
 
 @every_backend
 @every_dtype
-@pytest.mark.parametrize("optimizer", [SGD(0.1, l2=0.1), Momentum(0.1, l2=0.1), Nesterov(0.1, l2=0.1)], ids=str)
+@pytest.mark.parametrize(
+    "optimizer", [SGD(0.1, l2=0.1), Momentum(0.1, l2=0.1), Nesterov(0.1, l2=0.1)], ids=["sgd", "momentum", "nesterov"]
+)
 def test_padding_stays_zero(name: str, dtype: str, optimizer: Optimizer) -> None:
     backend = create_backend(name, dtype)
     model = Model(small_networks()["lenet"], SMALL, backend)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
+import signal
 import threading
 import time
 
@@ -345,7 +345,7 @@ def test_nobody_works_on_after_an_interruption():
     class Interrupting(Callback):
         def on_iteration_end(self, trainer):
             if trainer.iteration == 3:
-                _thread.interrupt_main()
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     model = small_model()
     wrapper = ParallelWrapper(model, 2, callbacks=[Interrupting()])
