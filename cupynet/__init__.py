@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
+    from cupynet.training import Checkpoint as Checkpoint
     from cupynet.training import EarlyStopping as EarlyStopping
     from cupynet.training import EarlyStoppingResult as EarlyStoppingResult
     from cupynet.training import EpochRecord as EpochRecord
@@ -97,7 +98,7 @@ _ROOMS = {
                  "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",
                  "TargetSparsity", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
-                 "EarlyStopping", "EarlyStoppingResult", "StopReason", "Report", "EpochRecord"),
+                 "Checkpoint", "EarlyStopping", "EarlyStoppingResult", "StopReason", "Report", "EpochRecord"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),

@@ -39,7 +39,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet import __version__
+from cupynet import __version__, resume
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError, CupynetError, DataError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, tell
@@ -160,6 +160,10 @@ def run(
 
 def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
     """Give the command to Hydra; the exit code."""
+    try:
+        door.go_on()
+    except CupynetError as error:
+        return door.tell(error)
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     for option in sys.argv[1:]:
         if (
@@ -238,6 +242,25 @@ class _Door(Generic[S, T]):
         self.rank = 0 if self.started is None else self.started[0]
         self.codes: list[int | str] = []  # one per job that has ended
         self._prepared: list[T] = []  # of a single run between the gate and its job
+        self._resumed: Path | None = None  # what is gone on with
+        self._note = ""  # for the log, once there is one
+
+    def go_on(self) -> None:
+        """Where the command line asks to resume, give Hydra that of the run that is gone on with. ConfigError."""
+        given = sys.argv[1:]
+        value = resume.asked(given)
+        if value is None:
+            return
+        if self.schema is not Settings:
+            raise ConfigError(f"resume={value}: only cupynet.train goes on with a run: leave it out")
+        if {"-m", "--multirun"} & set(given):
+            raise ConfigError(f"resume={value}: goes on with one run, and a sweep makes many: leave -m out")
+        path = self._resumed = resume.find(value, given)
+        if path is None:
+            sys.argv[1:] = ["resume=null" if argument.startswith("resume=") else argument for argument in given]
+            self._note = "resume=latest: there is nothing to go on with: a new run begins"
+        else:
+            sys.argv[1:] = resume.arguments(given, overrides_of(resume.run_of(path)), path)
 
     def admit(self, config: DictConfig) -> None:
         """Prepare a single run before Hydra makes its folder."""
@@ -255,6 +278,9 @@ class _Door(Generic[S, T]):
 
     def _prepare(self, config: DictConfig, asked: list[str]) -> None:
         settings = _settings(config, asked, self.schema)
+        if self._resumed is not None:
+            stored = load(resume.run_of(self._resumed), (), settings.trusted_modules)
+            resume.refuse_other(_flat(asdict(settings)), _flat(asdict(stored)), self._resumed)
         if self.started is not None and (self.join is None or settings.parallel.launcher != "mpi"):
             several = "several processes" if self.started[1] is None else f"{self.started[1]} processes"
             way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
@@ -307,6 +333,8 @@ class _Door(Generic[S, T]):
             folder = "" if self.rank else now.runtime.output_dir
             if self.started is not None and self.join is not None:
                 folder = self.join().share(folder)
+            if self._note:
+                _log.info(self._note)
             result = self.task(self._prepared.pop(), Path(folder))
             self.codes.append(0)
             return result

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from cupynet.checkpoints import Checkpoints
 from cupynet.errors import ConfigError, DataError, OutputError
 from cupynet.files import load_weights, save_weights, write_json
 
@@ -85,6 +86,7 @@ class Run:
     Attributes:
         folder: holds `.hydra/`, train.log and what is named here.
         summary_path, weights_path, history_path: summary.json, weights.safetensors, history.jsonl.
+        checkpoints_path: the folder checkpoints/.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -92,6 +94,7 @@ class Run:
         self.summary_path = self.folder / "summary.json"
         self.weights_path = self.folder / "weights.safetensors"
         self.history_path = self.folder / "history.jsonl"
+        self.checkpoints_path = self.folder / "checkpoints"
 
     @classmethod
     def of(cls, run: Run | str | Path) -> Run:
@@ -113,6 +116,7 @@ class Run:
         """Remove what an earlier run left in the same folder, so that no old result passes for a new one."""
         for path in (self.summary_path, self.weights_path, self.history_path):
             path.unlink(missing_ok=True)
+        Checkpoints(self.checkpoints_path).keep(())
 
     def save(self, summary: Summary, weights: dict[str, Any]) -> None:
         """Write the results, the summary last: where it is, the rest is. OutputError."""

@@ -184,6 +184,13 @@ def required(rule: Rule, what: str) -> Rule:
     return checked
 
 
+def resumed(key: str, value: Any) -> str | None:
+    """A path, or null."""
+    if value is not None and (not isinstance(value, str) or not value):
+        raise refusal(key, written(value), "must be latest, the folder of a run or of a checkpoint, or null")
+    return value
+
+
 def modules(key: str, value: Any) -> list[str]:
     """Dotted names of Python modules."""
     if not isinstance(value, list) or not all(
@@ -283,6 +290,7 @@ class Settings(Group):
     evaluate_every_epochs: int = setting(1, integer(1))
     report_every_iterations: int = setting(50, integer(1))
     trusted_modules: list[str] = setting([], modules)
+    resume: str | None = setting(None, resumed)
     backend: BackendSettings = group(BackendSettings)
     memory: MemorySettings = group(MemorySettings)
     data: Any = part()

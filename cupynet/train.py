@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynet import config
+from cupynet import config, resume
 from cupynet.errors import CupynetError, Interrupted
 from cupynet.settings import Settings
 
@@ -47,6 +47,11 @@ def prepare(settings: Settings) -> Experiment:
 
     experiment = Experiment(settings)
     experiment.check_shards()
+    if settings.resume is not None:
+        from cupynet.training.checkpoint import check_workers, found
+
+        stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet to warn in
+        check_workers(stored, experiment.placement.ranks)
     return experiment
 
 
@@ -64,7 +69,8 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 
     began, settings, run = time.perf_counter(), experiment.settings, Run(folder)
     if experiment.rank == 0:
-        run.begin()
+        if settings.resume is None:
+            run.begin()
         experiment.announce()
     with _signals(_stop_at_once):
         data = experiment.load()
@@ -84,12 +90,18 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         experiment.limit_memory()
         compile_s = wrapper.warm_up(settings.batch_size)
         log.info("kernels ready after %.1f s", compile_s)
+        if settings.resume is not None:
+            wrapper.restore(resume.checkpoint_of(Path(settings.resume)))
+            log.info("going on after iteration %d, epoch %d", wrapper.trainer.iteration, wrapper.trainer.epoch)
+            if wrapper.trainer.epoch >= settings.epochs:
+                log.info("all of its %d epochs are complete: epochs=... asks for more", wrapper.trainer.epoch)
+                return None
         if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
             log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
         try:
             wrapper.fit(
                 experiment.train_loader(data),
-                settings.epochs,
+                settings.epochs - wrapper.trainer.epoch,
                 evaluate_on=experiment.evaluation_loader(held_out),
                 evaluate_every=settings.evaluate_every_epochs,
                 split=split,
@@ -121,7 +133,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     if experiment.rank == 0 and (summary.test is not None or not interrupted):
         result_table(summary, run)
     if interrupted:  # which may also have come too late to stop anything: a sweep must not go on
-        raise Interrupted(interrupted, f"what was trained is in {folder}")
+        raise Interrupted(interrupted, f"what was trained is in {folder}; resume={folder} goes on")
     return summary.test_accuracy if data.validation is None else summary.validation_accuracy
 
 

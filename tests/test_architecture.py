@@ -32,10 +32,11 @@ DOOR = (
     "explain",
     "parts",
     "settings",
+    "resume",
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
 STARTED = ("mpiexec",)  # what the environment tells of the other processes: for who starts or finds them
-FILES = ("files", "runs")  # writing and reading them: for the commands, what they share, and training
+FILES = ("files", "runs", "checkpoints")  # writing and reading them: for the commands, what they share, and training
 
 # What a room may import besides itself, cupynet.errors and cupynet.checks: rooms, or modules of rooms.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -43,7 +44,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "checks": (),
     "mpiexec": (),
     "files": (),
-    "runs": ("files",),
+    "runs": ("files", "checkpoints"),
+    "checkpoints": ("files",),
     "backend": (),
     "nn": ("backend",),
     "optim": ("backend", "nn.params"),

@@ -142,6 +142,10 @@ def test_defaults_of_the_contract() -> None:
     assert settings.callbacks == {
         "history": {"_target_": "cupynet.training.History", "path": None},
         "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
+        "checkpoint": {
+            **{"_target_": "cupynet.training.Checkpoint", "every_epochs": 1, "every_iterations": None, "keep_last": 2},
+            **{"keep_every": None, "best": None, "path": None},
+        },
         "early_stopping": None,
     }
 

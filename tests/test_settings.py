@@ -64,6 +64,8 @@ def test_every_rule_names_its_key_and_value(kind: type[Settings]) -> None:
         for value, shown in (("surely wrong", "surely wrong"), (object, str(object)), ({"a": [None, True]}, None)):
             if key in (*GROUPS, "callbacks") and isinstance(value, dict):
                 continue
+            if key == "resume" and isinstance(value, str):
+                continue  # a path may be any text
             shown = checks.written(value) if shown is None else shown
             with pytest.raises(ConfigError) as caught:
                 read(kind, given(key, value))

@@ -65,7 +65,7 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_what_others_rely_on(finished):
     folder, stdout, stderr = finished
     names = {p.name for p in folder.iterdir()}
-    assert names == {".hydra", "train.log", "history.jsonl", "summary.json", "weights.safetensors"}
+    assert names == {".hydra", "train.log", "history.jsonl", "summary.json", "weights.safetensors", "checkpoints"}
     assert stderr == ""
     for text in ("test accuracy", "images/s", str(folder), "backend numba, dtype float, 2 workers on cpu"):
         assert text in stdout

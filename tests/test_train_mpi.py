@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
+from tests.test_resume import FAULT, FAULTY, MORE, same, started
 from tests.test_train import QUICK, environment, run, run_folder
 
 pytestmark = needs_mpi
@@ -240,3 +241,22 @@ def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
     with capsys.disabled():
         print(f"\n{kind}: 50 tries, 0 hangs, {tracebacks} with their own traceback, the longest {longest:.1f} s")
     assert tracebacks == (50 if kind == "raise" else 0)
+
+
+def test_ranks_go_on_from_what_threads_left(tmp_path):
+    started(tmp_path, "whole", "workers=2")
+    started(tmp_path, "parts", "workers=2", code=-9, END_AFTER="11", END_BY="SIGKILL")
+    done = under_mpiexec(2, "-m", "cupynet.train", "resume=parts", "parallel.launcher=mpi", cwd=tmp_path)
+    assert done.returncode == 2 and "parallel.launcher=mpi: the run in parts was made with thread" in done.stderr
+
+
+def test_ranks_go_on_from_a_stop(tmp_path):
+    settings = [*QUICK, *MORE, *FAULTY, "parallel.launcher=mpi"]
+    (tmp_path / "fault.py").write_text(FAULT)
+    for name, more in (("whole", {}), ("parts", {"END_AFTER": "11", "END_BY": "SIGTERM"})):
+        command = ["-m", "cupynet.train", *settings, f"hydra.run.dir={name}"]
+        done = under_mpiexec(2, *command, cwd=tmp_path, **more)
+        assert done.returncode == (143 if more else 0), done.stderr
+    done = under_mpiexec(2, "-m", "cupynet.train", "resume=parts", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert same(tmp_path / "whole", tmp_path / "parts")

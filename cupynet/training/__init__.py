@@ -2,6 +2,7 @@
 
 from cupynet.training.advice import advise
 from cupynet.training.callbacks import Callback, History
+from cupynet.training.checkpoint import Checkpoint
 from cupynet.training.clock import Clock
 from cupynet.training.console import Progress
 from cupynet.training.early_stopping import EarlyStopping, EarlyStoppingResult
@@ -14,6 +15,7 @@ from cupynet.training.wrapper import ParallelWrapper
 __all__ = [
     "Callback",
     "Clock",
+    "Checkpoint",
     "EarlyStopping",
     "EarlyStoppingResult",
     "EpochRecord",

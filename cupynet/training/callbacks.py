@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +19,12 @@ class Callback:
     """Told of events on rank 0; on every worker where `every_rank` is True, each worker then having one of its own.
 
     Rank 0 uses the object it was given, the others use copies made before `start`. Each event does nothing by default.
-    With `needs_validation` True a fit is refused that evaluates nothing, or the test images, epoch by epoch.
+    With `needs_validation` True a fit is refused that evaluates nothing, or the test images, epoch by epoch. With
+    `last` True it is told of each event after the others.
     """
 
     every_rank = False
+    last = False
     needs_validation = False
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
@@ -38,6 +41,9 @@ class Callback:
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         """After a complete epoch and its evaluation; not after one that a stop broke off."""
+
+    def on_stop(self, trainer: TrainerView) -> None:
+        """A stop ends a fit early: after its last round, before the average that it ends with."""
 
     def before_finish(self, trainer: TrainerView) -> None:
         """After the last round of a fit, before its last average and evaluation.
@@ -142,6 +148,14 @@ class History(Callback):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def state(self) -> dict[str, Any]:
+        return {"bytes": 0 if self._file is None else self._file.tell()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Rows that were written after the state was taken are cut off: they are going to be written again."""
+        if self._file is not None:
+            self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
 
     def _write(self, row: dict[str, Any]) -> None:
         if self._file is None:

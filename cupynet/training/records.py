@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cupynet.backend import Backend
 from cupynet.errors import ConfigError
 from cupynet.nn import Model, Params
+from cupynet.parallel import Communicator
 from cupynet.training.metrics import Evaluation
 
 
@@ -158,6 +159,10 @@ class TrainerView(Protocol):
     @property
     def workers(self) -> int:
         """How many workers there are."""
+
+    @property
+    def world(self) -> Communicator:
+        """The way to the other workers, for a callback that runs on every rank: each must make the same calls."""
 
     @property
     def model(self) -> Model:

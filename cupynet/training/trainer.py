@@ -133,6 +133,11 @@ class Trainer:
         return self.groups.world.size
 
     @property
+    def world(self) -> Communicator:
+        """The way to all other workers."""
+        return self.groups.world
+
+    @property
     def model(self) -> Model:
         """This worker's replica of the network; in a pipeline its stage's layers."""
         return self.replica.model
@@ -220,6 +225,8 @@ class Trainer:
                 while self.epoch < fit.last and not self.stopped:
                     self._epoch(fit)
                     self._agree()
+                if self.stopped and not self._finished:
+                    self._tell("on_stop")
                 self._finish()
             if self.epoch == fit.last:
                 self.stopped = None  # somebody wished to stop when all was done
@@ -510,6 +517,7 @@ class Trainer:
             "replica": self.replica.state(),
             "synchronizer": self.synchronizer.state(),
             "own": {} if self._own is None else asdict(self._own),
+            "callbacks": {name: callback.state() for name, callback in self._named_callbacks().items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -528,6 +536,18 @@ class Trainer:
         self._own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
         self.synchronizer.restore(state["synchronizer"])
+        for name, callback in self._named_callbacks().items():
+            if name in state["callbacks"]:  # the others are new
+                callback.restore(state["callbacks"][name])
+
+    def _named_callbacks(self) -> dict[str, Callback]:
+        """This worker's callbacks by their kind, and a number where there are several of one."""
+        named: dict[str, Callback] = {}
+        for callback in self.callbacks:
+            kind = type(callback).__name__
+            number = sum(type(each).__name__ == kind for each in named.values()) + 1
+            named[kind if number == 1 else f"{kind}{number}"] = callback
+        return named
 
 
 def _of_all(stages: Communicator, own: Average | None) -> Average:

@@ -17,6 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from cupynet.backend import Backend, blas, create_backend
 from cupynet.backend.array import Array
+from cupynet.checkpoints import Checkpoints
 from cupynet.checks import instance, integer, one_of
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError, CupynetError, DivergedError
@@ -38,6 +39,7 @@ from cupynet.parallel import (
 )
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, check_validation
+from cupynet.training.checkpoint import dealt, found, save
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
@@ -129,6 +131,7 @@ class ParallelWrapper:
                 f"callbacks={callbacks!r}: must be a list of callbacks, such as [History('history.jsonl')]"
             )
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
+        self.callbacks.sort(key=lambda each: each.last)
         self.report_every = integer("report_every", report_every, 0)
         self.run = None if run is None else Run.of(run)
         own = model.backend
@@ -253,6 +256,31 @@ class ParallelWrapper:
         found: list[float] = []
         self.on_workers(lambda trainer: found.append(trainer.groups.world.gather_numbers(number).max()))
         return float(found[0])
+
+    def checkpoint(self, folder: str | Path) -> Path:
+        """Write a checkpoint into `folder`, beside those of other iterations: where training is, on all workers.
+
+        Its path. Between fits; during one a `Checkpoint` among the callbacks writes them. OutputError.
+        """
+        store = Checkpoints(folder)
+        self.on_workers(lambda trainer: save(store, trainer))
+        return store.path(self.trainer.iteration)
+
+    def restore(self, path: str | Path) -> None:
+        """Go on from a checkpoint: what the next `fit` does is what would have been done, bit for bit.
+
+        path: of a checkpoint, or of a folder of them, of which the newest is taken that is whole.
+
+        Raises:
+            ConfigError: it is not there; or of another network, optimizer or synchronizer, or of other workers.
+            DataError: it is damaged.
+        """
+        stored = found(path) if self._launcher.first == 0 else None
+
+        def task(trainer: Trainer) -> None:
+            trainer.restore(dealt(trainer.world, stored if trainer.rank == 0 else None))
+
+        self.on_workers(task)
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs; the seconds it took."""

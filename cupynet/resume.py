@@ -1,0 +1,103 @@
+"""Which run `resume=...` means, what its command line was, and what may be other than it was made with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cupynet.errors import ConfigError
+
+STEP = re.compile(r"step-\d+")
+MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules")
+
+
+def asked(arguments: Sequence[str]) -> str | None:
+    """What `resume=` asks for on a command line: a path, or `latest`; None where nothing is to be gone on with."""
+    found = [value for name, _, value in map(_parts, arguments) if name == "resume"]
+    return None if not found or found[-1] in ("", "null") else found[-1].strip("'\"")
+
+
+def find(value: str, arguments: Sequence[str]) -> Path | None:
+    """What is to be gone on with: the folder of a run, or of one of its checkpoints. None where `latest` finds none.
+
+    `latest` is the newest run under outputs/ that has a checkpoint and has not come to its end; where the command line
+    names a folder of its own for the run, that one.
+
+    Raises:
+        ConfigError: the path is neither.
+    """
+    if value == "latest":
+        own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
+        runs = (
+            [Path(own[-1].strip("'\""))] if own else [path.parent for path in Path("outputs").glob("*/*/checkpoints")]
+        )
+        there = [(_written(run), run) for run in runs if _goes_on(run)]
+        return max(there)[1] if there else None
+    if "\0" in value or not (run_of(Path(value)) / ".hydra" / "config.yaml").is_file():
+        raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
+    return Path(value)
+
+
+def run_of(path: Path) -> Path:
+    """The run's folder, of a path to it, to its checkpoints or to one of them."""
+    if STEP.fullmatch(path.name):
+        path = path.parent
+    return path.parent if path.name == "checkpoints" else path
+
+
+def checkpoint_of(path: Path) -> Path:
+    """What to restore: the checkpoint that was named, or the run's folder of them."""
+    return path if STEP.fullmatch(path.name) else run_of(path) / "checkpoints"
+
+
+def arguments(given: Sequence[str], stored: Sequence[str], path: Path) -> list[str]:
+    """The command line that goes on: the run's own, with what is given now in place of what was then."""
+    settings = [argument for argument in given if not argument.startswith("-")]
+    now = {_parts(argument)[0] for argument in settings} | {"resume", "hydra.run.dir"}
+    kept = [argument for argument in stored if _parts(argument)[0] not in now]
+    others = [argument for argument in given if _parts(argument)[0] not in ("resume", "hydra.run.dir")]
+    return [*kept, *others, f"resume={_quoted(path)}", f"hydra.run.dir={_quoted(run_of(path))}"]
+
+
+def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
+    """Refuse settings, by their dotted keys, that differ from the run's where they must not. ConfigError."""
+    for key in [*stored, *(key for key in given if key not in stored)]:
+        now, then = given.get(key, "missing"), stored.get(key, "missing")
+        if now != then and key.partition(".")[0] not in MAY_DIFFER:
+            raise ConfigError(
+                f"{key}={now}: the run in {run_of(path)} was made with {then}: leave it out, or begin a new run; to go "
+                f"on only {', '.join(MAY_DIFFER[:6])} may differ"
+            )
+
+
+def _parts(argument: str) -> tuple[str, str, str]:
+    name, equals, value = argument.partition("=")
+    return name.lstrip("+~"), equals, value
+
+
+def _quoted(path: Path) -> str:
+    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    return [entry for entry in (run / "checkpoints").glob("step-*") if STEP.fullmatch(entry.name)]
+
+
+def _written(run: Path) -> float:
+    """When the newest checkpoint of a run was written."""
+    return max(checkpoint.stat().st_mtime for checkpoint in _checkpoints(run))
+
+
+def _goes_on(run: Path) -> bool:
+    """Whether a run has a checkpoint, and did not come to its end."""
+    if not _checkpoints(run):
+        return False
+    try:
+        summary = json.loads((run / "summary.json").read_bytes())
+    except (OSError, ValueError):
+        return True  # there is none: it was killed
+    return isinstance(summary, dict) and summary.get("stop_reason") in ("signal", "request", "diverged")

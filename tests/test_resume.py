@@ -1,0 +1,184 @@
+"""`resume=...` as a user types it: a run that was killed or stopped goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cupynet import resume
+from cupynet.checkpoints import Checkpoints
+from cupynet.errors import ConfigError
+from tests.test_train import QUICK, environment, run
+
+FAULT = """
+import os, signal
+from cupynet.training import Callback
+
+class Fault(Callback):
+    def on_iteration_end(self, trainer):
+        if os.environ.get("END_AFTER") == str(trainer.iteration):
+            os.kill(os.getpid(), getattr(signal, os.environ["END_BY"]))
+"""
+MORE = ["epochs=3", "report_every_iterations=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
+FAULTY = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
+TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
+
+
+def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str) -> tuple[str, str]:
+    (folder / "fault.py").write_text(FAULT)
+    return run(folder, *QUICK, *MORE, *FAULTY, *arguments, f"hydra.run.dir={name}", code=code, **more)
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two runs left the same weights, the same history but for times, and as many images."""
+
+    def left(folder: Path) -> tuple:
+        lines = (folder / "history.jsonl").read_text().splitlines()
+        history = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+        summary = json.loads((folder / "summary.json").read_text())
+        return (folder / "weights.safetensors").read_bytes(), history, summary["images"], summary["test_loss"]
+
+    return left(one) == left(other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "iteration"),
+    [
+        (["workers=2"], 7),  # between averages, and three iterations after the last checkpoint
+        (["workers=4", "parallel=gradients"], 9),
+        (["workers=1", "parallel=pipeline"], 21),
+        (["workers=1"], 18),  # in the second epoch
+    ],
+)
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
+def test_a_run_that_ended_goes_on_bit_for_bit(tmp_path, settings, iteration, end):
+    started(tmp_path, "whole", *settings)
+    code = -9 if end == "SIGKILL" else 143
+    _, stderr = started(tmp_path, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
+    if end == "SIGTERM":
+        assert f"resume={tmp_path / 'parts'} goes on" in stderr
+    stdout, stderr = run(tmp_path, "resume=parts")
+    assert stderr == "" and "going on after iteration" in stdout
+    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert not [entry for entry in (tmp_path / "parts" / "checkpoints").iterdir() if "." in entry.name]
+    assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir() and entry.name[0] != "_") == [
+        "parts",
+        "whole",
+    ]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped")
+    started(folder, "outputs/day/run", "workers=2", code=143, END_AFTER="7", END_BY="SIGTERM")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["resume=outputs/day/run", "batch_size=16"],
+            "batch_size=16: the run in outputs/day/run was made with 32: leave",
+        ),
+        (["resume=outputs/day/run", "model.layers.conv1.filters=7"], "model.layers.conv1.filters=7: the run in"),
+        (["resume=outputs/day/run", "parallel=gradients"], "the run in outputs/day/run was made with"),
+        (["resume=outputs/day/run", "workers=3"], "was made by 2 workers, and here are 3"),
+        (["resume=outputs/day"], "resume='outputs/day': is neither the folder of a run nor one of its checkpoints"),
+        (["resume=latest", "-m", "seed=1,2"], "resume=latest: goes on with one run, and a sweep makes many"),
+        (["resume=[1]"], "is neither the folder of a run"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_refused_in_one_line(stopped, arguments, said):
+    before = {
+        path: path.stat().st_mtime_ns for path in stopped.rglob("*") if path.is_file() and ".hydra" not in path.parts
+    }
+    stdout, stderr = run(stopped, *arguments, code=2)
+    assert said in stderr and stderr.count("\n") == 1 and "Traceback" not in stdout
+    log = stopped / "outputs" / "day" / "run" / "train.log"
+    assert {path: time for path, time in before.items() if path != log} == {
+        path: path.stat().st_mtime_ns for path in before if path != log
+    }
+
+
+def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    stdout, _ = run(tmp_path, "resume=latest", "epochs=4")
+    assert "going on after iteration" in stdout
+    assert json.loads((tmp_path / "outputs/day/run/summary.json").read_text())["epochs"] == 4
+    stdout, _ = run(tmp_path, "resume=outputs/day/run")
+    assert "all of its 4 epochs are complete" in stdout
+    stdout, _ = run(tmp_path, "resume=latest", *QUICK, "hydra.run.dir=new")
+    assert "there is nothing to go on with: a new run begins" in stdout and (tmp_path / "new/summary.json").is_file()
+
+
+def test_a_new_run_in_an_old_folder_has_no_old_checkpoints(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    run(tmp_path, *QUICK, "data.train=100", "hydra.run.dir=outputs/day/run", "workers=1")
+    assert Checkpoints(tmp_path / "outputs/day/run/checkpoints").steps() == [4]
+
+
+def test_other_commands_do_not_go_on(stopped):
+    _, stderr = run(stopped, "resume=outputs/day/run", command="bench", code=2)
+    assert stderr == "cupynet: resume=outputs/day/run: only cupynet.train goes on with a run: leave it out\n"
+
+
+def test_a_damaged_checkpoint_is_passed_over(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    store = Checkpoints(tmp_path / "outputs/day/run/checkpoints")
+    first, newest = store.steps()[-2:]
+    path = store.path(newest) / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-3] + b"abc")
+    stdout, _ = run(tmp_path, "resume=outputs/day/run")
+    assert (
+        f"{path.relative_to(tmp_path)}: damaged, expected SHA-256" in stdout
+        and f"going on after iteration {first}" in stdout
+    )
+
+
+def test_a_checkpoint_is_there_soon_after_a_signal(tmp_path):
+    """Also where replicas are averaged at the end alone."""
+    command = [sys.executable, "-m", "cupynet.train", *QUICK, "data.train=60000", "epochs=50", "workers=2"]
+    command += ["parallel.averaging_frequency=end", "hydra.run.dir=run", "report_every_iterations=5"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 100
+    history = tmp_path / "run" / "history.jsonl"
+    while not (history.exists() and history.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130 and Checkpoints(tmp_path / "run" / "checkpoints").steps()
+
+
+def test_the_command_line_that_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("it's/a run/.hydra")
+    path = Path("it's/a run")
+    (path / ".hydra/config.yaml").touch()
+    stored = ["workers=2", "model.x=1", "+callbacks.a=1", "resume=old"]
+    given = ["workers=4", "--config-dir=mine", "resume=x", "epochs=7"]
+    assert resume.asked(given) == "x" and resume.asked(["resume=null"]) is None and resume.asked(["epochs=2"]) is None
+    assert resume.arguments(given, stored, path) == [
+        "model.x=1",
+        "+callbacks.a=1",
+        "workers=4",
+        "--config-dir=mine",
+        "epochs=7",
+        r"resume='it\'s/a run'",
+        r"hydra.run.dir='it\'s/a run'",
+    ]
+    step = path / "checkpoints/step-00000012"
+    assert resume.run_of(step) == resume.run_of(step.parent) == resume.run_of(path) == path
+    assert resume.checkpoint_of(step) == step and resume.checkpoint_of(path) == path / "checkpoints"
+    assert resume.find(str(step), []) == step and resume.find("latest", []) is None
+    for wrong in ("nowhere", "it's", "a\0b"):
+        with pytest.raises(ConfigError, match="is neither"):
+            resume.find(wrong, [])

@@ -1,0 +1,187 @@
+"""Checkpoints of training: what was stopped, or killed, goes on from the disk, bit for bit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cupynet.checkpoints import Checkpoints, read
+from cupynet.data import Loader
+from cupynet.errors import ConfigError, DataError
+from cupynet.optim import Nesterov, OneCycle
+from cupynet.parallel import ParameterAveraging, Pipeline
+from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper
+from tests.training.conftest import WAYS, fingerprint, small_dataset, small_model
+
+EPOCHS, WORKERS = 3, 3
+TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
+
+
+class StopAfter(Callback):
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == self.iteration:
+            trainer.stop("enough")
+
+
+def wrapper_of(folder, synchronizer=None, *callbacks, workers=WORKERS, dtype="float", **options) -> ParallelWrapper:
+    folder.mkdir(exist_ok=True)
+    return ParallelWrapper(
+        small_model(dtype),
+        workers,
+        synchronizer=ParameterAveraging(3) if synchronizer is None else synchronizer,
+        optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
+        callbacks=[Checkpoint(every_iterations=4, keep_last=3), *callbacks, History()],
+        report_every=2,
+        run=folder,
+        **options,
+    )
+
+
+def fit(wrapper: ParallelWrapper, epochs: int = EPOCHS) -> None:
+    """57 samples, 15 batches: the third worker has none in the last round but one, and the last is of one sample."""
+    data = small_dataset(57)
+    loader, held_out = Loader(data, 4, seed=3), Loader(data, 7, shuffle=False)
+    wrapper.fit(loader, epochs, evaluate_on=held_out, split="validation")
+
+
+def rows(folder) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in found]
+
+
+def outcome(wrapper: ParallelWrapper) -> tuple:
+    """Weights and optimizer state of every worker of the wrapper."""
+    states: dict = {}
+    wrapper.on_workers(lambda trainer: states.update({trainer.rank: trainer.replica.state()}))
+    flat = [
+        (name, array.tobytes())
+        for rank in sorted(states)
+        for part in (states[rank]["weights"], *states[rank]["optimizer"].values())
+        for name, array in part.items()
+    ]
+    return fingerprint(wrapper.model), flat
+
+
+@pytest.mark.parametrize("iteration", [2, 5, 8])  # between averages, at the end of an epoch, in the second
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fit_that_was_stopped_goes_on_from_the_disk(tmp_path, way, iteration):
+    with wrapper_of(tmp_path / "whole", WAYS[way]) as whole:
+        fit(whole)
+        wanted = outcome(whole)
+    with wrapper_of(tmp_path / "parts", WAYS[way], StopAfter(iteration)) as first:
+        fit(first)
+        stopped_at = first.trainer.iteration
+    assert stopped_at < 15
+    with wrapper_of(tmp_path / "parts", WAYS[way]) as second:
+        second.restore(tmp_path / "parts" / "checkpoints")
+        assert second.trainer.iteration == stopped_at
+        fit(second, EPOCHS - second.trainer.epoch)
+        assert outcome(second) == wanted
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("way", ["every 3", "gradients"])
+def test_a_fit_goes_on_from_a_checkpoint_of_before(tmp_path, way):
+    """As after a kill: rows that were written since are cut off."""
+    with wrapper_of(tmp_path / "a", WAYS[way]) as whole:
+        fit(whole)
+        wanted, written = outcome(whole), rows(tmp_path / "a")
+    assert Checkpoints(tmp_path / "a" / "checkpoints").steps() == [10, 12, 15]
+    with wrapper_of(tmp_path / "a", WAYS[way]) as again:
+        again.restore(tmp_path / "a" / "checkpoints" / "step-00000012")
+        fit(again, EPOCHS - again.trainer.epoch)
+        assert outcome(again) == wanted and rows(tmp_path / "a") == written
+
+
+def test_stages_and_early_stopping_go_on_too(tmp_path):
+    def make(folder, *callbacks):
+        stopping = EarlyStopping("loss", patience=9)
+        return wrapper_of(folder, None, stopping, *callbacks, workers=2, pipeline=Pipeline(2, 2)), stopping
+
+    whole, stopping = make(tmp_path / "whole")
+    with whole:
+        fit(whole)
+        wanted = outcome(whole)
+    first, _ = make(tmp_path / "parts", StopAfter(11))
+    with first:
+        fit(first)
+    second, again = make(tmp_path / "parts")
+    with second:
+        second.restore(tmp_path / "parts" / "checkpoints")
+        assert second.trainer.iteration == 16  # stages agree on stops every tenth round, and at the end of an epoch
+        fit(second, EPOCHS - second.trainer.epoch)
+        assert outcome(second) == wanted
+    assert again.result.scores == stopping.result.scores and again.result.best_epoch == stopping.result.best_epoch
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+def test_taking_a_checkpoint_changes_nothing(tmp_path):
+    with wrapper_of(tmp_path / "with") as one:
+        fit(one)
+    (tmp_path / "without").mkdir()
+    with wrapper_of(tmp_path / "without") as other:
+        other.callbacks = [each for each in other.callbacks if not isinstance(each, Checkpoint)]
+        fit(other)
+        assert fingerprint(other.model) == fingerprint(one.model)
+        sent = other.trainer.clock.bytes_sent
+    assert not (tmp_path / "without" / "checkpoints").exists() and sent > 0
+    again = [json.loads(line)["bytes_sent"] for line in (tmp_path / "with" / "history.jsonl").read_text().splitlines()]
+    assert again == [
+        json.loads(line)["bytes_sent"] for line in (tmp_path / "without" / "history.jsonl").read_text().splitlines()
+    ]
+
+
+def test_what_replicas_have_in_common_is_stored_once(tmp_path):
+    with wrapper_of(tmp_path, None, StopAfter(3)) as wrapper:
+        fit(wrapper)
+    common = read(tmp_path / "checkpoints" / "step-00000003").arrays
+    names = {name for name, _ in small_model().params.named()}
+    assert set(common["weights"]) == names and not any("@" in name for name in common["state"])
+    with wrapper_of(tmp_path / "b", ParameterAveraging("epoch")) as wrapper:
+        fit(wrapper, 1)
+    apart = read(tmp_path / "b" / "checkpoints" / "step-00000004").arrays["weights"]
+    assert set(apart) == {f"{name}@{rank}" for name in names for rank in range(WORKERS)}
+
+
+def test_which_checkpoints_are_kept(tmp_path):
+    callback = Checkpoint(keep_last=1, keep_every=2, best="loss", path=tmp_path / "kept")
+    with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.05), callbacks=[callback]) as wrapper:
+        wrapper.fit(small_dataset(40), 5, batch_size=4, evaluate_on=small_dataset(9), split="validation")
+    steps = Checkpoints(tmp_path / "kept").steps()
+    assert {10, 20, 25} <= set(steps) <= {10, 20, 25, callback._best_step}
+
+
+def test_a_checkpoint_between_fits(tmp_path):
+    data = small_dataset(40)
+    with ParallelWrapper(small_model(), 2) as one:
+        one.fit(data, 1, batch_size=4)
+        path = one.checkpoint(tmp_path)
+        one.fit(data, 2, batch_size=4)
+    with ParallelWrapper(small_model(seed=5), 2) as other:
+        other.restore(path)
+        assert other.trainer.epoch == 1
+        other.fit(data, 2, batch_size=4)
+        assert fingerprint(other.model) == fingerprint(one.model)
+
+
+def test_what_cannot_be_restored_is_refused(tmp_path):
+    with ParallelWrapper(small_model(), 2) as one:
+        one.fit(small_dataset(20), 1, batch_size=4)
+        path = one.checkpoint(tmp_path / "two")
+    with ParallelWrapper(small_model(), 3) as other, pytest.raises(ConfigError, match="by 2 workers, and here are 3"):
+        other.restore(path)
+    with (
+        ParallelWrapper(small_model(), 2) as other,
+        pytest.raises(ConfigError, match="nothing: there is no checkpoint"),
+    ):
+        other.restore(tmp_path / "nothing")
+    with ParallelWrapper(small_model(), 2) as other, pytest.raises(DataError, match="step-00000099: cannot be read"):
+        other.restore(tmp_path / "two" / "step-00000099")
+    Checkpoints(tmp_path / "odd").save(1, {"workers": []}, {"weights": {"a": np.zeros(2)}})
+    with ParallelWrapper(small_model(), 2) as other, pytest.raises(DataError, match="it names no workers"):
+        other.restore(tmp_path / "odd")
