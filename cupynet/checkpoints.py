@@ -95,10 +95,12 @@ class Checkpoints:
                 save_weights(part / f"{name}{ARRAYS[0]}", dict(tensors))
             _write_manifest(part)
             _flush(part)
+            old = path.with_name(f"{path.name}.old-{os.getpid()}")
             if path.exists():
-                self._remove(path)
+                os.rename(path, old)
             os.rename(part, path)
             _flush(self.folder)
+            shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             raise OutputError(f"{path}: the checkpoint cannot be written ({error.strerror or error})") from error
         finally:
@@ -122,7 +124,6 @@ class Checkpoints:
         Raises:
             DataError: there are some, and none is whole.
         """
-        self._clean()
         first: DataError | None = None
         for step in reversed(self.steps()):
             try:
@@ -142,10 +143,13 @@ class Checkpoints:
         shutil.rmtree(old)
 
     def _clean(self) -> None:
-        """Remove what somebody who was killed left half-done."""
+        """Remove what somebody who was killed left half-done; one that was about to be replaced is put back."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
-                if re.fullmatch(r"step-\d{8,}\.(tmp|old)-\d+", entry.name):
+                match = re.fullmatch(r"(step-\d{8,})\.(tmp|old)-\d+", entry.name)
+                if match and match[2] == "old" and not (self.folder / match[1]).exists() and _is_whole(entry):
+                    os.rename(entry, self.folder / match[1])
+                elif match:
                     shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -165,6 +169,14 @@ def read(path: str | Path) -> Stored:
         raise DataError(f"{path / STATE}: is no checkpoint's, expected an object, found {type(state).__name__}")
     arrays = {Path(name).stem: load_weights(path / name) for name in sorted(names) if name.endswith(ARRAYS)}
     return Stored(path, state, arrays)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read(path)
+    except DataError:
+        return False
+    return True
 
 
 def _write_manifest(folder: Path) -> None:

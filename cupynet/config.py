@@ -257,7 +257,7 @@ class _Door(Generic[S, T]):
             raise ConfigError(f"resume={value}: goes on with one run, and a sweep makes many: leave -m out")
         path = self._resumed = resume.find(value, given)
         if path is None:
-            sys.argv[1:] = ["resume=null" if argument.startswith("resume=") else argument for argument in given]
+            sys.argv[1:] = [argument for argument in given if argument.lstrip("+").partition("=")[0] != "resume"]
             self._note = "resume=latest: there is nothing to go on with: a new run begins"
         else:
             sys.argv[1:] = resume.arguments(given, overrides_of(resume.run_of(path)), path)

@@ -31,9 +31,10 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     """
     if value == "latest":
         own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
-        runs = (
-            [Path(own[-1].strip("'\""))] if own else [path.parent for path in Path("outputs").glob("*/*/checkpoints")]
-        )
+        if own:
+            run = Path(own[-1].strip("'\""))
+            return run if _checkpoints(run) else None  # at its end or not: it must not be begun anew
+        runs = [path.parent for path in Path("outputs").glob("*/*/checkpoints")]
         there = [(_written(run), run) for run in runs if _goes_on(run)]
         return max(there)[1] if there else None
     if "\0" in value or not (run_of(Path(value)) / ".hydra" / "config.yaml").is_file():
@@ -54,10 +55,15 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def arguments(given: Sequence[str], stored: Sequence[str], path: Path) -> list[str]:
-    """The command line that goes on: the run's own, with what is given now in place of what was then."""
+    """The command line that goes on: the run's own, with what is given now in place of what was then.
+
+    A folder does not say whom to trust, nor what Hydra is to do: modules are trusted by who goes on, once more.
+    """
     settings = [argument for argument in given if not argument.startswith("-")]
-    now = {_parts(argument)[0] for argument in settings} | {"resume", "hydra.run.dir"}
-    kept = [argument for argument in stored if _parts(argument)[0] not in now]
+    now = {_parts(argument)[0] for argument in settings} | {"resume", "trusted_modules"}
+    names = [_parts(argument)[0] for argument in stored]
+    ours = [not name.startswith(("-", "hydra")) and name not in now for name in names]
+    kept = [argument for argument, own in zip(stored, ours, strict=True) if own]
     others = [argument for argument in given if _parts(argument)[0] not in ("resume", "hydra.run.dir")]
     return [*kept, *others, f"resume={_quoted(path)}", f"hydra.run.dir={_quoted(run_of(path))}"]
 

@@ -93,19 +93,23 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         if settings.resume is not None:
             wrapper.restore(resume.checkpoint_of(Path(settings.resume)))
             log.info("going on after iteration %d, epoch %d", wrapper.trainer.iteration, wrapper.trainer.epoch)
-            if wrapper.trainer.epoch >= settings.epochs:
+            if wrapper.trainer.epoch >= settings.epochs and run.summary_path.is_file():
                 log.info("all of its %d epochs are complete: epochs=... asks for more", wrapper.trainer.epoch)
                 return None
+            if experiment.rank == 0:
+                run.summary_path.unlink(missing_ok=True)  # it is of less than what is to come
         if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
             log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
         try:
-            wrapper.fit(
-                experiment.train_loader(data),
-                settings.epochs - wrapper.trainer.epoch,
-                evaluate_on=experiment.evaluation_loader(held_out),
-                evaluate_every=settings.evaluate_every_epochs,
-                split=split,
-            )
+            done = wrapper.trainer.epoch
+            if done < settings.epochs:  # else it was killed between its last epoch and its results
+                wrapper.fit(
+                    experiment.train_loader(data),
+                    settings.epochs - done,
+                    evaluate_on=experiment.evaluation_loader(held_out),
+                    evaluate_every=settings.evaluate_every_epochs,
+                    split=split,
+                )
         except CupynetError:
             found = _early_stopping(wrapper)
             if found is not None and found["reason"] == "diverged" and found["restored"]:
@@ -133,7 +137,8 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     if experiment.rank == 0 and (summary.test is not None or not interrupted):
         result_table(summary, run)
     if interrupted:  # which may also have come too late to stop anything: a sweep must not go on
-        raise Interrupted(interrupted, f"what was trained is in {folder}; resume={folder} goes on")
+        goes_on = f"; resume={folder} goes on" if any(run.checkpoints_path.glob("step-*")) else ""
+        raise Interrupted(interrupted, f"what was trained is in {folder}{goes_on}")
     return summary.test_accuracy if data.validation is None else summary.validation_accuracy
 
 

@@ -211,9 +211,15 @@ def test_a_machine_that_dies_in_a_save_leaves_what_was_there(tmp_path, point):
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert newest_step(store) == (3 if point in ("flush parent", "prune") else 2)
-    assert leftovers(tmp_path) == []
     store.save(4, {"step": 4, "loss": 0.0}, ARRAYS)
-    assert newest_step(store) == 4
+    assert newest_step(store) == 4 and leftovers(tmp_path) == []
+
+
+def test_one_that_was_about_to_be_replaced_is_put_back(tmp_path):
+    store = saved(tmp_path, 3)
+    os.rename(store.path(3), tmp_path / "step-00000003.old-1")
+    store.save(4, {"step": 4}, ARRAYS)
+    assert store.steps() == [3, 4] and read(store.path(3)).state["step"] == 3 and leftovers(tmp_path) == []
 
 
 def die_at(point: str) -> None:

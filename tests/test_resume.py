@@ -65,7 +65,7 @@ def test_a_run_that_ended_goes_on_bit_for_bit(tmp_path, settings, iteration, end
     _, stderr = started(tmp_path, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
     if end == "SIGTERM":
         assert f"resume={tmp_path / 'parts'} goes on" in stderr
-    stdout, stderr = run(tmp_path, "resume=parts")
+    stdout, stderr = run(tmp_path, "resume=parts", FAULTY[0])
     assert stderr == "" and "going on after iteration" in stdout
     assert same(tmp_path / "whole", tmp_path / "parts")
     assert not [entry for entry in (tmp_path / "parts" / "checkpoints").iterdir() if "." in entry.name]
@@ -101,7 +101,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(stopped, arguments, 
     before = {
         path: path.stat().st_mtime_ns for path in stopped.rglob("*") if path.is_file() and ".hydra" not in path.parts
     }
-    stdout, stderr = run(stopped, *arguments, code=2)
+    stdout, stderr = run(stopped, *arguments, FAULTY[0], code=2)
     assert said in stderr and stderr.count("\n") == 1 and "Traceback" not in stdout
     log = stopped / "outputs" / "day" / "run" / "train.log"
     assert {path: time for path, time in before.items() if path != log} == {
@@ -111,11 +111,17 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(stopped, arguments, 
 
 def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    stdout, _ = run(tmp_path, "resume=latest", "epochs=4")
+    stdout, _ = run(tmp_path, "resume=latest", "epochs=4", FAULTY[0])
     assert "going on after iteration" in stdout
     assert json.loads((tmp_path / "outputs/day/run/summary.json").read_text())["epochs"] == 4
-    stdout, _ = run(tmp_path, "resume=outputs/day/run")
+    stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0])
     assert "all of its 4 epochs are complete" in stdout
+    before = (tmp_path / "outputs/day/run/weights.safetensors").read_bytes()
+    stdout, _ = run(tmp_path, "resume=latest", "hydra.run.dir=outputs/day/run", FAULTY[0])
+    assert "all of its 4 epochs are complete" in stdout
+    (tmp_path / "outputs/day/run/summary.json").unlink()
+    run(tmp_path, "resume=latest", FAULTY[0])  # as if killed before its results were written
+    assert (tmp_path / "outputs/day/run/weights.safetensors").read_bytes() == before
     stdout, _ = run(tmp_path, "resume=latest", *QUICK, "hydra.run.dir=new")
     assert "there is nothing to go on with: a new run begins" in stdout and (tmp_path / "new/summary.json").is_file()
 
@@ -137,7 +143,7 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, tmp_path):
     first, newest = store.steps()[-2:]
     path = store.path(newest) / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-3] + b"abc")
-    stdout, _ = run(tmp_path, "resume=outputs/day/run")
+    stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0])
     assert (
         f"{path.relative_to(tmp_path)}: damaged, expected SHA-256" in stdout
         and f"going on after iteration {first}" in stdout
@@ -163,7 +169,8 @@ def test_the_command_line_that_goes_on(tmp_path, monkeypatch):
     os.makedirs("it's/a run/.hydra")
     path = Path("it's/a run")
     (path / ".hydra/config.yaml").touch()
-    stored = ["workers=2", "model.x=1", "+callbacks.a=1", "resume=old"]
+    stored = ["workers=2", "model.x=1", "+callbacks.a=1", "resume=old", "--config-dir=theirs", "hydra.job.name=x"]
+    stored.append("trusted_modules=[evil]")
     given = ["workers=4", "--config-dir=mine", "resume=x", "epochs=7"]
     assert resume.asked(given) == "x" and resume.asked(["resume=null"]) is None and resume.asked(["epochs=2"]) is None
     assert resume.arguments(given, stored, path) == [

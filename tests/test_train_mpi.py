@@ -246,7 +246,7 @@ def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
 def test_ranks_go_on_from_what_threads_left(tmp_path):
     started(tmp_path, "whole", "workers=2")
     started(tmp_path, "parts", "workers=2", code=-9, END_AFTER="11", END_BY="SIGKILL")
-    done = under_mpiexec(2, "-m", "cupynet.train", "resume=parts", "parallel.launcher=mpi", cwd=tmp_path)
+    done = under_mpiexec(2, "-m", "cupynet.train", "resume=parts", FAULTY[0], "parallel.launcher=mpi", cwd=tmp_path)
     assert done.returncode == 2 and "parallel.launcher=mpi: the run in parts was made with thread" in done.stderr
 
 
@@ -257,6 +257,6 @@ def test_ranks_go_on_from_a_stop(tmp_path):
         command = ["-m", "cupynet.train", *settings, f"hydra.run.dir={name}"]
         done = under_mpiexec(2, *command, cwd=tmp_path, **more)
         assert done.returncode == (143 if more else 0), done.stderr
-    done = under_mpiexec(2, "-m", "cupynet.train", "resume=parts", cwd=tmp_path)
+    done = under_mpiexec(2, "-m", "cupynet.train", "resume=parts", FAULTY[0], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert same(tmp_path / "whole", tmp_path / "parts")

@@ -150,12 +150,13 @@ class History(Callback):
             self._file = None
 
     def state(self) -> dict[str, Any]:
-        return {"bytes": 0 if self._file is None else self._file.tell()}
+        return {"bytes": 0 if self._file is None else os.fstat(self._file.fileno()).st_size}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Rows that were written after the state was taken are cut off: they are going to be written again."""
         if self._file is not None:
             self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
+            self._file.seek(0, os.SEEK_END)
 
     def _write(self, row: dict[str, Any]) -> None:
         if self._file is None:

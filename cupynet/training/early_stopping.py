@@ -163,6 +163,8 @@ class EarlyStopping(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         if self._continues:
             self._continues, self._began = False, time.monotonic()
+            if self._met:  # before it was saved: this fit is over
+                trainer.stop(self._met, StopReason.EARLY)
         else:
             self._forget(trainer.epoch)
 
@@ -281,6 +283,7 @@ class EarlyStopping(Callback):
             "best": self._best,
             "reference": self._reference,
             "waited": self._waited,
+            "met": np.frombuffer(self._met.encode(), np.uint8).copy(),
             "elapsed_s": self._seconds(),
             "weights": dict(self._weights),
             "whole": dict(self._whole),
@@ -293,4 +296,5 @@ class EarlyStopping(Callback):
         self._best_epoch, self._best = int(state["best_epoch"]), float(state["best"])
         self._reference, self._elapsed_s = float(state["reference"]), float(state["elapsed_s"])
         self._weights, self._whole = dict(state["weights"]), dict(state["whole"])
+        self._met = state["met"].tobytes().decode()
         self._continues = True

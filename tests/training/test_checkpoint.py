@@ -120,6 +120,23 @@ def test_stages_and_early_stopping_go_on_too(tmp_path):
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
+def test_a_fit_that_early_stopping_had_ended_is_not_gone_on_with(tmp_path):
+    def make():
+        stopping = EarlyStopping("loss", max_epochs=1)
+        return wrapper_of(tmp_path, None, stopping), stopping
+
+    first, stopping = make()
+    with first:
+        fit(first)
+        wanted = outcome(first)
+    second, again = make()
+    with second:
+        second.restore(tmp_path / "checkpoints")
+        fit(second, EPOCHS - second.trainer.epoch)
+        assert second.trainer.iteration == 5 and outcome(second) == wanted
+    assert (again.result.reason, again.result.best_epoch) == (stopping.result.reason, 1) == ("max_epochs", 1)
+
+
 def test_taking_a_checkpoint_changes_nothing(tmp_path):
     with wrapper_of(tmp_path / "with") as one:
         fit(one)
