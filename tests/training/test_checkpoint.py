@@ -98,6 +98,19 @@ def test_a_fit_goes_on_from_a_checkpoint_of_before(tmp_path, way):
         assert outcome(again) == wanted and rows(tmp_path / "a") == written
 
 
+def test_what_history_tells_of_its_file_is_true_after_it_was_cut(tmp_path):
+    history = History(tmp_path / "history.jsonl")
+    history.start(None, None)
+    history._write({"row": 1})
+    kept = history.state()
+    history._write({"row": 2})
+    history.restore(kept)
+    assert history.state() == kept == {"bytes": (tmp_path / "history.jsonl").stat().st_size}
+    history._write({"row": 3})
+    history.close()
+    assert (tmp_path / "history.jsonl").read_text() == '{"row": 1}\n{"row": 3}\n'
+
+
 def test_stages_and_early_stopping_go_on_too(tmp_path):
     def make(folder, *callbacks):
         stopping = EarlyStopping("loss", patience=9)
