@@ -30,6 +30,7 @@ from typing import Any
 
 from cupynet.errors import DataError, OutputError
 from cupynet.files import load_weights, save_weights, write_json, write_whole
+from cupynet.interrupts import undisturbed
 
 FORMAT = 1
 STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", (".safetensors",)
@@ -75,6 +76,7 @@ class Checkpoints:
         found = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
+    @undisturbed()
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
         """Write the checkpoint of iteration `step`, in place of one that is there; its folder.
 
@@ -107,6 +109,7 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
         return path
 
+    @undisturbed()
     def keep(self, steps: Collection[int]) -> None:
         """Remove the checkpoints of all other iterations. OutputError."""
         try:

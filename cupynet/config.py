@@ -267,6 +267,8 @@ class _Door(Generic[S, T]):
         try:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}; Hydra itself does it only later
             self._prepare(config, _asked(config))
+            if self.schema is Settings and self._resumed is None and not self._note:
+                self._note = resume.offer()
         except Exception as error:
             raise _Leave(error) from error
         if self.rank:

@@ -46,12 +46,18 @@ class OutputError(CupynetError):
 
 
 class Interrupted(CupynetError):
-    """A signal asked the run to stop: 130 for SIGINT, 143 for SIGTERM and for SIGUSR1, by which a scheduler warns."""
+    """A signal asked the run to stop: 130 for SIGINT; 143 for SIGTERM, for SIGUSR1, by which a scheduler warns, and for
+    SIGHUP, by which a terminal takes its leave."""
 
     def __init__(self, signal_number: int, saved: str = "nothing of this run was saved") -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}: {saved}")
         self.signal_number = signal_number
         self.exit_code = 130 if signal_number == signal.SIGINT else 143
+
+    @classmethod
+    def by(cls, stopped: KeyboardInterrupt, saved: str = "nothing of this run was saved") -> Interrupted:
+        """What a KeyboardInterrupt means that carries a signal's number; one that carries none is Ctrl-C."""
+        return cls(stopped.args[0] if stopped.args else signal.SIGINT, saved)
 
 
 def annotate(error: BaseException, note: str) -> None:

@@ -11,7 +11,7 @@ import sys
 import traceback
 
 from cupynet.checks import one_line
-from cupynet.errors import CupynetError, OutputError
+from cupynet.errors import CupynetError, Interrupted, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
@@ -28,8 +28,8 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
         return BROKEN_PIPE
     bug = False
     if isinstance(error, KeyboardInterrupt):
-        line, code = "interrupted", 130
-    elif isinstance(error, CupynetError):
+        error = Interrupted.by(error)
+    if isinstance(error, CupynetError):
         where = getattr(error, "__notes__", [])  # the worker and the batch, noted where it passed
         line, code = one_line("; ".join([str(error), *where])), error.exit_code
     elif isinstance(error, OSError) and error.errno in FULL:

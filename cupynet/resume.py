@@ -34,12 +34,16 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         if own:
             run = Path(own[-1].strip("'\""))
             return run if _checkpoints(run) else None  # at its end or not: it must not be begun anew
-        runs = [path.parent for path in Path("outputs").glob("*/*/checkpoints")]
-        there = [(_written(run), run) for run in runs if _goes_on(run)]
-        return max(there)[1] if there else None
+        return _unfinished()
     if "\0" in value or not (run_of(Path(value)) / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
     return Path(value)
+
+
+def offer() -> str:
+    """A line about the run that `latest` would go on with; empty where there is none."""
+    run = _unfinished()
+    return "" if run is None else f"the run in {run} was not finished: resume=latest goes on with it"
 
 
 def run_of(path: Path) -> Path:
@@ -89,6 +93,12 @@ def _quoted(path: Path) -> str:
     return f"'{text}'"
 
 
+def _unfinished() -> Path | None:
+    """The newest run under outputs/ that has a checkpoint and did not come to its end."""
+    runs = {path.parent for path in Path("outputs").glob("*/*/checkpoints") if _checkpoints(path.parent)}
+    return next((run for run in sorted(runs, key=_written, reverse=True) if _goes_on(run)), None)
+
+
 def _checkpoints(run: Path) -> list[Path]:
     return [entry for entry in (run / "checkpoints").glob("step-*") if STEP.fullmatch(entry.name)]
 
@@ -99,9 +109,7 @@ def _written(run: Path) -> float:
 
 
 def _goes_on(run: Path) -> bool:
-    """Whether a run has a checkpoint, and did not come to its end."""
-    if not _checkpoints(run):
-        return False
+    """Whether a run with checkpoints did not come to its end."""
     try:
         summary = json.loads((run / "summary.json").read_bytes())
     except (OSError, ValueError):

@@ -10,6 +10,7 @@ from typing import Any
 from cupynet.checkpoints import Checkpoints
 from cupynet.errors import ConfigError, DataError, OutputError
 from cupynet.files import load_weights, save_weights, write_json
+from cupynet.interrupts import undisturbed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +121,9 @@ class Run:
 
     def save(self, summary: Summary, weights: dict[str, Any]) -> None:
         """Write the results, the summary last: where it is, the rest is. OutputError."""
-        save_weights(self.weights_path, weights)
-        write_json(self.summary_path, asdict(summary))
+        with undisturbed():
+            save_weights(self.weights_path, weights)
+            write_json(self.summary_path, asdict(summary))
 
     def summary(self) -> Summary:
         """What `save` wrote. ConfigError where there is no finished run, DataError for a damaged file."""

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynet import config, resume
+from cupynet import interrupts, resume
 from cupynet.errors import CupynetError, Interrupted
 from cupynet.settings import Settings
 
 if TYPE_CHECKING:
-    from cupynet.data import Data
+    from cupynet.config import Ranks
+    from cupynet.data import Batches, Data
     from cupynet.experiment import Experiment
     from cupynet.parallel import PipelineSpeed
-    from cupynet.runs import Summary
+    from cupynet.runs import Run, Summary
     from cupynet.training import Evaluation, ParallelWrapper, Spent
 
 log = logging.getLogger(__name__)
@@ -31,10 +30,16 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """The command."""
+    interrupts.command(_command)
+
+
+def _command() -> None:
+    from cupynet import config
+
     config.run(train, prepare, "config", Settings, ranks)
 
 
-def ranks() -> config.Ranks:
+def ranks() -> Ranks:
     """The processes that mpiexec started; ConfigError where there is no MPI."""
     from cupynet.parallel import job
 
@@ -56,7 +61,7 @@ def prepare(settings: Settings) -> Experiment:
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:
-    """One run into `folder`: summary, history and weights. (Over 40 lines: a run is read in one piece.)
+    """One run into `folder`: summary, history, checkpoints and weights.
 
     Where mpiexec started several processes, all of them do this, and rank 0 alone writes and prints.
 
@@ -64,82 +69,130 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     images.
     """
     from cupynet.runs import Run
-    from cupynet.training import StopReason
+
+    run = Run(folder)
+    try:
+        return _train(experiment, run)
+    except KeyboardInterrupt as stopped:
+        raise Interrupted.by(stopped, _left(run, "its last checkpoint")) from None
+
+
+def _train(experiment: Experiment, run: Run) -> float | None:
+    """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
     from cupynet.training.console import result_table
 
-    began, settings, run = time.perf_counter(), experiment.settings, Run(folder)
+    began, settings = time.perf_counter(), experiment.settings
     if experiment.rank == 0:
         if settings.resume is None:
             run.begin()
         experiment.announce()
-    with _signals(_stop_at_once):
-        data = experiment.load()
+    data = experiment.load()
     split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
-    received: list[int] = []
-
-    def stop(number: int) -> None:
-        """End training soon, with its results saved; a second signal ends it at once."""
-        if received:
-            _stop_at_once(number)
-        received.append(number)
-        wrapper.stop(signal.Signals(number).name, StopReason.SIGNAL)  # prints nothing: it may interrupt another print
-
-    with experiment.wrapper(run) as wrapper, _signals(stop):
+    with experiment.wrapper(run) as wrapper:
         if wrapper.blas_threads:
             log.info("BLAS threads per worker: %d", wrapper.blas_threads)
         experiment.limit_memory()
         compile_s = wrapper.warm_up(settings.batch_size)
         log.info("kernels ready after %.1f s", compile_s)
-        if settings.resume is not None:
-            wrapper.restore(resume.checkpoint_of(Path(settings.resume)))
-            log.info("going on after iteration %d, epoch %d", wrapper.trainer.iteration, wrapper.trainer.epoch)
-            if wrapper.trainer.epoch >= settings.epochs and run.summary_path.is_file():
-                log.info("all of its %d epochs are complete: epochs=... asks for more", wrapper.trainer.epoch)
-                return None
-            if experiment.rank == 0:
-                run.summary_path.unlink(missing_ok=True)  # it is of less than what is to come
+        if settings.resume is not None and not _goes_on(experiment, wrapper, run):
+            return None
         if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
             log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
-        try:
-            done = wrapper.trainer.epoch
-            if done < settings.epochs:  # else it was killed between its last epoch and its results
-                wrapper.fit(
-                    experiment.train_loader(data),
-                    settings.epochs - done,
-                    evaluate_on=experiment.evaluation_loader(held_out),
-                    evaluate_every=settings.evaluate_every_epochs,
-                    split=split,
-                )
-        except CupynetError:
-            found = _early_stopping(wrapper)
-            if found is not None and found["reason"] == "diverged" and found["restored"]:
-                ended = (found["details"], found["reason"])
-                summary = summarise(
-                    experiment, data, wrapper, None, None, compile_s, time.perf_counter() - began, ended
-                )
+        told = _Told(wrapper, speaks=experiment.rank == 0)
+        with interrupts.handled(told):
+            try:
+                _fit(experiment, wrapper, data, experiment.evaluation_loader(held_out), split)
+            except CupynetError:
+                _keep_best(experiment, wrapper, data, run, compile_s, began)
+                raise
+            complete = wrapper.trainer.epoch >= settings.epochs  # where a signal came too late to stop anything
+            stopped = wrapper.greatest(told.number) and not complete  # it may reach one process of several
+            speed = _pipeline_speed(wrapper)
+            if speed is not None:
+                log.info("pipeline: %s", speed)
+            chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off, or of the best
+            if chosen is None and not stopped:
+                chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
+            test, validation = (chosen, None) if split == "test" else (None, chosen)
+            if split != "test" and not stopped:
+                test = wrapper.evaluate(experiment.evaluation_loader(data.test))
+            summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
+            if experiment.rank == 0:
                 run.save(summary, wrapper.model.weights())
-                log.info("the weights of epoch %d, the best, are in %s", found["best_epoch"], folder)
-            raise
-        interrupted = wrapper.greatest(received[0] if received else 0)  # a signal may reach one process of several
-        speed = _pipeline_speed(wrapper)
-        if speed is not None:
-            log.info("pipeline: %s", speed)
-        chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off, or of the best
-        if chosen is None and not interrupted:
-            chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
-        test, validation = (chosen, None) if split == "test" else (None, chosen)
-        if split != "test" and not interrupted:
-            test = wrapper.evaluate(experiment.evaluation_loader(data.test))
-        summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
-        if experiment.rank == 0:
-            run.save(summary, wrapper.model.weights())
-        interrupted = int(wrapper.greatest(received[0] if received else 0))
-    if experiment.rank == 0 and (summary.test is not None or not interrupted):
+            number = int(wrapper.greatest(told.number))
+    if experiment.rank == 0 and (summary.test is not None or not number):
         result_table(summary, run)
-    if interrupted:  # which may also have come too late to stop anything: a sweep must not go on
-        goes_on = f"; resume={folder} goes on" if any(run.checkpoints_path.glob("step-*")) else ""
-        raise Interrupted(interrupted, f"what was trained is in {folder}{goes_on}")
+    if number:  # which may also have come too late to stop anything: a sweep must not go on
+        whole = f"training was complete, and its results are in {run}"
+        raise Interrupted(number, whole if complete else _left(run, "what was trained"))
     return summary.test_accuracy if data.validation is None else summary.validation_accuracy
+
+
+class _Told:
+    """What happens when a signal tells a run to end: the first ends training soon and saves, the next ends it at once.
+
+    Attributes:
+        number: of the first; 0 while none has come.
+    """
+
+    def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
+        self.number, self._wrapper, self._speaks = 0, wrapper, speaks
+
+    def __call__(self, number: int) -> None:
+        from cupynet.training import StopReason
+
+        if self.number:
+            interrupts.leave(number)
+            return
+        self.number, name = number, signal.Signals(number).name
+        self._wrapper.stop(name, StopReason.SIGNAL)
+        if self._speaks:
+            interrupts.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
+
+
+def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool:
+    """Take over the checkpoint that is gone on with: whether there is anything left to do."""
+    settings = experiment.settings
+    wrapper.restore(resume.checkpoint_of(Path(settings.resume or "")))
+    log.info("going on after iteration %d, epoch %d", wrapper.trainer.iteration, wrapper.trainer.epoch)
+    if wrapper.trainer.epoch >= settings.epochs and run.summary_path.is_file():
+        log.info("all of its %d epochs are complete: epochs=... asks for more", wrapper.trainer.epoch)
+        return False
+    if experiment.rank == 0:
+        run.summary_path.unlink(missing_ok=True)  # it is of less than what is to come
+    return True
+
+
+def _fit(experiment: Experiment, wrapper: ParallelWrapper, data: Data, evaluate_on: Batches, split: str) -> None:
+    """Train the epochs that are not complete yet."""
+    settings, done = experiment.settings, wrapper.trainer.epoch
+    if done < settings.epochs:  # else it was killed between its last epoch and its results
+        wrapper.fit(
+            experiment.train_loader(data),
+            settings.epochs - done,
+            evaluate_on=evaluate_on,
+            evaluate_every=settings.evaluate_every_epochs,
+            split=split,
+        )
+
+
+def _keep_best(
+    experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run, compile_s: float, began: float
+) -> None:
+    """After a fit that failed: early stopping may have given the best weights back, which are the run's result then."""
+    found = _early_stopping(wrapper)
+    if found is not None and found["reason"] == "diverged" and found["restored"]:
+        ended = (found["details"], found["reason"])
+        summary = summarise(experiment, data, wrapper, None, None, compile_s, time.perf_counter() - began, ended)
+        run.save(summary, wrapper.model.weights())
+        log.info("the weights of epoch %d, the best, are in %s", found["best_epoch"], run)
+
+
+def _left(run: Run, what: str) -> str:
+    """What a run that a signal ended has left, and how to go on with it."""
+    if any(run.checkpoints_path.glob("step-*")):
+        return f"{what} is in {run}; {shlex.quote(f'resume={run}')} goes on"
+    return f"{what} is in {run}" if run.summary_path.is_file() else "nothing of this run was saved"
 
 
 def summarise(
@@ -242,28 +295,6 @@ def _advice(experiment: Experiment, wrapper: ParallelWrapper, data: Data, spent:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _stop_at_once(number: int) -> None:
-    """End the command at once: nothing is worth saving yet, or a second signal came."""
-    raise KeyboardInterrupt(number)  # no Exception: a download takes those for one more thing that can go wrong
-
-
-@contextmanager
-def _signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGUSR1 call `stop` with their number; its KeyboardInterrupt leaves as Interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
-    before = {number: signal.signal(number, lambda number, frame: stop(number)) for number in numbers}
-    try:
-        yield
-    except KeyboardInterrupt as stopped:
-        raise Interrupted(*stopped.args) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 
 from cupynet.backend import usable_cores
 from cupynet.checks import number
-from cupynet.errors import ConfigError, CupynetError, annotate
+from cupynet.errors import ConfigError, CupynetError, Interrupted, annotate
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, WorkerTimeout
 from cupynet.parallel.mpi import MpiCommunicator, library
 from cupynet.parallel.start import HAND_ON_S, coming_together, let_output_go
@@ -264,7 +264,7 @@ def _shown(settings: Mapping[str, object], key: str) -> str:
 
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
-        return 130
+        return Interrupted.by(error).exit_code
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     return error.exit_code if isinstance(error, CupynetError) else 1

@@ -9,7 +9,6 @@ The file is long (over 300 lines) because a fit is read from its first round to 
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -26,13 +25,12 @@ from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
 from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer, is_finite
 from cupynet.runs import Run
+from cupynet.training.agreement import Agreed, Agreement
 from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Since
 from cupynet.training.metrics import Evaluation
-from cupynet.training.records import SPENT, STOP_BYTES, EpochRecord, Report, Spent, Stop, StopReason
+from cupynet.training.records import SPENT, EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
-
-AGREE_EVERY = 10  # rounds between two agreements on whether to stop, where no average brings the workers together
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,8 @@ class Trainer:
         self.stopped: Stop | None = None
         self.spent: Spent | None = None
         self.measured: Average | None = None
-        self._own: Average | None = None  # the last that measured this stage alone, which the others do not know of yet
-        self._counted = 0  # bytes of the traffic that are in `clock.bytes_sent`
+        self._agreement = Agreement(self.groups)
         self._bytes_sent = 0  # by all workers, when they last agreed
-        self._asked: Stop | None = None
         self._finished = True  # whether the last average of the fit has been made
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
@@ -160,11 +156,11 @@ class Trainer:
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
         wish = Stop(reason, text)
-        self._asked = self._asked or wish
+        self._agreement.asked = self._agreement.asked or wish
 
     def forget_stop(self) -> None:
         """Take back what was wished for by `stop`: it is of one fit."""
-        self._asked = None
+        self._agreement.asked = None
 
     def diverged(self, text: str) -> None:
         """A fit has ended because a number was not finite, of this worker's or of another's; text: what was told of it.
@@ -221,10 +217,10 @@ class Trainer:
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self._tell("on_fit_start")
-                self._agree(begun=False)
+                self._agreed(self._agreement.meet(self.clock, begun=False))
                 while self.epoch < fit.last and not self.stopped:
                     self._epoch(fit)
-                    self._agree()
+                    self._agreed(self._agreement.meet(self.clock))
                 if self.stopped and not self._finished:
                     self._tell("on_stop")
                 self._finish()
@@ -234,7 +230,7 @@ class Trainer:
             self.spent = Spent.of(self.groups.world.gather_numbers(*self._figures()))
             self._tell("on_fit_end")
         finally:
-            self._asked, self._span_start = None, None  # these are of one fit
+            self._agreement.asked, self._span_start = None, None  # these are of one fit
 
     def rounds(self, loader: Batches) -> int:
         """Rounds of an epoch: iterations of the busiest worker."""
@@ -256,7 +252,7 @@ class Trainer:
         rounds, dealt = self.rounds(fit.train), self.groups.replicas
         self.evaluation = None  # the last one is of weights that are about to move
         if self.round == 0:
-            self._count_bytes()
+            self._agreement.count_bytes(self.clock)
             self._epoch_start = replace(self.clock)
         replica = self.replica
         made = fit.train.epoch(
@@ -313,10 +309,10 @@ class Trainer:
         if self.report_every and self.iteration % self.report_every == 0:
             self._tell("on_report", self._report())
         self._tell("on_iteration_end")  # last: a state taken here is that of a round with all that belongs to it
-        met = average is not None and self.groups.stages.size == 1  # stages may average after different rounds
-        if met or self.workers == 1 or self.iteration % AGREE_EVERY == 0:
-            began = time.perf_counter()
-            self._agree()
+        began = time.perf_counter()
+        agreed = self._agreement.after_round(self.clock, self.iteration, averaged=average is not None)
+        if agreed is not None:
+            self._agreed(agreed)
             self.clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
 
     def _report(self) -> Report:
@@ -418,34 +414,21 @@ class Trainer:
                 "lower learning_rate, or train in a wider dtype"
             )
 
-    def _agree(self, *, begun: bool = True) -> None:
-        """Whether anybody wishes to stop, and the wish of the lowest rank that does: the same on every worker.
-
-        Stages also tell each other how far apart their replicas were; not before a fit has begun: one that goes on from
-        a saved state meets there once more.
-        """
-        world, asked = self.groups.world, self._asked
-        if world.size == 1:
-            self.stopped = asked
-            return
-        self._count_bytes()
-        wish, apart = asked.reason if asked else 0, begun and self._own is not None
-        reasons, sent, measured = world.gather_numbers(wish, self.clock.bytes_sent, apart).T  # (W,) each
-        if measured.any():
-            self._measured(_of_all(self.groups.stages, self._own))
-            self._own = None
-        self._bytes_sent = int(sent.sum())
-        wishing = np.flatnonzero(reasons)
-        if len(wishing):
-            first = int(wishing[0])
-            text = np.frombuffer((asked.text if asked else "").encode().ljust(STOP_BYTES), np.uint8).copy()
-            world.broadcast(text, first)
-            self.stopped = Stop(StopReason(int(reasons[first])), text.tobytes().decode().rstrip())
+    def _agreed(self, agreed: Agreed) -> None:
+        """All workers know the same: whether to stop, and how far the stages' replicas were apart."""
+        self.stopped = agreed.stop
+        if agreed.bytes_sent is not None:
+            self._bytes_sent = agreed.bytes_sent
+        if agreed.measured is not None:
+            self._measured(agreed.measured)
 
     def _averaged(self, average: Average) -> None:
         """An average has been made: what it found goes into the next report."""
         if self.groups.stages.size > 1 and not math.isnan(average.divergence):
-            self._own, average = average, Average(average.score, math.nan)  # told when workers agree the next time
+            self._agreement.own, average = (
+                average,
+                Average(average.score, math.nan),
+            )  # told when workers agree the next time
         self._since.averaged(average)
         self._measured(average)
 
@@ -457,12 +440,8 @@ class Trainer:
 
     def _figures(self) -> list[float]:
         """What this worker has spent so far, in the order of `SPENT`."""
-        self._count_bytes()
+        self._agreement.count_bytes(self.clock)
         return [getattr(self.clock, name) for name in SPENT]
-
-    def _count_bytes(self) -> None:
-        sent = self.groups.world.traffic.bytes_sent
-        self.clock.bytes_sent, self._counted = self.clock.bytes_sent + sent - self._counted, sent
 
     def _tell(self, event: str, *arguments: Any) -> None:
         for callback in self.callbacks:
@@ -516,7 +495,7 @@ class Trainer:
             "since": {**asdict(self._since), "losses": float(self._since.losses)},
             "replica": self.replica.state(),
             "synchronizer": self.synchronizer.state(),
-            "own": {} if self._own is None else asdict(self._own),
+            "own": {} if self._agreement.own is None else asdict(self._agreement.own),
             "callbacks": {name: callback.state() for name, callback in self._named_callbacks().items()},
         }
 
@@ -533,7 +512,7 @@ class Trainer:
         self._deal = tuple(int(count) for count in position["deal"])
         self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
-        self._own = Average(**state["own"]) if state["own"] else None
+        self._agreement.own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
         self.synchronizer.restore(state["synchronizer"])
         for name, callback in self._named_callbacks().items():
@@ -548,18 +527,3 @@ class Trainer:
             number = sum(type(each).__name__ == kind for each in named.values()) + 1
             named[kind if number == 1 else f"{kind}{number}"] = callback
         return named
-
-
-def _of_all(stages: Communicator, own: Average | None) -> Average:
-    """What each stage of a pipeline measured of its own layers, as one: the layers of all, and the largest divergence.
-
-    That of the whole network lies below: it is a mean of theirs, in squares. Every stage calls it; own: None where this
-    one measured nothing.
-    """
-    told: list[Any] = [math.nan, {}]
-    if own is not None:
-        told = [float(own.divergence), {name: float(apart) for name, apart in own.by_layer.items()}]
-    texts = stages.all_gather_ragged(np.frombuffer(json.dumps(told).encode(), np.uint8))
-    found = [json.loads(text.tobytes()) for text in texts]
-    largest = max((apart for apart, _ in found if not math.isnan(apart)), default=math.nan)
-    return Average(math.nan, largest, {name: apart for _, layers in found for name, apart in layers.items()})

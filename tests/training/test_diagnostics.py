@@ -12,7 +12,7 @@ from cupynet.data import Loader
 from cupynet.optim import SGD
 from cupynet.parallel import Average, ParameterAveraging, Pipeline
 from cupynet.runs import Run
-from cupynet.training import Callback, History, ParallelWrapper
+from cupynet.training import Callback, History, ParallelWrapper, agreement
 from tests.training.conftest import Recorder, small_dataset, small_model, train
 
 
@@ -146,8 +146,10 @@ def test_the_divergence_of_stages_is_that_of_the_whole_network(stages, tmp_path)
     assert told == [{}, {}, known[1], {}, {}]
 
 
-def test_no_round_meets_to_tell_what_was_spent():
-    """It travels with the agreement on whether to stop: at the start, and after rounds 10 and 20."""
+def test_no_round_meets_to_tell_what_was_spent(monkeypatch):
+    """It travels with the agreement on whether to stop: at the start, after each round until one knows how fast rounds
+    are, and after rounds 10 and 20."""
+    monkeypatch.setattr(agreement, "HEARD_S", 60.0)
     meetings, met = [], []
 
     class Counting(Callback):
@@ -168,4 +170,4 @@ def test_no_round_meets_to_tell_what_was_spent():
 
     with ParallelWrapper(small_model(), 2, "end", callbacks=[Counting()], report_every=1) as wrapper:
         wrapper.fit(Loader(small_dataset(200), 4), 1)  # 25 rounds
-    assert met == [3, 3]
+    assert met == [1 + 10 + 1, 1 + 10 + 1]

@@ -14,7 +14,7 @@ from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential, Softm
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.runs import Run
-from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer
+from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, agreement
 from tests.training.conftest import (
     Recorder,
     alone,
@@ -153,6 +153,25 @@ def test_a_stop_ends_training_at_the_same_iteration_everywhere(workers, frequenc
     assert len({t.iteration for t in trainers}) == 1 and 7 <= trainers[0].iteration <= 10
     assert trainers[0].epoch == 0 and trainers[0].round == trainers[0].iteration
     assert len({fingerprint(t.model) for t in trainers}) == 1
+
+
+def test_where_rounds_are_slow_a_wish_is_heard_sooner(monkeypatch):
+    class StopAt(Callback):
+        every_rank = True
+
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 31 and trainer.rank == 1:
+                sent.append(trainer.world.traffic.bytes_sent)
+                trainer.stop()
+
+    sent, ended = [], []
+    for heard_s in (0.0, 60.0):
+        monkeypatch.setattr(agreement, "HEARD_S", heard_s)
+        with ParallelWrapper(small_model(), 3, "end", callbacks=[StopAt()]) as wrapper:
+            wrapper.fit(Loader(small_dataset(600), 2, seed=1), 1)
+            ended.append(wrapper.trainer.iteration)
+    assert ended == [31, 40]
+    assert sent[0] == sent[1]  # what is sent only to ask is not in the figures
 
 
 def test_of_several_wishes_that_of_the_lowest_rank_is_told():

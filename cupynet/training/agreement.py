@@ -1,0 +1,132 @@
+"""What the workers of a fit tell each other where they meet: who wishes to stop, what was sent, how far they differ."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupynet.parallel import Average, Communicator, Groups
+from cupynet.training.clock import Clock
+from cupynet.training.records import STOP_BYTES, Stop, StopReason
+
+AGREE_EVERY = 10  # rounds between two agreements, where no average brings the workers together
+HEARD_S = 0.5  # where rounds are slow, workers ask each other more often: a wish is heard after about this long
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all workers know after an agreement, all the same.
+
+    Attributes:
+        stop: the wish of the lowest rank that wishes to stop; None where nobody does.
+        bytes_sent: by all workers so far; None where only wishes were asked for.
+        measured: how far the replicas of a pipeline's stages were apart, where that was measured since the last time.
+    """
+
+    stop: Stop | None
+    bytes_sent: int | None = None
+    measured: Average | None = None
+
+
+class Agreement:
+    """One worker's part in the agreements of a fit. Every worker makes the same calls, after the same rounds.
+
+    Args:
+        groups: all workers, and the stages of this one's replica.
+
+    Attributes:
+        asked: this worker's own wish to stop.
+        own: the last average that measured this stage alone, which the others do not know of yet.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self.groups = groups
+        self.asked: Stop | None = None
+        self.own: Average | None = None
+        self._counted = 0  # bytes of the traffic that are in the clock
+        self._often = 1  # rounds between two questions for wishes alone
+        self._since, self._rounds = time.perf_counter(), 0  # since the last agreement
+
+    def after_round(self, clock: Clock, iteration: int, *, averaged: bool) -> Agreed | None:
+        """After each round: an agreement where one is due; None where none is.
+
+        averaged: whether this round ended with an average, for which all waited for each other anyway.
+        """
+        self._rounds += 1
+        met = averaged and self.groups.stages.size == 1  # stages may average after different rounds
+        if met or self.groups.world.size == 1 or iteration % AGREE_EVERY == 0:
+            return self.meet(clock)
+        return self._ask() if iteration % self._often == 0 else None
+
+    def meet(self, clock: Clock, *, begun: bool = True) -> Agreed:
+        """What everybody wishes, has sent and has measured.
+
+        begun: whether the fit has begun; where it has not, nothing measured is told: one that goes on from a saved
+        state meets there once more.
+        """
+        world = self.groups.world
+        if world.size == 1:
+            return Agreed(self.asked, 0)
+        self.count_bytes(clock)
+        apart, pace = begun and self.own is not None, self._pace()
+        told = world.gather_numbers(self._wish, clock.bytes_sent, apart, pace)  # (W, 4)
+        reasons, sent, measured, paces = told.T
+        self._often = max(1, int(HEARD_S / max(float(paces.max()), 1e-9)))
+        of_all = None
+        if measured.any():
+            of_all, self.own = _of_all(self.groups.stages, self.own), None
+        return Agreed(self._of_lowest(reasons), int(sent.sum()), of_all)
+
+    def count_bytes(self, clock: Clock) -> None:
+        """What was sent since the last time goes into the clock."""
+        sent = self.groups.world.traffic.bytes_sent
+        clock.bytes_sent, self._counted = clock.bytes_sent + sent - self._counted, sent
+
+    def _ask(self) -> Agreed:
+        """Wishes alone. How often follows from the clock on the wall, so nothing may follow from it that is written."""
+        world = self.groups.world
+        sent = world.traffic.bytes_sent
+        agreed = Agreed(self._of_lowest(world.gather_numbers(self._wish)[:, 0]))
+        world.traffic.bytes_sent = sent
+        return agreed
+
+    @property
+    def _wish(self) -> int:
+        return self.asked.reason if self.asked else 0
+
+    def _pace(self) -> float:
+        """Seconds of a round since the last agreement."""
+        now = time.perf_counter()
+        pace = (now - self._since) / self._rounds if self._rounds else HEARD_S
+        self._since, self._rounds = now, 0
+        return pace
+
+    def _of_lowest(self, reasons: Any) -> Stop | None:
+        """The wish of the lowest rank that has one. reasons: (W,), 0 for none."""
+        wishing = np.flatnonzero(reasons)
+        if not len(wishing):
+            return None
+        first = int(wishing[0])
+        text = np.frombuffer((self.asked.text if self.asked else "").encode().ljust(STOP_BYTES), np.uint8).copy()
+        self.groups.world.broadcast(text, first)
+        return Stop(StopReason(int(reasons[first])), text.tobytes().decode().rstrip())
+
+
+def _of_all(stages: Communicator, own: Average | None) -> Average:
+    """What each stage of a pipeline measured of its own layers, as one: the layers of all, and the largest divergence.
+
+    That of the whole network lies below: it is a mean of theirs, in squares. Every stage calls it; own: None where this
+    one measured nothing.
+    """
+    told: list[Any] = [math.nan, {}]
+    if own is not None:
+        told = [float(own.divergence), {name: float(apart) for name, apart in own.by_layer.items()}]
+    texts = stages.all_gather_ragged(np.frombuffer(json.dumps(told).encode(), np.uint8))
+    found = [json.loads(text.tobytes()) for text in texts]
+    largest = max((apart for apart, _ in found if not math.isnan(apart)), default=math.nan)
+    return Average(math.nan, largest, {name: apart for _, layers in found for name, apart in layers.items()})
