@@ -77,6 +77,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.training import EpochRecord as EpochRecord
     from cupynet.training import Evaluation as Evaluation
     from cupynet.training import History as History
+    from cupynet.training import NonFinite as NonFinite
     from cupynet.training import ParallelWrapper as ParallelWrapper
     from cupynet.training import Progress as Progress
     from cupynet.training import Replica as Replica
@@ -98,7 +99,8 @@ _ROOMS = {
                  "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",
                  "TargetSparsity", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
-                 "Checkpoint", "EarlyStopping", "EarlyStoppingResult", "StopReason", "Report", "EpochRecord"),
+                 "Checkpoint", "EarlyStopping", "EarlyStoppingResult", "NonFinite", "StopReason", "Report",
+                 "EpochRecord"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),

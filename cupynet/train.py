@@ -258,6 +258,7 @@ def summarise(
         spent=None if spent is None else asdict(spent),
         divergence=None if measured is None else _finite(measured.divergence),
         divergence_by_layer=None if measured is None else dict(measured.by_layer),
+        left_out=_left_out(wrapper),
         advice=None if spent is None else _advice(experiment, wrapper, data, spent),
     )
 
@@ -268,6 +269,13 @@ def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:
 
     results = [each.result for each in wrapper.callbacks if isinstance(each, EarlyStopping)]
     return next((result.to_dict() for result in results if result is not None), None)
+
+
+def _left_out(wrapper: ParallelWrapper) -> int:
+    """Batches that were left out of training, as they were not finite."""
+    from cupynet.training import NonFinite
+
+    return sum(each.left_out for each in wrapper.callbacks if isinstance(each, NonFinite))
 
 
 def _pipeline_speed(wrapper: ParallelWrapper) -> PipelineSpeed | None:

@@ -251,15 +251,20 @@ def test_fifty_signals_at_random_moments(tmp_path, launcher, capsys):
         whole, parts = tmp_path / f"whole{i % 3}", tmp_path / f"parts{i}"
         if not whole.exists():
             subprocess.run(
-                [*start, *settings, f"hydra.run.dir={whole.name}"], cwd=tmp_path, env=environment(), check=True
+                [*start, *settings, f"hydra.run.dir={whole.name}"],
+                cwd=tmp_path,
+                env=environment(),
+                check=True,
+                capture_output=True,
             )
         process = subprocess.Popen(
             [*start, *settings, f"hydra.run.dir={parts.name}"], cwd=tmp_path, env=environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        while not (parts / "history.jsonl").exists() and process.poll() is None:
-            time.sleep(0.02)
-        time.sleep(rng.uniform(0.5, 3.0))
+        history = parts / "history.jsonl"
+        while not (history.exists() and history.stat().st_size) and process.poll() is None:
+            time.sleep(0.02)  # what is told to end before it trains has nothing to save
+        time.sleep(rng.uniform(0.0, 2.5))
         process.send_signal(number)
         began = time.time()
         _, stderr = process.communicate(timeout=60)
@@ -267,7 +272,9 @@ def test_fifty_signals_at_random_moments(tmp_path, launcher, capsys):
             assert process.returncode == code, stderr
             newest = max((parts / "checkpoints").glob("step-*"))
             durable.append((newest / "manifest.json").stat().st_mtime - began)
-            subprocess.run([*start, f"resume={parts.name}"], cwd=tmp_path, env=environment(), check=True)
+            subprocess.run(
+                [*start, f"resume={parts.name}"], cwd=tmp_path, env=environment(), check=True, capture_output=True
+            )
         assert same(whole, parts), f"signal {i}"
         shutil.rmtree(parts)
     with capsys.disabled():

@@ -7,6 +7,7 @@ from cupynet.training.clock import Clock
 from cupynet.training.console import Progress
 from cupynet.training.early_stopping import EarlyStopping, EarlyStoppingResult
 from cupynet.training.metrics import Evaluation
+from cupynet.training.nonfinite import NonFinite
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
@@ -21,6 +22,7 @@ __all__ = [
     "EpochRecord",
     "Evaluation",
     "History",
+    "NonFinite",
     "ParallelWrapper",
     "Progress",
     "Replica",

@@ -163,6 +163,8 @@ def result_table(summary: Summary, run: Run) -> None:
         rows["pipeline"] = f"{speed['speed_up']:.2f} times one worker, bound {speed['bound']:.2f}"
     if summary.advice is not None:
         rows["advice"] = summary.advice
+    if summary.left_out:
+        rows["left out"] = f"{summary.left_out} batch{'es' * (summary.left_out > 1)}, not finite"
     if summary.stopped_by is not None:
         rows["stopped"] = escape(summary.stopped_by)
     if summary.early_stopping is not None and summary.early_stopping["best_epoch"] is not None:

@@ -29,6 +29,7 @@ from cupynet.training.agreement import Agreed, Agreement
 from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Since
 from cupynet.training.metrics import Evaluation
+from cupynet.training.nonfinite import GoBack, NonFinite
 from cupynet.training.records import SPENT, EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
 
@@ -93,6 +94,7 @@ class Trainer:
         self.groups = Groups.of() if groups is None else groups
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
         self.callbacks = list(callbacks)
+        self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
         self.prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
         self.report_every = integer("report_every", report_every, 0)
         self.iteration = self.epoch = self.round = self.total_iterations = 0
@@ -200,7 +202,8 @@ class Trainer:
 
         Raises:
             ConfigError: an argument cannot work, or the data do not fit the network.
-            DivergedError: a replica is no longer finite; checked at averages, reports and the ends of epochs.
+            DivergedError: a loss or a gradient is not finite, found before anything of it is used, see `NonFinite`; or
+                a weight, found in the next round or where replicas are averaged.
         """
         epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split)
         several = self.groups.replicas.size > 1
@@ -219,7 +222,10 @@ class Trainer:
                 self._tell("on_fit_start")
                 self._agreed(self._agreement.meet(self.clock, begun=False))
                 while self.epoch < fit.last and not self.stopped:
-                    self._epoch(fit)
+                    try:
+                        self._epoch(fit)
+                    except GoBack:
+                        self._guard.go_back(self)
                     self._agreed(self._agreement.meet(self.clock))
                 if self.stopped and not self._finished:
                     self._tell("on_stop")
@@ -263,14 +269,14 @@ class Trainer:
             with Prefetcher(made, self.prefetch_buffer) as batches:
                 while self.round < rounds and not self.stopped:
                     began, waited, where = time.perf_counter(), batches.waited_s, "loading a batch"
-                    batch = next(batches, None)
+                    batch = self._guard.takes(next(batches, None))
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
                     self.clock.data_s += batches.waited_s - waited
                     images = fit.train.images_of_round(self.round, dealt.size)
                     average = self._round(batch)
                     self.clock.count(self.iteration, images, time.perf_counter() - began)
                     self._after_round(average)
-        except DivergedError:
+        except (DivergedError, GoBack):
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
             place = f"worker {self.rank} ({self.replica.place})"
@@ -283,7 +289,7 @@ class Trainer:
     def _round(self, batch: Batch | None) -> Average | None:
         """The same calls on every worker, with a batch or without one."""
         replica, synchronizer, began = self.replica, self.synchronizer, time.perf_counter()
-        samples = replica.gradient(batch)
+        samples = self._guard.checked(self, batch, replica.gradient(batch))
         derived = time.perf_counter()
         update = synchronizer.before_update(replica, samples)
         if not is_bool(update):
@@ -292,6 +298,7 @@ class Trainer:
         seen = time.perf_counter()
         if update:
             replica.update(self.iteration)
+        self._guard.look_back(self)
         updated = time.perf_counter()
         average = synchronizer.after_update(replica, self.iteration)
         self.iteration, self.round = self.iteration + 1, self.round + 1
@@ -319,11 +326,6 @@ class Trainer:
         rate = self.replica.optimizer.learning_rate(self.iteration - 1)
         sent, position = self._bytes_sent, {"iteration": self.iteration, "epoch": self.epoch}
         report = self._since.report(self.clock, **position, learning_rate=rate, bytes_sent=sent)
-        if self._since.samples and not math.isfinite(report.loss):
-            raise DivergedError(
-                f"the loss of worker {self.rank} is {report.loss} before iteration {self.iteration}: "
-                "lower learning_rate, or train in a wider dtype"
-            )
         self._since = Since(replace(self.clock))
         return report
 

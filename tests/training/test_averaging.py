@@ -190,6 +190,18 @@ def test_divergence_ends_training_with_one_worker_too():
 
 def test_divergence_is_seen_without_any_average_or_report():
     trainer = alone(small_model("float"), SGD(1e35), report_every=0)
+    with pytest.raises(DivergedError, match="the loss of worker 0 at batch 1 of epoch 1 is not finite, for samples"):
+        trainer.fit(Loader(small_dataset(60), 4), 2)
+
+
+def test_weights_that_the_last_update_of_an_epoch_spoils_are_seen_at_its_end():
+    class Poison(Replica):
+        def update(self, iteration):
+            super().update(iteration)
+            if iteration == 14:
+                self.params.master[5] = np.inf
+
+    trainer = Trainer(Poison(small_model("float"), SGD(0.01)), report_every=0)
     with pytest.raises(DivergedError, match="the replica of worker 0 is not finite after iteration 15"):
         trainer.fit(Loader(small_dataset(60), 4), 2)
 

@@ -1,0 +1,237 @@
+"""A loss or a gradient that is not finite: found in the round in which it arises, and what is done about it.
+
+It never moves a weight and is never averaged into other replicas. Each worker looks at its own batch before anything of
+it is used: at the loss, and at the squared length of the gradient, one pass over it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynet.checks import integer, one_of
+from cupynet.data import Batch
+from cupynet.errors import DivergedError
+from cupynet.nn import Context
+from cupynet.parallel import is_finite
+from cupynet.runs import Run
+from cupynet.training.callbacks import Callback
+from cupynet.training.records import TrainerView
+from cupynet.training.replica import Replica
+
+if TYPE_CHECKING:
+    from cupynet.training.trainer import Trainer
+
+ACTIONS = ("stop", "skip", "rollback")
+MOST_ROLLBACKS = 3
+NAMED = 5  # samples of a batch that are named in a message
+
+log = logging.getLogger(__name__)
+
+
+class GoBack(Exception):
+    """Raised on every worker after the same round: all go back to the state that they kept."""
+
+
+class NonFinite(Callback):
+    """What happens where a loss or a gradient is not finite, NaN or infinite. Without one among the callbacks: `stop`.
+
+    - `stop` ends the fit with a DivergedError that names the worker, the batch, its samples and the layer.
+    - `skip` leaves that batch out, on that worker alone, as if it had had none; each is told of in a warning.
+    - `rollback` lets all workers go back to a state that they kept in memory, and leave the batch out when they come to
+      it again; three times in a fit at most.
+
+    Weights that are not finite themselves are not mended by leaving a batch out: `skip` ends the fit then.
+
+    Args:
+        action: `stop`, `skip` or `rollback`.
+        most_skipped: batches that a worker may leave out, with `skip`; one more ends the fit.
+        every_iterations: iterations between the states that are kept, with `rollback`. Each is a copy of the weights,
+            the optimizer's and the synchronizer's vectors.
+
+    Attributes:
+        left_out: batches that all workers left out, in all fits; known at the end of each.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    every_rank = True
+    last = True
+
+    def __init__(self, action: str = "stop", most_skipped: int = 100, every_iterations: int = 100) -> None:
+        self.action = one_of("action", action, ACTIONS)
+        self.most_skipped = integer("most_skipped", most_skipped, 1)
+        self.every_iterations = integer("every_iterations", every_iterations, 1)
+        self.left_out = 0
+        self._skipped: list[tuple[int, int]] = []  # epoch and batch, of this worker
+        self._found: tuple[int, int] | None = None  # in this round
+        self._text = ""
+        self._share = 1.0  # of a stage in its replica, which left the batch out together
+        self._backs = 0
+        self._kept: dict[str, Any] = {}
+
+    # events ---------------------------------------------------------------------------------------------------------
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        self._found, self._kept = None, {}
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        self._backs = 0
+        self._keep(trainer)
+
+    def on_iteration_end(self, trainer: TrainerView) -> None:
+        if trainer.iteration % self.every_iterations == 0:
+            self._keep(trainer)
+
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        self._kept = {}
+        if self.action != "stop":
+            self.left_out = round(trainer.world.gather_numbers(len(self._skipped) * self._share).sum())
+
+    def state(self) -> dict[str, Any]:
+        return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2), "backs": self._backs}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._skipped = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
+        self._backs = int(state["backs"])
+
+    def _keep(self, trainer: TrainerView) -> None:
+        if self.action == "rollback":
+            self._kept = copy.deepcopy(trainer.state())
+
+    # in a round -----------------------------------------------------------------------------------------------------
+
+    def takes(self, batch: Batch | None) -> Batch | None:
+        """The batch that is to be trained on: none where it was left out before."""
+        return None if batch is not None and (batch.epoch, batch.index) in self._skipped else batch
+
+    def checked(self, trainer: Trainer, batch: Batch | None, samples: int) -> int:
+        """After the gradients of a round: how many samples they are of; 0 where the batch is left out.
+
+        Every worker calls it, with a batch or without one.
+
+        Raises:
+            DivergedError: on the worker that has found something; on all stages of its replica alike, but for `stop`.
+        """
+        replica, stages = trainer.replica, trainer.groups.stages
+        broken = batch is not None and is_broken(replica)
+        self._text = told(trainer.rank, replica, batch) if batch is not None and broken else ""
+        if self.action == "stop":
+            if broken:
+                raise DivergedError(self._text + WAYS_OUT + ", or leave such batches out: NonFinite(action='skip')")
+            return samples
+        if stages.size > 1:
+            self._share = 1 / stages.size
+            broken = bool(stages.gather_numbers(broken).any())
+        self._found = None
+        if not broken or batch is None:
+            return samples
+        self._found = batch.epoch, batch.index
+        lost = self.action == "skip" and not _weights_are_finite(trainer)
+        if lost or (self.action == "skip" and len(self._skipped) >= self.most_skipped):
+            often = "" if lost else f"; {self.most_skipped} batches of this worker were left out before"
+            raise DivergedError((self._text or "another stage of the replica is not finite") + often + WAYS_OUT)
+        if self._text:
+            log.warning("%s; the batch is left out", self._text)
+        self._skipped.append(self._found)
+        replica.params.grad[...] = 0
+        replica.losses = None if replica.losses is None else 0.0
+        return 0
+
+    def look_back(self, trainer: Trainer) -> None:
+        """After the update of a round, with `rollback`: whether all go back.
+
+        Raises:
+            GoBack: on every worker alike.
+            DivergedError: on every worker alike, where they did too often.
+        """
+        if self.action != "rollback":
+            return
+        broken = self._found is not None or not is_finite(trainer.params.master)
+        who = np.flatnonzero(trainer.world.gather_numbers(broken)[:, 0])
+        if not len(who):
+            return
+        whose = f"worker{'s' * (len(who) > 1)} {', '.join(map(str, who))}"
+        if self._backs >= MOST_ROLLBACKS:
+            raise DivergedError(
+                f"what {whose} computed after iteration {trainer.iteration} is not finite, and all went back "
+                f"{MOST_ROLLBACKS} times before{WAYS_OUT}"
+            )
+        raise GoBack(whose)
+
+    def go_back(self, trainer: Trainer) -> None:
+        """Take over the state that was kept, but for what is known of batches to be left out."""
+        skipped, backs, at = self._skipped, self._backs + 1, trainer.iteration
+        trainer.restore(copy.deepcopy(self._kept))
+        self._skipped, self._backs, self._found = skipped, backs, None
+        trainer.replica.begin()
+        if trainer.rank == 0:
+            log.warning(
+                "not finite: all workers go back from iteration %d to %d, time %d of %d",
+                at, trainer.iteration, backs, MOST_ROLLBACKS,
+            )  # fmt: skip
+
+
+WAYS_OUT = ": lower learning_rate, or train in a wider dtype"
+
+
+def is_broken(replica: Replica) -> bool:
+    """Whether the loss or the gradient of the last batch is not finite; or so large that its length is not."""
+    norm = float(replica.backend.squared_norm(replica.params.grad))
+    return not (math.isfinite(norm) and (replica.losses is None or math.isfinite(float(replica.losses))))
+
+
+def told(rank: int, replica: Replica, batch: Batch) -> str:
+    """What is not finite, and where: the worker, the batch, its samples, the layer."""
+    at = f"of worker {rank} at batch {batch.index} of epoch {batch.epoch + 1}"
+    for name, values in replica.params.views(replica.params.master):
+        if not _finite(replica, values).all():
+            return f"the weights of layer '{name.partition('.')[0]}' {at} are not finite"
+    whole = replica.model is replica.whole
+    with replica.backend.loans():
+        layer, bad = _first_output(replica, batch) if whole else ("", np.zeros(0, np.int64))
+    if layer:
+        return (
+            f"the loss {at} is not finite, for {_samples(batch.samples[bad])}, first in the output of layer '{layer}'"
+        )
+    for name, values in reversed(list(replica.params.views(replica.params.grad))):
+        if not _finite(replica, values).all():
+            layer = name.partition(".")[0]
+            return f"the gradient of layer '{layer}' {at} is not finite, of {_samples(batch.samples)}"
+    return f"the loss {at} is not finite, or the gradient too large, of {_samples(batch.samples)}"
+
+
+def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
+    """The first layer whose output is not finite, and for which samples of the batch; "" where all are finite."""
+    model, x = replica.model, batch.images
+    layers = list(model.network.children()) or [("network", model.network)]
+    context = Context(train=False, epoch=batch.epoch, iteration=replica.updates, samples=batch.samples)
+    for name, layer in layers:
+        x, _ = layer.forward(x, context)  # each by itself: no two of them as one operation
+        fine = _finite(replica, x)
+        bad = np.flatnonzero(~fine.reshape(len(fine), -1).all(axis=1))
+        if len(bad):
+            return name, bad
+    losses, _ = model.loss(replica.backend, x, batch.labels)
+    bad = np.flatnonzero(~_finite(replica, losses))
+    return (layers[-1][0] if len(bad) else ""), bad
+
+
+def _finite(replica: Replica, array: Any) -> Any:
+    return np.isfinite(np.asarray(replica.backend.to_host(array), np.float64))
+
+
+def _samples(indices: Any) -> str:
+    named = ", ".join(str(index) for index in indices[:NAMED])
+    more = f" and {len(indices) - NAMED} more" if len(indices) > NAMED else ""
+    return f"sample{'s' * (len(indices) > 1)} {named}{more}"
+
+
+def _weights_are_finite(trainer: Trainer) -> bool:
+    """Whether the weights of all stages of this worker's replica are finite; all of them ask."""
+    return bool(trainer.groups.stages.gather_numbers(is_finite(trainer.params.master)).all())

@@ -1,0 +1,270 @@
+"""A loss or a gradient that is not finite: found in the same round, on the worker that has it, and never passed on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+
+from cupynet.data import Loader
+from cupynet.errors import ConfigError, DivergedError
+from cupynet.nn import Layer
+from cupynet.nn.layer import no_backward
+from cupynet.optim import SGD, Nesterov
+from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
+from tests.training.conftest import WAYS, alone, fingerprint, on_threads, small_dataset, small_model
+
+DATA = small_dataset(97)
+
+
+class Poisoned(Layer):
+    """Passes on what it is given, but for some samples of the data set: of those NaN, or an infinite derivative."""
+
+    def __init__(self, *samples: int, backwards: bool = False) -> None:
+        self.samples, self.backwards = samples, backwards
+
+    def build(self, input, params, backend):
+        return input
+
+    def forward(self, x, context):
+        y = self.backend.borrow(x.shape)
+        y[...] = x
+        bad = [] if context.samples is None else np.flatnonzero(np.isin(context.samples, self.samples))
+        if not self.backwards:
+            y[bad] = np.nan
+
+        def backward(dy):
+            self.backend.give_back(y)
+            if self.backwards:
+                dy[bad] = np.inf
+            return dy
+
+        return y, backward if context.train else no_backward
+
+
+def network(layer: Layer | None, dtype: str = "double"):
+    """The small model with a layer before its output."""
+    from cupynet.backend import create_backend
+    from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+
+    layers = {"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu")}
+    layers |= {} if layer is None else {"poisoned": layer}
+    return Model(Sequential({**layers, "output": Dense(3)}), Image(8, 8, 1), create_backend("numpy", dtype), 1)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_loss_names_worker_batch_samples_and_layer(workers):
+    loader, bad = Loader(DATA, 4, seed=3), (17, 44, 45)
+    order = [batch for r in range(workers) for batch in loader.epoch(0, small_model().backend, r, workers)]
+    first = min((batch for batch in order if np.isin(batch.samples, bad).any()), key=lambda batch: batch.index)
+    named = [str(sample) for sample in first.samples if sample in bad]
+    with (
+        pytest.raises(DivergedError) as caught,
+        ParallelWrapper(network(Poisoned(*bad)), workers, report_every=0) as wrapper,
+    ):
+        wrapper.fit(loader, 2)
+    assert str(caught.value) == (
+        f"the loss of worker {first.index % workers} at batch {first.index} of epoch 1 is not finite, for "
+        f"sample{'s' * (len(named) > 1)} {', '.join(named)}, first in the output of layer 'poisoned': lower "
+        "learning_rate, or train in a wider dtype, or leave such batches out: NonFinite(action='skip')"
+    )
+
+
+def test_a_gradient_names_the_layer_in_which_it_begins():
+    trainer = alone(network(Poisoned(17, backwards=True)), SGD(0.01))
+    with pytest.raises(
+        DivergedError, match="the gradient of layer 'dense1' of worker 0 at batch .* is not finite, of samples"
+    ):
+        trainer.fit(Loader(DATA, 4, seed=3), 1)
+    assert all(np.isfinite(w).all() for w in trainer.model.weights().values())  # that batch moved nothing
+
+
+def test_weights_that_are_not_finite_are_named_and_skip_does_not_hide_them():
+    class Spoil(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 5:
+                dict(trainer.params.named())["output.bias"].master[1] = np.inf
+
+    for action in ("stop", "skip"):
+        trainer = alone(small_model(), SGD(0.01), callbacks=[Spoil(), NonFinite(action)])
+        with pytest.raises(
+            DivergedError, match="the weights of layer 'output' of worker 0 at batch 5 of epoch 1 are not"
+        ):
+            trainer.fit(Loader(DATA, 4), 1)
+        assert trainer.iteration == 5
+
+
+def test_a_stage_names_what_it_knows():
+    for layer in (Poisoned(17), Poisoned(17, backwards=True)):
+        with (
+            pytest.raises(DivergedError, match=r"of worker \d at batch \d+ of epoch 1 is not finite"),
+            ParallelWrapper(network(layer), 1, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper,
+        ):
+            wrapper.fit(Loader(DATA, 4, seed=3), 1)
+
+
+@pytest.mark.parametrize(
+    "way", [ParameterAveraging(3), ParameterAveraging("end"), GradientSharing()], ids=Synchronizer.describe
+)
+def test_skip_leaves_out_one_batch_of_one_worker(way):
+    """It equals a run in which that worker had no batch there."""
+    loader, workers = Loader(DATA, 4, seed=3), 3
+
+    class Leaves(Replica):
+        """Has no batch where sample 17 is in it."""
+
+        def gradient(self, batch):
+            return super().gradient(None if batch is not None and 17 in batch.samples else batch)
+
+    def fitted(kind, layer, callbacks):
+        def task(communicator):
+            replica = kind(network(copy.deepcopy(layer)), Nesterov(0.05))
+            trainer = Trainer(
+                replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), callbacks=callbacks()
+            )
+            trainer.fit(loader, 2)
+            return fingerprint(trainer.model), sum(each.left_out for each in trainer.callbacks)
+
+        return on_threads(workers, task)
+
+    skipped = fitted(Replica, Poisoned(17), lambda: [NonFinite("skip")])
+    without = fitted(Leaves, None, list)
+    assert {weights for weights, _ in skipped} == {weights for weights, _ in without}
+    assert {count for _, count in skipped} == {2}  # one in each epoch, known on every worker
+
+
+def test_too_many_are_too_many():
+    trainer = alone(network(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", most_skipped=2)])
+    with pytest.raises(DivergedError, match="2 batches of this worker were left out before: lower"):
+        trainer.fit(Loader(DATA, 4, seed=3), 5)
+    assert trainer.epoch == 2
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_skip_in_a_pipeline_and_alone(workers, stages):
+    pipeline = None if stages == 1 else Pipeline(stages, 2)
+    guard = NonFinite("skip")
+    options = {"callbacks": [guard], "pipeline": pipeline, "timeout_s": 20}
+    with ParallelWrapper(network(Poisoned(17)), workers, 2, **options) as wrapper:
+        wrapper.fit(Loader(DATA, 4, seed=3), 2)
+        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
+    assert guard.left_out == 2
+
+
+def test_a_checkpoint_after_a_skip_goes_on_alike(tmp_path):
+    def wrapper(callbacks):
+        return ParallelWrapper(network(Poisoned(17)), 2, 3, callbacks=[NonFinite("skip"), *callbacks])
+
+    loader = Loader(DATA, 4, seed=3)
+    with wrapper([Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)]) as whole:
+        whole.fit(loader, 3)
+        result = fingerprint(whole.model)
+    steps = sorted(tmp_path.iterdir())
+    with wrapper([]) as rest:
+        rest.restore(steps[len(steps) // 2])
+        rest.fit(loader, 3 - rest.trainer.epoch)
+        assert fingerprint(rest.model) == result
+        assert next(each for each in rest.callbacks if isinstance(each, NonFinite)).left_out == 3
+
+
+# rollback -------------------------------------------------------------------------------------------------------------
+
+
+class Seen(Callback):
+    """The iterations that were told of, in order."""
+
+    def __init__(self):
+        self.iterations = []
+
+    def on_iteration_end(self, trainer):
+        self.iterations.append(trainer.iteration)
+
+
+@pytest.mark.parametrize(("workers", "stages"), [(1, 1), (3, 1), (1, 2), (2, 2)])
+def test_rollback_goes_back_and_leaves_the_batch_out(tmp_path, workers, stages):
+    """As if it had been left out from the start: `skip` comes to the same weights, and to the same history."""
+    loader = Loader(DATA, 4, seed=3)
+    pipeline = None if stages == 1 else Pipeline(stages, 2)
+
+    def fitted(action):
+        seen, history = Seen(), tmp_path / f"{action}.jsonl"
+        callbacks = [seen, History(history), NonFinite(action, every_iterations=4)]
+        options = {"callbacks": callbacks, "pipeline": pipeline, "timeout_s": 20, "report_every": 1}
+        with ParallelWrapper(network(Poisoned(17)), workers, 2, **options) as wrapper:
+            wrapper.fit(loader, 2)
+            written = [json.loads(line) for line in history.read_text().splitlines()]
+            rows = [{name: row.get(name) for name in ("kind", "iteration", "epoch", "loss")} for row in written]
+            return fingerprint(wrapper.model), rows, seen.iterations, callbacks[2].left_out
+
+    skipped, rolled = fitted("skip"), fitted("rollback")
+    assert skipped[0] == rolled[0] and skipped[1] == rolled[1] and skipped[3] == rolled[3]
+    assert len(rolled[2]) > len(skipped[2]) and sorted(set(rolled[2])) == skipped[2]
+
+
+def test_rollback_heals_weights_that_a_single_fault_spoiled():
+    """Worker 1's weights are spoiled once, in the middle of a round: before they are averaged all go back."""
+
+    class Fragile(Replica):
+        spoiled = False
+
+        def update(self, iteration):
+            super().update(iteration)
+            if self.rank == 1 and iteration == 7 and not self.spoiled:
+                self.spoiled = True
+                self.params.master[3] = np.nan
+
+    def task(communicator):
+        replica = Fragile(small_model(), SGD(0.05))
+        replica.rank = communicator.rank
+        guard = NonFinite("rollback", every_iterations=4)
+        trainer = Trainer(
+            replica, groups=Groups.of(communicator), synchronizer=ParameterAveraging(4), callbacks=[guard]
+        )
+        trainer.fit(Loader(DATA, 4, seed=3), 2)
+        return fingerprint(trainer.model), guard.left_out
+
+    found = on_threads(3, task)
+    assert len(set(found)) == 1 and found[0][1] == 0
+
+
+def test_the_fourth_time_is_the_end():
+    """Every batch is bad: going back does not help."""
+    model = network(Poisoned(*range(97)))
+    with (
+        pytest.raises(DivergedError, match="after iteration 3 is not finite, and all went back 3 times before: lower"),
+        ParallelWrapper(model, 2, callbacks=[NonFinite("rollback")]) as wrapper,
+    ):
+        wrapper.fit(Loader(DATA, 4), 1)
+
+
+@pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"most_skipped": 0}, {"every_iterations": 0.5}])
+def test_arguments_that_cannot_work(arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        NonFinite(**arguments)
+
+
+def test_a_hundred_batches_that_are_not_finite_contaminate_nothing(capsys):
+    """At random moments, on random workers, whatever keeps replicas together: nobody hangs, the others are finite."""
+    rng, told = random.Random(3), 0
+    for i in range(100):
+        way = copy.deepcopy(rng.choice(list(WAYS.values())))
+        layer, workers = Poisoned(rng.randrange(97), backwards=rng.random() < 0.5), rng.choice([2, 3])
+        kept = {}
+
+        def task(communicator, way=way, layer=layer, kept=kept, seed=i):
+            replica = Replica(network(copy.deepcopy(layer)), SGD(0.05))
+            kept[communicator.rank] = replica.params.master
+            trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
+            trainer.fit(Loader(DATA, 4, seed=seed), 2)
+
+        with pytest.raises(DivergedError, match=f"sample.* {layer.samples[0]}\\b|is not finite, of samples"):
+            on_threads(workers, task)
+        told += 1
+        assert all(np.isfinite(weights).all() for weights in kept.values())
+    with capsys.disabled():
+        print(f"\n{told} of 100 found in their round, no replica holds a number that is not finite, 0 hung")
