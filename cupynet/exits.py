@@ -20,26 +20,30 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
 def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
     """Say what ended a job, in its log if it has one, else on stderr; the exit code.
 
-    Errors raised on purpose are one line; anything else is a bug and shows its traceback. `job` goes before the line.
+    Errors raised on purpose are one line, and below it their notes of several lines: where a worker stood. Anything
+    else is a bug and shows its traceback. `job` goes before the line.
     """
     if isinstance(error, SystemExit):
         return 0 if error.code is None else error.code
     if isinstance(error, BrokenPipeError) and stdout_is_gone("\n"):
         return BROKEN_PIPE
-    bug = False
+    bug, below = False, []
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted.by(error)
     if isinstance(error, CupynetError):
-        where = getattr(error, "__notes__", [])  # the worker and the batch, noted where it passed
+        notes = getattr(error, "__notes__", [])  # the worker and the batch, noted where it passed
+        below = [note for note in notes if "\n" in note]
+        where = [note for note in notes if "\n" not in note]
         line, code = one_line("; ".join([str(error), *where])), error.exit_code
     elif isinstance(error, OSError) and error.errno in FULL:
         line, code = f"the output cannot be written: {error.strerror}", OutputError.exit_code
     else:
         line, code, bug = f"this is a bug: {type(error).__name__}: {one_line(error)}", 1, True
-    if log is not None:
-        log.error("%s%s", job, line, exc_info=error if bug else None)
-    else:
-        say_error(f"{job}{line}", error if bug else None)
+    for text in [line, *below]:
+        if log is not None:
+            log.error("%s%s", job, text, exc_info=error if bug else None)
+        else:
+            say_error(f"{job}{text}", error if bug else None)
     return code
 
 

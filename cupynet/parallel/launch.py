@@ -142,6 +142,7 @@ class ThreadLauncher:
 
 def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> None:
     """A worker's life: take a task, do it, report."""
+    communicator.group.team.threads[communicator.rank] = threading.get_ident()
     while (task := inbox.get()) is not None:
         result: Any = None
         try:

@@ -31,6 +31,7 @@ from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommun
 from cupynet.parallel.mpi import MpiCommunicator, library
 from cupynet.parallel.start import HAND_ON_S, coming_together, let_output_go
 from cupynet.parallel.team import RankTeam, Word
+from cupynet.parallel.waiting import Patience
 
 T = TypeVar("T")
 
@@ -145,11 +146,11 @@ class MpiJob:
 
     def _listen_until(self, enough: Callable[[], bool], longest_s: float = float("inf")) -> bool:
         """Listen to the others, more and more seldom, until that is enough; False if it was not in time."""
-        began = time.monotonic()
+        began, patience = time.monotonic(), Patience(longest_s)
         self.team.hear()
         while not enough():
             waited = time.monotonic() - began
-            if waited > longest_s:
+            if patience.over():
                 return False
             time.sleep(min(max(waited / 8, 0.0001), LONGEST_PAUSE_S))
             self.team.hear()

@@ -24,14 +24,29 @@ START_S = 60.0  # how long it may take until all processes have come together
 OUTPUT_S = 2.0  # how long mpiexec may take to read the last words of a rank
 HAND_ON_S = 0.2  # and how long it has, in the end, to hand them on
 
-# MPI lets Python do nothing while it waits for all processes to start; so another process looks at the clock
+# MPI lets Python do nothing while it waits for all processes to start; so another process looks at the clock. It is in
+# a session of its own, where Ctrl-Z does not reach it: time in which this process is stopped does not count
 WATCH = """
 import os, select, signal, sys, time
+
 patience_s, line, watched, pause_s = float(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-if not select.select([0], [], [], patience_s)[0]:
-    os.write(2, line.encode())
-    time.sleep(pause_s)
-    os.kill(watched, signal.SIGKILL)
+
+def stands_still():
+    try:
+        with open(f"/proc/{watched}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+while patience_s > 0:
+    began = time.monotonic()
+    if select.select([0], [], [], min(patience_s, 0.2))[0]:
+        sys.exit()
+    if not stands_still():
+        patience_s -= time.monotonic() - began
+os.write(2, line.encode())
+time.sleep(pause_s)
+os.kill(watched, signal.SIGKILL)
 """
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.parallel.communicator import PeerFailed, WorkerTimeout
+from cupynet.parallel.communicator import PeerFailed
+from cupynet.parallel.waiting import Patience, given_up
 
 JOIN_S = 5.0  # how long the thread that looks at them may take to end
 POLL_S = 0.0002  # between two looks at messages that are still on their way while this worker does other things
@@ -107,7 +108,7 @@ class RankTeam:
         """
         if requests.done():
             return
-        began = time.perf_counter()
+        began, patience = time.perf_counter(), Patience(self.timeout_s)
         patient_s, longest_s = (0.002, 0.00005) if transfer else (0.0001, 0.001)
         while True:
             self.check(name)
@@ -119,12 +120,9 @@ class RankTeam:
                     _let_others_run()
                 else:
                     time.sleep(min(waited / 8, longest_s))
-            if waited > self.timeout_s:
-                late = ", ".join(str(rank) for rank in requests.missing())
-                raise WorkerTimeout(
-                    f"worker {late} has not arrived where worker {name} waited for it for {self.timeout_s:g} s "
-                    "and is taken for dead: raise timeout_s if it is only slow"
-                )
+            if patience.over():
+                self.check(name)
+                raise given_up(requests.missing(), name, self.timeout_s)
 
 
 _let_others_run: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))

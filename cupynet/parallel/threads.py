@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
-from cupynet.parallel.communicator import Communicator, PeerFailed, Traffic, WorkerTimeout, same_form
+from cupynet.parallel.communicator import Communicator, PeerFailed, Traffic, same_form
+from cupynet.parallel.waiting import Patience, given_up
 
 
 class ThreadTeam:
@@ -21,10 +21,14 @@ class ThreadTeam:
 
     Args:
         timeout_s: how long a worker waits for another before it takes it for dead.
+
+    Attributes:
+        threads: which thread each worker is, as far as they said so.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.threads: dict[int, int] = {}
         self.failure: BaseException | None = None
         self.failed_rank = -1
         self.condition = threading.Condition()
@@ -41,19 +45,18 @@ class ThreadTeam:
         if self.failure is not None:
             raise PeerFailed(f"worker {name} stops because worker {self.failed_rank} failed")
 
-    def wait(self, name: int, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
+    def wait(self, name: int, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """Wait, holding the condition, until `ready()`; raises PeerFailed or WorkerTimeout instead of waiting for ever.
 
-        missing: who has not come, for the message.
+        missing: who has not come.
         """
-        deadline = time.monotonic() + self.timeout_s
+        patience = Patience(self.timeout_s)
         while not ready():
             self.check(name)
-            if not self.condition.wait(deadline - time.monotonic()) and not ready():
-                raise WorkerTimeout(
-                    f"worker {missing()} has not arrived where worker {name} waited for it for {self.timeout_s:g} s "
-                    "and is taken for dead: raise timeout_s if it is only slow"
-                )
+            self.condition.wait(patience.pause_s)
+            if patience.over() and not ready():
+                self.check(name)
+                raise given_up(missing(), name, self.timeout_s, self.threads)
 
 
 class ThreadGroup:
@@ -92,8 +95,8 @@ class ThreadGroup:
             generation = self._generation
             self.team.wait(self.names[rank], lambda: generation != self._generation, self._missing)
 
-    def _missing(self) -> str:
-        return ", ".join(str(name) for rank, name in enumerate(self.names) if rank not in self._arrived)
+    def _missing(self) -> list[int]:
+        return [name for rank, name in enumerate(self.names) if rank not in self._arrived]
 
 
 class LetterBox:
@@ -167,7 +170,7 @@ class ThreadCommunicator(Communicator):
     def recv(self, array: Array, source: int) -> None:
         box, team, names = self.group.boxes[source, self.rank], self.group.team, self.group.names
         with team.condition:
-            team.wait(names[self.rank], lambda: bool(box.letters), lambda: str(names[source]))
+            team.wait(names[self.rank], lambda: bool(box.letters), lambda: [names[source]])
             letter = box.letters.popleft()
         self._put(array, same_form(array, letter))
         box.buffers.append(letter)

@@ -117,13 +117,25 @@ def test_what_is_longer_than_expected_is_told_as_different_calls(script):
 
 
 BEGINNING = """
-import sys, time
+import os, signal, sys, time
+from pathlib import Path
 from cupynet.mpiexec import started
 from cupynet.parallel import job, start
 
 kind = sys.argv[1]
-start.START_S = 1.0 if kind == "leaves" else 60.0
-if started()[0] == 1:
+start.START_S = {"leaves": 1.0, "stopped": 2.0}.get(kind, 60.0)
+if kind == "stopped":
+    if started()[0] == 0:
+        Path("pid.part").write_text(str(os.getpid()))
+        os.rename("pid.part", "pid")
+    else:
+        while not os.path.exists("pid"):
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(int(Path("pid").read_text()), signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(int(Path("pid").read_text()), signal.SIGCONT)
+elif started()[0] == 1:
     time.sleep(0.5)  # the others are waiting already
     if kind == "leaves":
         sys.exit(0)
@@ -144,6 +156,12 @@ def test_who_cannot_come_ends_those_that_wait(tmp_path, kind, said):
     (tmp_path / "beginning.py").write_text(BEGINNING)
     done = under_mpiexec(3, "beginning.py", kind, cwd=tmp_path, timeout=50)
     assert done.returncode != 0 and done.stderr.count(said) == 1
+
+
+def test_who_is_stopped_while_all_come_together_is_not_killed(tmp_path):
+    (tmp_path / "beginning.py").write_text(BEGINNING)
+    done = under_mpiexec(2, "beginning.py", "stopped", cwd=tmp_path, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

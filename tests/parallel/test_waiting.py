@@ -1,0 +1,163 @@
+"""How long workers wait for each other, whatever stands still meanwhile; and what is said of one that does not come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from cupynet.exits import tell
+from cupynet.parallel import ThreadLauncher, WorkerTimeout, launch, waiting
+from cupynet.parallel.waiting import LOOK_S, Patience
+from tests.mpi import ROOT, mpiexec, needs_mpi
+
+TIMEOUT_S, STOPPED_S = 1.5, 2.5
+
+
+class Clock:
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(waiting.time, "monotonic", lambda: self.now)
+
+    def looks(self, patience: Patience, *pauses: float) -> list[bool]:
+        found = []
+        for pause in pauses:
+            self.now += pause
+            found.append(patience.over())
+        return found
+
+
+def test_patience_runs_out(monkeypatch):
+    clock, patience = Clock(monkeypatch), Patience(0.25)
+    assert patience.pause_s == LOOK_S == 0.1
+    assert clock.looks(patience, 0.1, 0.1) == [False, False]
+    assert patience.pause_s == pytest.approx(0.05)
+    assert clock.looks(patience, 0.06) == [True] and patience.pause_s == 0
+
+
+def test_time_in_which_nobody_looked_counts_little(monkeypatch):
+    clock, patience = Clock(monkeypatch), Patience(1.0)
+    assert clock.looks(patience, 3600, 3600, 0.05, 3600) == [False] * 4
+    assert clock.looks(patience, *[0.1] * 7) == [False] * 6 + [True]
+
+
+def test_some_have_no_end_of_it(monkeypatch):
+    clock, patience = Clock(monkeypatch), Patience(float("inf"))
+    assert clock.looks(patience, *[0.1] * 100) == [False] * 100 and patience.pause_s == LOOK_S
+
+
+TRAINING = """
+import os, sys, time
+from pathlib import Path
+from cupynet.training import Callback, ParallelWrapper
+from tests.training.conftest import small_dataset, small_model
+
+class Slow(Callback):
+    '''The others wait for worker 1 nearly all of the time.'''
+    every_rank = True
+
+    def start(self, trainer, run):
+        Path(f"{trainer.rank}.part").write_text(str(os.getpid()))
+        os.rename(f"{trainer.rank}.part", f"{trainer.rank}.pid")
+
+    def on_iteration_end(self, trainer):
+        if trainer.rank == 1:
+            Path(f"after {trainer.iteration}").touch()
+            for _ in range(20):  # a sleep whose end came while it was stopped is over when it wakes
+                time.sleep(0.01)
+
+timeout_s = float(sys.argv[2])
+with ParallelWrapper(small_model(), 2, 1, callbacks=[Slow()], timeout_s=timeout_s, launcher=sys.argv[1]) as wrapper:
+    wrapper.fit(small_dataset(40), batch_size=4)
+    if wrapper.trainer.rank == 0:
+        print("trained", wrapper.trainer.iteration, flush=True)
+"""
+
+
+def stopped_while_training(folder, launcher: str, ranks: list[int]) -> tuple[int, str, str]:
+    """Train with two workers, and stop the processes of some for a while; exit code, stdout and stderr."""
+    (folder / "training.py").write_text(TRAINING)
+    command = [sys.executable, "training.py", launcher, str(TIMEOUT_S)]
+    if launcher == "mpi":
+        command = [str(mpiexec()), "-n", "2", *command]
+    with subprocess.Popen(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not (folder / "after 2").exists():
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=10)
+            time.sleep(0.01)
+        processes = {int((folder / f"{rank}.pid").read_text()) for rank in ranks}
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for each in processes:
+                os.kill(each, number)
+            time.sleep(STOPPED_S * (number == signal.SIGSTOP))
+        stdout, stderr = process.communicate(timeout=60)
+    return process.returncode, stdout, stderr
+
+
+@pytest.mark.parametrize("launcher", ["thread", pytest.param("mpi", marks=needs_mpi)])
+def test_a_run_that_was_stopped_goes_on(tmp_path, launcher):
+    """As by Ctrl-Z, for longer than the time-out: nobody is taken for dead."""
+    assert stopped_while_training(tmp_path, launcher, [0, 1]) == (0, "trained 5\n", "")
+
+
+@pytest.mark.parametrize(
+    "rank", [pytest.param(0, marks=needs_mpi), pytest.param(1, marks=[*needs_mpi, pytest.mark.slow])]
+)
+def test_a_rank_that_was_stopped_alone_is_the_one_that_is_taken_for_dead(tmp_path, rank):
+    """Rightly: the others did wait. It never says that of them when it wakes."""
+    code, stdout, stderr = stopped_while_training(tmp_path, "mpi", [rank])
+    assert (code, stdout) == (1, "")
+    assert stderr.count("WorkerTimeout: ") == 1
+    assert f"WorkerTimeout: worker {rank} has not arrived where worker {1 - rank} waited for it for 1.5 s" in stderr
+    assert "waited in gather_numbers" in stderr or "waited in allreduce_mean" in stderr
+
+
+class Hanging:
+    """A task in which one worker hangs until it is released."""
+
+    def __init__(self, victim: int) -> None:
+        self.victim, self.release, self.came_back = victim, threading.Event(), []
+
+    def __call__(self, communicator) -> None:
+        if communicator.rank == self.victim:
+            self.stand_here()
+        communicator.gather_numbers(0)
+        self.came_back.append(communicator.rank)
+
+    def stand_here(self) -> None:
+        self.release.wait(30)
+
+
+def test_of_a_thread_that_hangs_one_sees_where(monkeypatch, capsys):
+    monkeypatch.setattr(launch, "GRACE_S", 0.1)
+    task = Hanging(1)
+    with ThreadLauncher(2, timeout_s=0.3) as team, pytest.raises(WorkerTimeout) as caught:
+        team.run(task)
+    task.release.set()
+    assert tell(caught.value) == 1
+    line, second, *stack = capsys.readouterr().err.splitlines()
+    assert line.startswith("cupynet: worker 1 has not arrived where worker 0 waited for it for 0.3 s and is taken for")
+    assert line.endswith("in __call__)") and "; worker 0 waited in gather_numbers (test_waiting.py, line " in line
+    assert second == "cupynet: worker 1 is here (its latest call is the last):"
+    assert any("in stand_here" in each for each in stack) and any("in _serve" in each for each in stack)
+
+
+def test_a_thread_that_hung_does_nothing_more_when_it_comes_back(monkeypatch):
+    monkeypatch.setattr(launch, "GRACE_S", 0.1)
+    task = Hanging(0)
+    team = ThreadLauncher(3, timeout_s=0.3)
+    threads = list(team._threads)
+    with team, pytest.raises(WorkerTimeout, match="worker 0 has not arrived"):
+        team.run(task)
+    assert [thread.is_alive() for thread in threads] == [True, False, False]
+    task.release.set()
+    threads[0].join(10)
+    assert not threads[0].is_alive() and task.came_back == []
