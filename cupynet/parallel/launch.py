@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from cupynet.checks import integer, number
-from cupynet.errors import CupynetError, annotate
+from cupynet.errors import ConfigError, CupynetError, annotate
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator
 from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
+from cupynet.parallel.waiting import Patience
 
 T = TypeVar("T")
 Inbox: TypeAlias = "queue.SimpleQueue[Callable[[Communicator], Any] | None]"
@@ -23,6 +25,7 @@ Results: TypeAlias = "queue.SimpleQueue[tuple[int, Any]]"  # rank, what its task
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # how long the others may take to notice that a worker failed
+INTERRUPTED = -1  # the rank of who called `run` or `close`, where it is they that end a task
 
 
 class Launcher(Protocol):
@@ -54,11 +57,14 @@ class ThreadLauncher:
 
     So what a thread owns (a GPU's library handles) is made once. A context manager. With one worker the task runs in
     the calling thread: no thread, no parallel code. After a failure nothing more can be run: workers stand where they
-    were stopped.
+    were stopped. (One that hangs is left behind: when it comes back it does nothing more, and its thread ends.)
 
     Args:
         workers: how many.
         timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
+
+    Raises:
+        ConfigError: an argument cannot work; or so many threads cannot be started.
     """
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
@@ -68,16 +74,22 @@ class ThreadLauncher:
         self._results: Results = queue.SimpleQueue()
         self._inboxes: list[Inbox] = []
         self._threads: list[threading.Thread] = []
-        self._usable, self._running = True, threading.Lock()
+        self._usable, self._running, self._process = True, threading.Lock(), os.getpid()
+        # the threads do not hold this object: one that is dropped without `close` lets go of them too
+        self._dismiss = weakref.finalize(self, _dismiss, self._inboxes)
         for rank in range(self.workers if self.workers > 1 else 0):
             inbox: Inbox = queue.SimpleQueue()
             arguments = (ThreadCommunicator(self._group, rank), inbox, self._results)
-            name = f"cupynet worker {rank}"
-            self._threads.append(threading.Thread(target=_serve, args=arguments, name=name, daemon=True))
+            thread = threading.Thread(target=_serve, args=arguments, name=f"cupynet worker {rank}", daemon=True)
             self._inboxes.append(inbox)
-            self._threads[-1].start()
-        # the threads do not hold this object: one that is dropped without `close` lets go of them too
-        self._dismiss = weakref.finalize(self, _dismiss, self._inboxes)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.close()
+                raise ConfigError(
+                    f"workers={workers}: this machine starts no more than {rank} threads: ask for fewer"
+                ) from error
+            self._threads.append(thread)
 
     def __enter__(self) -> ThreadLauncher:
         return self
@@ -88,19 +100,31 @@ class ThreadLauncher:
         self.close()
 
     def close(self) -> None:
-        """End the threads and wait for them, for a grace period; harmless a second time."""
+        """End the threads and wait for them, for a grace period; harmless a second time.
+
+        From a worker, or while another thread is in `run`: the task ends where the workers next meet or look, with a
+        RuntimeError there.
+        """
         self._usable = False
+        if self._running.locked() and self._process == os.getpid():
+            error = RuntimeError("these workers were closed in the middle of a task: close them when it is done")
+            self._group.team.fail(INTERRUPTED, error)
         self._dismiss()
-        deadline = time.monotonic() + GRACE_S
+        patience = Patience(GRACE_S)
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), 0))
+            while thread.is_alive() and thread is not threading.current_thread() and not patience.over():
+                thread.join(patience.pause_s)
         self._threads = []
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
-        """See `Launcher.run`. RuntimeError after a failure or `close`, and while another task is running."""
+        """See `Launcher.run`. RuntimeError after a failure or `close`, while another task is running, and in a process
+        that was forked from the one with the threads."""
         if not self._usable:
             raise RuntimeError("these workers have failed, been interrupted or closed: make a new ParallelWrapper")
+        if self._process != os.getpid() and self.workers > 1:
+            raise RuntimeError(
+                "these workers are threads of the process that this one was forked from: make a ParallelWrapper here"
+            )
         if not self._running.acquire(blocking=False):
             raise RuntimeError("these workers are busy: a task cannot begin in the middle of another")
         try:
@@ -112,16 +136,16 @@ class ThreadLauncher:
             self._running.release()
 
     def _on_threads(self, task: Callable[[Communicator], T]) -> T | None:
-        for inbox in self._inboxes:
-            inbox.put(task)
         first, waiting = None, set(range(self.workers))
         try:
+            for inbox in self._inboxes:
+                inbox.put(task)
             while waiting and self._group.team.failure is None:
                 rank, result = self._results.get()
                 waiting.remove(rank)
                 first = result if rank == 0 else first
         except BaseException as error:  # a KeyboardInterrupt: the workers must not go on alone
-            self._group.team.fail(-1, error)
+            self._group.team.fail(INTERRUPTED, error)
             self._wait(waiting)
             raise
         if self._group.team.failure is not None:
@@ -132,12 +156,10 @@ class ThreadLauncher:
 
     def _wait(self, waiting: set[int]) -> None:
         """Wait after a failure for the workers still at it, no longer than they may take to notice."""
-        deadline = time.monotonic() + GRACE_S
-        while waiting:
-            try:
-                waiting.discard(self._results.get(timeout=max(deadline - time.monotonic(), 0))[0])
-            except queue.Empty:
-                return
+        patience = Patience(GRACE_S)
+        while waiting and not patience.over():
+            with suppress(queue.Empty):
+                waiting.discard(self._results.get(timeout=patience.pause_s)[0])
 
 
 def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> None:

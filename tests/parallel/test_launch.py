@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
 import traceback
@@ -93,3 +95,75 @@ def test_a_worker_that_does_not_notice_is_not_waited_for(monkeypatch):
     with ThreadLauncher(2) as team, pytest.raises(ZeroDivisionError):
         team.run(task)
     release.set()
+
+
+def test_too_many_threads_are_refused_and_none_is_left(monkeypatch):
+    started, start = [], threading.Thread.start
+
+    def no_more_than_three(thread):
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_more_than_three)
+    with pytest.raises(ConfigError, match="^workers=5: this machine starts no more than 3 threads: ask for fewer$"):
+        ThreadLauncher(5)
+    assert len(started) == 3 and not any(thread.is_alive() for thread in started)
+
+
+def test_an_interruption_while_a_task_is_handed_out_stops_those_who_have_it(monkeypatch):
+    """They would wait for the others until the time-out."""
+
+    class Interrupting:
+        def put(self, task):
+            if task is not None:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(launch, "GRACE_S", 0.5)  # worker 1 has nothing to answer
+    team = ThreadLauncher(2, timeout_s=60)
+    threads, team._inboxes[1] = list(team._threads), Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        team.run(lambda c: c.barrier())
+    team._inboxes[0].put(None)
+    threads[0].join(10)
+    assert not threads[0].is_alive()
+
+
+@pytest.mark.parametrize("closer", ["a worker", "another thread"])
+def test_a_launcher_that_is_closed_in_the_middle_of_a_task_ends_it(closer):
+    team, rounds = ThreadLauncher(2, timeout_s=60), []
+
+    def task(c):
+        for turn in range(100_000):
+            c.gather_numbers(turn)
+            if c.rank == 0:
+                rounds.append(turn)
+                if turn == 3:
+                    closing = team.close if closer == "a worker" else threading.Thread(target=team.close).start
+                    closing()
+
+    threads = list(team._threads)
+    with pytest.raises(RuntimeError, match="these workers were closed in the middle of a task: close them when it is"):
+        team.run(task)
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads) and len(rounds) < 100_000
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_told_that_it_has_no_workers():
+    """It would wait for ever for threads that are not there."""
+    with ThreadLauncher(2) as team:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                team.run(lambda c: c.rank)
+            except RuntimeError as error:
+                team.close()
+                os._exit(7 if "threads of the process that this one was forked from" in str(error) else 8)
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert team.run(lambda c: c.rank) == 0
