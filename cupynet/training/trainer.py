@@ -463,12 +463,19 @@ class Trainer:
         self._refuse_other_data(loader)
         evaluation = Evaluation(dataset.classes)
         made = loader.epoch(0, backend, dealt.rank, dealt.size, images=self.replica.needs_images)
-        with Prefetcher(made, self.prefetch_buffer) as batches:
-            for batch in batches:
-                found = self.replica.scores(batch)
-                if found is not None:
-                    scores, losses = found
-                    evaluation.add(scores, backend.to_host(batch.labels), losses)
+        where = "loading a batch"
+        try:
+            with Prefetcher(made, self.prefetch_buffer) as batches:
+                for batch in batches:
+                    where = f"at batch {batch.index}"
+                    found = self.replica.scores(batch)
+                    if found is not None:
+                        scores, losses = found
+                        evaluation.add(scores, backend.to_host(batch.labels), losses)
+                    where = "loading a batch"
+        except Exception as error:
+            annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")
+            raise
         whole = self._merge(evaluation, dataset)
         self.clock.evaluate_s += time.perf_counter() - began
         return whole

@@ -1,0 +1,297 @@
+"""Whatever fails, in whichever worker and when: the fit ends with that error, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import gc
+import os
+import random
+import re
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupynet import checkpoints
+from cupynet.checkpoints import Checkpoints, read
+from cupynet.data import Loader
+from cupynet.errors import OutputError
+from cupynet.optim import Nesterov
+from cupynet.parallel import WorkerTimeout, launch
+from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
+from tests.training.conftest import WAYS, small_dataset, small_model
+
+WORKERS, EPOCHS, ROUNDS = 3, 2, 7  # in an epoch of 80 samples, four at a time
+PLACE = r"worker {rank} \(numpy, device 0\)"
+IN_A_ROUND = PLACE + r", epoch {epoch}, at batch \d+"
+NAMES = ("cupynet worker", "cupynet-prefetch")
+
+
+class Injected(Exception):
+    """On purpose."""
+
+
+class Fault:
+    """Strikes on one worker, at one of the moments at which it is asked; one object for all workers.
+
+    Attributes:
+        struck: what was raised.
+    """
+
+    def __init__(self, rank: int, moment: int, kind: str) -> None:
+        self.rank, self.moment, self.kind = rank, moment, kind
+        self.struck: list[BaseException] = []
+        self.release = threading.Event()  # of a worker that hangs
+        self.trainer = None
+        self._asked = 0
+
+    def __deepcopy__(self, memo) -> Fault:
+        return self
+
+    def strike(self, rank: int) -> None:
+        if rank != self.rank:
+            return
+        self._asked += 1
+        if self._asked == self.moment:
+            if self.kind == "hang":
+                self.hang_here()
+                return
+            self.struck.append(SystemExit(7) if self.kind == "exit" else Injected(self.kind))
+            raise self.struck[0]
+
+    def hang_here(self) -> None:
+        self.release.wait(60)
+
+
+class Faulty(Callback):
+    """Fails in one event."""
+
+    every_rank = True
+
+    def __init__(self, fault: Fault, event: str) -> None:
+        self.fault, self.event = fault, event
+        setattr(self, event, self._strike)
+
+    def __deepcopy__(self, memo) -> Faulty:
+        return Faulty(self.fault, self.event)
+
+    def _strike(self, trainer, *arguments) -> None:
+        self.fault.strike(trainer.rank)
+
+
+def faulty(described, method: str, fault: Fault):
+    """A part whose `method` fails on the worker whose part it is: that of the thread it is called in."""
+
+    class Failing(type(described)):
+        pass
+
+    def strike(self, *arguments, **options):
+        fault.strike(int(threading.current_thread().name.rsplit(" ", 1)[1]))
+        return getattr(super(Failing, self), method)(*arguments, **options)
+
+    setattr(Failing, method, strike)
+    made = copy.copy(described)
+    made.__class__ = Failing
+    return made
+
+
+class FaultyLoader(Loader):
+    """Fails where batches are made: in the threads that make them ahead."""
+
+    fault: Fault
+
+    def epoch(self, number, backend, rank=0, workers=1, **options):
+        for batch in super().epoch(number, backend, rank, workers, **options):
+            self.fault.strike(rank)
+            yield batch
+
+
+# what fails -> how often it is asked in a fit, and what names the place
+ROUND = ROUNDS * EPOCHS - EPOCHS  # the last round of an epoch has no batch for some
+KINDS: dict[str, tuple[int, str]] = {
+    "callback": (ROUND, IN_A_ROUND),
+    "report": (ROUND // 2, IN_A_ROUND),
+    "exit": (ROUND, ""),
+    "epoch": (EPOCHS, "worker {rank}"),
+    "start": (1, "worker {rank}"),
+    "finish": (1, "worker {rank}"),
+    "optimizer": (ROUND, IN_A_ROUND),
+    "synchronizer": (ROUND, IN_A_ROUND),
+    "average": (EPOCHS, "worker {rank}"),
+    "prefetcher": (ROUND, PLACE + ", epoch {epoch}, loading a batch"),
+    "evaluation": (4, PLACE + ", evaluating, loading a batch"),
+    "scores": (4, PLACE + r", evaluating, at batch \d+"),
+    "disk": (3, ""),
+    "hang": (ROUND, ""),
+}
+EVENTS = {
+    "callback": "on_iteration_end",
+    "exit": "on_iteration_end",
+    "hang": "on_iteration_end",
+    "report": "on_report",
+    "epoch": "on_epoch_end",
+    "start": "on_fit_start",
+    "finish": "before_finish",
+}
+
+
+def wrapper_with(fault: Fault, way: str, folder, monkeypatch) -> ParallelWrapper:
+    """A wrapper in which `fault` strikes."""
+    kind, synchronizer, optimizer = fault.kind, WAYS[way], Nesterov(0.05, 0.9)
+    callbacks: list[Callback] = [Checkpoint(every_iterations=2), History()]
+    if kind in EVENTS:
+        callbacks.append(Faulty(fault, EVENTS[kind]))
+    if kind == "optimizer":
+        optimizer = faulty(optimizer, "update", fault)
+    if kind in ("synchronizer", "average"):
+        synchronizer = faulty(synchronizer, "after_update" if kind == "synchronizer" else "finish", fault)
+    model = small_model()
+    if kind == "scores":
+        model.loss = faulty(model.loss, "scores", fault)
+    if kind == "disk":
+        real, fault.rank = os.rename, 0
+
+        def rename(source, target) -> None:
+            if ".tmp-" in str(source):
+                fault._asked += 1
+                if fault._asked == fault.moment:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+            real(source, target)
+
+        monkeypatch.setattr(checkpoints.os, "rename", rename)
+    return ParallelWrapper(
+        model,
+        WORKERS,
+        synchronizer=synchronizer,
+        optimizer=optimizer,
+        callbacks=callbacks,
+        prefetch_buffer=6,
+        report_every=2,
+        timeout_s=0.5 if kind == "hang" else 60.0,
+        run=folder,
+    )
+
+
+def ours() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(NAMES))
+
+
+def gone(seconds: float = 10.0) -> list[str]:
+    """The threads of ours that are left after a while."""
+    deadline = time.monotonic() + seconds
+    while ours() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return ours()
+
+
+def check_error(error: BaseException, fault: Fault, folder) -> None:
+    """It is the one that was raised, and says where."""
+    _, place = KINDS[fault.kind]
+    notes = getattr(error, "__notes__", [])
+    if fault.kind == "disk":
+        assert isinstance(error, OutputError) and isinstance(error.__cause__, OSError)
+        assert re.search(r"step-\d+: the checkpoint cannot be written \(No space left on device\)", str(error))
+        for step in Checkpoints(folder / "checkpoints").steps():
+            read(Checkpoints(folder / "checkpoints").path(step))  # those of before are whole
+        assert all("." not in entry.name for entry in (folder / "checkpoints").iterdir())
+        return
+    if fault.kind == "hang":
+        assert isinstance(error, WorkerTimeout)
+        assert re.match(rf"worker {fault.rank} has not arrived where worker \d waited", str(error))
+        (stack,) = [note for note in notes if note.startswith(f"worker {fault.rank} is here")]
+        assert ", in hang_here\n" in stack
+        return
+    assert fault.struck and error is fault.struck[0]
+    epochs = {place.format(rank=fault.rank, epoch=epoch) for epoch in range(1, EPOCHS + 1)}
+    if place:
+        assert len(notes) == 1 and any(re.fullmatch(each, notes[0]) for each in epochs), notes
+
+
+def end_in_failure(kind: str, way: str, rank: int, moment: int, folder) -> None:
+    """One fit that fails, and what is left of it."""
+    fault = Fault(rank, moment, kind)
+    data = small_dataset(80)
+    train, held_out = FaultyLoader(data, 4, seed=3), FaultyLoader(small_dataset(48), 4, shuffle=False)
+    nothing = Fault(-1, 1, "none")
+    train.fault, held_out.fault = (fault if kind == name else nothing for name in ("prefetcher", "evaluation"))
+    began = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        wrapper = wrapper_with(fault, way, folder, patch)
+        model = wrapper.model
+        with wrapper, pytest.raises(BaseException) as caught:
+            wrapper.fit(train, EPOCHS, evaluate_on=held_out)
+    check_error(caught.value, fault, folder)
+    with pytest.raises(RuntimeError, match="these workers have failed, been interrupted or closed: make a new"):
+        wrapper.fit(train, 1)
+    fault.release.set()
+    assert gone() == []
+    with ParallelWrapper(model, WORKERS, synchronizer=WAYS[way]) as again:
+        again.fit(Loader(data, 4, seed=3), 1)
+    assert np.isfinite(model.params.master).all()
+    assert time.monotonic() - began < 30
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Who hangs is not waited for for five seconds."""
+    monkeypatch.setattr(launch, "GRACE_S", 0.5)
+
+
+def at_random(kind: str, rng: random.Random) -> tuple[str, str, int, int]:
+    """What fails, how the replicas are kept together, on which worker, and the how many-th time it is asked."""
+    return kind, rng.choice(list(WAYS)), rng.randrange(WORKERS), rng.randint(1, KINDS[kind][0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failure_ends_a_fit_with_its_own_error(kind, tmp_path):
+    end_in_failure(*at_random(kind, random.Random(kind)), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_hundred_failures_at_random_moments_never_hang(tmp_path, capsys):
+    rng, longest = random.Random(17), 0.0
+    for number in range(100):
+        folder, began = tmp_path / str(number), time.monotonic()
+        folder.mkdir()
+        end_in_failure(*at_random(list(KINDS)[number % len(KINDS)], rng), folder)
+        longest = max(longest, time.monotonic() - began)
+    with capsys.disabled():
+        print(f"\n100 failures of {len(KINDS)} kinds, 0 hangs, each its own error, the longest {longest:.1f} s")
+
+
+def held() -> tuple[int, list[str], int]:
+    """Threads, what open files lead to, and bytes of memory of this process."""
+    gc.collect()
+    files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()]
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return threading.active_count(), sorted(files), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to count open files")
+def test_thirty_wrappers_leave_nothing_behind(tmp_path):
+    """Threads and open files to the last one; a third of the wrappers fail."""
+
+    def use(number: int) -> None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        callbacks = [Checkpoint(keep_last=1), History(), *([Faulty(fault, "on_fit_end")] if number % 3 == 0 else [])]
+        with suppress(Injected), ParallelWrapper(small_model(), 2, callbacks=callbacks, run=folder) as wrapper:
+            for _ in range(2):
+                wrapper.fit(Loader(data, 4, seed=3), 1, evaluate_on=held_out)
+            completed.append(number)
+
+    data, completed = small_dataset(40), []
+    held_out = Loader(data, 4, shuffle=False)
+    for number in range(33):
+        fault = Fault(number % 2, 2, "callback")
+        use(number)
+        if number == 2:
+            threads, files, memory = held()
+    assert len(completed) == 22 and gone() == []
+    after = held()
+    assert (after[0], after[1]) == (threads, files)
+    assert after[2] - memory < 30e6  # what the allocator keeps; a model with its states has 10 kB, its run much more
