@@ -297,8 +297,16 @@ class Failing(Layer):
             self.done += 1
             import threading
             if self.done == self.step and threading.current_thread().name.endswith(str(self.worker)):
-                raise ZeroDivisionError("on purpose")
+                self.fail()
         return x, lambda dy: dy
+
+    def fail(self):
+        raise ZeroDivisionError("on purpose")
+
+class Hanging(Failing):
+    def fail(self):
+        import time
+        time.sleep(600)
 """
 
 
@@ -314,6 +322,24 @@ def test_a_failing_worker_ends_the_process_with_its_own_traceback(step, worker, 
     assert "ZeroDivisionError: on purpose" in stderr and "failing.py" in stderr
     if sys.version_info >= (3, 11):
         assert f"worker {worker} (numba, device 0), epoch 1, at batch" in stderr
+
+
+@pytest.mark.slow
+def test_of_a_hanging_worker_the_log_shows_where_it_is(tmp_path):
+    """One line, and below it the calls; the process ends although the worker does not."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    part = "+model.layers={bad:{_target_:failing.Hanging,step:3,worker:1}}"
+    settings = [*QUICK, "workers=2", "parallel.timeout_s=2", "trusted_modules=[failing]", part]
+    began = time.monotonic()
+    _, stderr = run(tmp_path, *settings, code=1, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert time.monotonic() - began < 60
+    line, second, *stack = stderr.splitlines()
+    assert line.startswith(
+        "cupynet: worker 1 has not arrived where worker 0 waited for it for 2 s and is taken for dead"
+    )
+    assert second == "cupynet: worker 1 is here (its latest call is the last):"
+    assert any("failing.py" in each and "in fail" in each for each in stack) and "Traceback" not in stderr
+    assert "failing.py" in (run_folder(tmp_path) / "train.log").read_text()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cupynet.checkpoints import read
 from tests.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
 from tests.test_resume import FAULT, FAULTY, MORE, same, started
 from tests.test_train import QUICK, environment, run, run_folder
@@ -23,7 +24,7 @@ pytestmark = needs_mpi
 
 MPI = [*QUICK, "parallel.launcher=mpi"]
 FAULTS = """
-import os, signal
+import os, resource, signal
 from cupynet.training import Callback
 
 def deliberate_failure():
@@ -42,6 +43,12 @@ class Fault(Callback):
             if self.kind == "diverge":
                 trainer.params.master[0] = float("nan")
                 return
+            if self.kind == "disk":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+                return
+            if self.kind == "SIGKILL in a save":
+                trainer.world.send = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+                return
             os.kill(os.getpid(), getattr(signal, self.kind))
 """
 
@@ -56,7 +63,7 @@ def train(folder: Path, ranks: int, *arguments: str, code: int = 0) -> tuple[str
 def faulty(folder: Path, kind: str, rank: int, iteration: int) -> list[str]:
     """Settings under which `rank` meets a fault after `iteration`."""
     (folder / "faults.py").write_text(FAULTS)
-    part = {"_target_": "faults.Fault", "rank": rank, "iteration": iteration, "kind": kind}
+    part = {"_target_": "faults.Fault", "rank": rank, "iteration": iteration, "kind": f"'{kind}'"}
     return ["trusted_modules=[faults]", *(f"+callbacks.fault.{key}={value}" for key, value in part.items())]
 
 
@@ -198,6 +205,29 @@ def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
     _, stderr = train(tmp_path, 3, *MPI, *faulty(tmp_path, "raise", 2, 4), code=1)
     assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
     assert stderr.endswith("cupynet: rank 2: this is a bug: ZeroDivisionError: on purpose\n")
+
+
+SAVING = [*MPI, "callbacks.checkpoint.every_iterations=4"]
+
+
+def test_a_checkpoint_that_rank_0_cannot_write_ends_all(tmp_path):
+    """The others have handed over what is theirs, and train on until they hear of it."""
+    stdout, stderr = train(tmp_path, 2, *SAVING, *faulty(tmp_path, "disk", 0, 8), code=74)
+    assert (
+        len(stderr.splitlines()) == 1 and "cannot be written (File too large)" in stderr and "Traceback" not in stdout
+    )
+    checkpoints = run_folder(tmp_path) / "checkpoints"
+    assert [entry.name for entry in checkpoints.iterdir()] == ["step-00000004"]
+    assert read(checkpoints / "step-00000004").state["iteration"] == 4
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_its_state_is_gathered_ends_all(tmp_path):
+    done = under_mpiexec(
+        2, "-m", "cupynet.train", *SAVING, *faulty(tmp_path, "SIGKILL in a save", 1, 8), cwd=tmp_path, timeout=60
+    )
+    assert done.returncode != 0
+    assert [entry.name for entry in (run_folder(tmp_path) / "checkpoints").iterdir()] == ["step-00000004"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

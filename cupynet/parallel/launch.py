@@ -74,6 +74,7 @@ class ThreadLauncher:
         self._results: Results = queue.SimpleQueue()
         self._inboxes: list[Inbox] = []
         self._threads: list[threading.Thread] = []
+        self._left_behind: list[threading.Thread] = []  # those that hang: they have had their time
         self._usable, self._running, self._process = True, threading.Lock(), os.getpid()
         # the threads do not hold this object: one that is dropped without `close` lets go of them too
         self._dismiss = weakref.finalize(self, _dismiss, self._inboxes)
@@ -111,10 +112,9 @@ class ThreadLauncher:
             self._group.team.fail(INTERRUPTED, error)
         self._dismiss()
         patience = Patience(GRACE_S)
-        for thread in self._threads:
+        for thread in filter(lambda thread: thread not in self._left_behind, self._threads):
             while thread.is_alive() and thread is not threading.current_thread() and not patience.over():
                 thread.join(patience.pause_s)
-        self._threads = []
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """See `Launcher.run`. RuntimeError after a failure or `close`, while another task is running, and in a process
@@ -160,6 +160,7 @@ class ThreadLauncher:
         while waiting and not patience.over():
             with suppress(queue.Empty):
                 waiting.discard(self._results.get(timeout=patience.pause_s)[0])
+        self._left_behind = [self._threads[rank] for rank in waiting]
 
 
 def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> None:

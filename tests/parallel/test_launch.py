@@ -97,6 +97,28 @@ def test_a_worker_that_does_not_notice_is_not_waited_for(monkeypatch):
     release.set()
 
 
+def test_a_worker_that_hangs_is_waited_for_once(monkeypatch):
+    """In `run`; `close` knows then that it will not come."""
+    release, team = threading.Event(), ThreadLauncher(2)
+    monkeypatch.setattr(launch, "GRACE_S", 0.1)
+
+    def task(c):
+        if c.rank == 0:
+            deliberate_failure()
+        release.wait(60)
+
+    with pytest.raises(ZeroDivisionError):
+        team.run(task)
+    monkeypatch.setattr(launch, "GRACE_S", 60.0)
+    closing = threading.Thread(target=team.close)
+    closing.start()
+    closing.join(20)
+    waited = closing.is_alive()
+    release.set()
+    closing.join(20)
+    assert not waited
+
+
 def test_too_many_threads_are_refused_and_none_is_left(monkeypatch):
     started, start = [], threading.Thread.start
 
@@ -116,18 +138,23 @@ def test_an_interruption_while_a_task_is_handed_out_stops_those_who_have_it(monk
     """They would wait for the others until the time-out."""
 
     class Interrupting:
+        def __init__(self, inbox):
+            self.inbox = inbox
+
         def put(self, task):
             if task is not None:
                 signal.raise_signal(signal.SIGINT)
+            self.inbox.put(task)
 
     monkeypatch.setattr(launch, "GRACE_S", 0.5)  # worker 1 has nothing to answer
     team = ThreadLauncher(2, timeout_s=60)
-    threads, team._inboxes[1] = list(team._threads), Interrupting()
+    threads, team._inboxes[1] = list(team._threads), Interrupting(team._inboxes[1])
     with pytest.raises(KeyboardInterrupt):
         team.run(lambda c: c.barrier())
-    team._inboxes[0].put(None)
-    threads[0].join(10)
-    assert not threads[0].is_alive()
+    team.close()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.parametrize("closer", ["a worker", "another thread"])
