@@ -70,13 +70,13 @@ class MpiCommunicator(Communicator):
     def split(self, color: int, key: int) -> Communicator:
         asked = self._gather(np.array([color, key], np.int64)).tolist()
         ranks = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)]
-        # it blocks; but everybody has just been here
-        comm = self._comm.Split(ranks[0], ranks.index(self.rank))
         if len(ranks) == 1:
-            comm.Free()
             return SerialCommunicator(self.traffic)
-        names = [self._names[rank] for rank in ranks]
-        return MpiCommunicator(comm, self.team, names, self._backend, self.traffic)
+        names = tuple(self._names[rank] for rank in ranks)
+        if names not in self.team.groups:  # MPI has some 2,000 of them and no more
+            # it blocks; but everybody has just been here
+            self.team.groups[names] = self._comm.Create_group(self._comm.Get_group().Incl(ranks))
+        return MpiCommunicator(self.team.groups[names], self.team, names, self._backend, self.traffic)
 
     def barrier(self) -> None:
         self._gather(np.zeros(1, np.uint8))

@@ -44,6 +44,7 @@ class RankTeam:
         ended: rank -> why it ended, and its exit code; of those that did, this one included.
         leaving: the ranks whose programs are over.
         outbox: messages on their way.
+        groups: what connects some of the ranks, by their numbers in order; made once, and used by all who need it.
     """
 
     def __init__(self, mpi: Any, world: Any) -> None:
@@ -52,6 +53,7 @@ class RankTeam:
         self.ended: dict[int, tuple[Word, int]] = {}
         self.leaving: set[int] = set()
         self.outbox = Outbox(mpi)
+        self.groups: dict[tuple[int, ...], Any] = {}
         self._world = world
         self._heard = np.zeros(3, np.int64)  # rank, word, exit code
         self._said: list[Any] = []

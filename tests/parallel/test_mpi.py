@@ -43,8 +43,12 @@ def task(c):
         c.check()
     return "done"
 
+def form_groups(c):
+    groups = [c.split(0, -c.rank) for _ in range(2500)]  # MPI has some 2,000 and no more
+    return int(groups[-1].gather_numbers(c.rank)[0, 0])
+
 launcher = MpiLauncher(timeout_s=1.0 if "silent" in kind else 60.0)
-result = launcher.run(task)
+result = launcher.run(form_groups if kind == "groups" else task)
 if kind == "late" and launcher.first == victim:  # the others are on their way out already
     deliberate_failure()
 if kind == "silent at the end" and launcher.first == victim:
@@ -71,6 +75,10 @@ def run(script: Path, ranks: int, kind: str, victim: int = 1, turn: int = 20) ->
 
 def test_the_result_is_rank_0s_and_all_leave_together(script):
     assert run(script, 3, "none") == (0, "done\n", "")
+
+
+def test_groups_are_formed_as_often_as_one_likes(script):
+    assert run(script, 2, "groups") == (0, "1\n", "")
 
 
 @pytest.mark.parametrize(("kind", "victim"), [("raise", 1), ("late", 0), ("late", 2)])
