@@ -56,7 +56,7 @@ def prepare(settings: Settings) -> Experiment:
         from cupynet.training.checkpoint import check_workers, found
 
         stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet to warn in
-        check_workers(stored, experiment.placement.ranks)
+        check_workers(stored, experiment.placement.ranks, experiment.placement.stages)
     return experiment
 
 

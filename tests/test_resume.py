@@ -91,7 +91,6 @@ def stopped(tmp_path_factory):
         ),
         (["resume=outputs/day/run", "model.layers.conv1.filters=7"], "model.layers.conv1.filters=7: the run in"),
         (["resume=outputs/day/run", "parallel=gradients"], "the run in outputs/day/run was made with"),
-        (["resume=outputs/day/run", "workers=3"], "was made by 2 workers, and here are 3"),
         (["resume=outputs/day"], "resume='outputs/day': is neither the folder of a run nor one of its checkpoints"),
         (["resume=latest", "-m", "seed=1,2"], "resume=latest: goes on with one run, and a sweep makes many"),
         (["resume=[1]"], "is neither the folder of a run"),
@@ -124,6 +123,15 @@ def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path
     assert (tmp_path / "outputs/day/run/weights.safetensors").read_bytes() == before
     stdout, _ = run(tmp_path, "resume=latest", *QUICK, "hydra.run.dir=new")
     assert "there is nothing to go on with: a new run begins" in stdout and (tmp_path / "new/summary.json").is_file()
+
+
+def test_other_workers_and_another_dtype_go_on(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    stdout, stderr = run(tmp_path, "resume=outputs/day/run", "workers=3", "dtype=double", "backend=numpy", FAULTY[0])
+    assert stderr == "" and "3 workers go on from what 2 left: all begin with the mean of their weights" in stdout
+    assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float;" in stdout
+    summary = json.loads((tmp_path / "outputs/day/run/summary.json").read_text())
+    assert (summary["workers"], summary["dtype"], summary["epochs"]) == (3, "double", 3)
 
 
 def test_a_new_run_in_an_old_folder_has_no_old_checkpoints(stopped, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cupynet.backend.array import Array
@@ -110,6 +111,12 @@ class ElasticAveraging(ParameterAveraging):
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._apart, self._seen = state["apart"], state["seen"]
+
+    def weighs(self, state: Mapping[str, Any]) -> float:
+        return float(state["seen"])
+
+    def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().joined(state), "apart": 0, "seen": 0}
 
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
         """Replica and centre pull at each other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,9 @@ class GradientSharing(Synchronizer):
         if self._encoder is not None:
             self._encoder.restore(state["encoding"])
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
+
+    def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        return {**state, "tally": Tally(score=self.report_score).state()}
 
     def _share_gradients(self, grad: Array, samples: int) -> None:
         """Overwrite the gradients with those of all workers, (P,)."""

@@ -143,6 +143,14 @@ class Synchronizer:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
 
+    def weighs(self, state: Mapping[str, Any]) -> float:
+        """What a replica with such a state counts in a mean of all: for one, the samples since they last met."""
+        return 1.0
+
+    def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of replicas that have just become one, the mean of all; state: the mean of theirs."""
+        return dict(state)
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse what `restore` would look in vain for something in. ConfigError."""
         lacking = list(_lacking(self.state(), state))

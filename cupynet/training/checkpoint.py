@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from cupynet.backend.environment import environment
 from cupynet.checkpoints import MANIFEST, Checkpoints, Stored, read
 from cupynet.checks import integer
 from cupynet.errors import ConfigError, DataError
@@ -24,11 +26,16 @@ from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.early_stopping import DIRECTIONS
 from cupynet.training.records import EpochRecord, TrainerView
+from cupynet.training.regroup import Tree, filled, regrouped, trained_again
 
-Tree: TypeAlias = "dict[str, Any]"  # numbers and arrays by name, in dictionaries
+if TYPE_CHECKING:
+    from cupynet.training.trainer import Trainer
+
 Arrays: TypeAlias = "dict[str, Any]"  # by the names that lead there, with / between them
 
 WEIGHTS = "replica/weights/"
+
+log = logging.getLogger(__name__)
 
 
 class Checkpoint(Callback):
@@ -65,6 +72,7 @@ class Checkpoint(Callback):
             raise ConfigError(f"best={best!r}: must be one of {', '.join(DIRECTIONS)}, or null")
         self.best = best
         self._path = None if path is None else Path(path)
+        self._made: Tree | None = None
         self._written = 0
         self._for_good: list[int] = []  # iterations
         self._best_step, self._best_score = -1, math.nan
@@ -73,6 +81,9 @@ class Checkpoint(Callback):
         if self._path is None and run is None:
             raise ConfigError("Checkpoint needs a path where there is no run folder: Checkpoint(path='checkpoints')")
         self._store = Checkpoints(run.checkpoints_path if self._path is None and run is not None else self._path or "")
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        self._made = made_by(trainer) if trainer.rank == 0 else None
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
         if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:
@@ -109,18 +120,26 @@ class Checkpoint(Callback):
         self._written += 1
         if self.keep_every is not None and self._written % self.keep_every == 0 and step not in self._for_good:
             self._for_good.append(step)
-        save(self._store, trainer)
+        save(self._store, trainer, self._made)
         if trainer.rank == 0:
             newest = [each for each in self._store.steps() if each <= step][-self.keep_last :]
             self._store.keep({*newest, *self._for_good, self._best_step})
 
 
-def save(store: Checkpoints, trainer: TrainerView) -> None:
-    """Write down where all workers are; each calls it, after the same round. OutputError, on rank 0."""
+def save(store: Checkpoints, trainer: TrainerView, made: Tree | None = None) -> None:
+    """Write down where all workers are; each calls it, after the same round. OutputError, on rank 0.
+
+    made: what `made_by` said, where that is known.
+    """
     found = gathered(trainer.world, trainer.state())
     if found is not None:
         workers, arrays = found
-        state = {"iteration": trainer.iteration, "epoch": trainer.epoch, "workers": workers}
+        state = {
+            "iteration": trainer.iteration,
+            "epoch": trainer.epoch,
+            "made_by": made_by(trainer),
+            "workers": workers,
+        }
         weights = {name.removeprefix(WEIGHTS): each for name, each in arrays.items() if name.startswith(WEIGHTS)}
         others = {name: each for name, each in arrays.items() if not name.startswith(WEIGHTS)}
         store.save(trainer.iteration, state, {"weights": weights, "state": others})
@@ -142,11 +161,14 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
     return newest
 
 
-def check_workers(stored: Stored, workers: int) -> None:
-    """Refuse a checkpoint that so many workers (replicas x stages) did not make. ConfigError, DataError."""
+def check_workers(stored: Stored, workers: int, stages: int) -> None:
+    """Refuse a checkpoint that so many workers (replicas x stages) cannot go on from. ConfigError, DataError."""
     there = len(_content(stored)[0])
-    if there != workers:
-        raise ConfigError(f"{stored.path}: was made by {there} workers, and here are {workers}: let as many go on")
+    if there % stages:
+        raise ConfigError(
+            f"{stored.path}: was made by {there} workers, and here are {workers}, {stages} stages to a replica: cut "
+            "replicas into as many stages as then"
+        )
 
 
 def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
@@ -193,25 +215,107 @@ def _stored_as(name: str, rank: int, owners: Mapping[str, int]) -> str:
     return name if len(owners) == 1 else f"{name}@{rank}"
 
 
-def dealt(world: Communicator, stored: Stored | None) -> Tree:
-    """This worker's state, from the checkpoint that rank 0 has read; each calls it, the others with None.
+def resumed(trainer: Trainer, stored: Stored | None) -> None:
+    """Let this worker go on from the checkpoint that rank 0 has read; each calls it, the others with None.
+
+    By as many workers as it is of it is taken over exactly; with others see regroup.py. Rank 0 says so in the log.
 
     Raises:
-        ConfigError: it is of another number of workers.
+        ConfigError: it is of another network, optimizer or synchronizer, or its replicas had other stages.
         DataError: it is not a checkpoint of a training run.
     """
+    traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
+    state, regroup = dealt(trainer, stored)
+    traffic.bytes_sent = sent  # that figure is of what training sends
+    if regroup:
+        state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
+    trainer.restore(state)
+
+
+def dealt(trainer: Trainer, stored: Stored | None) -> tuple[Tree, bool]:
+    """This worker's state, from what rank 0 has read; and whether it is of another number of workers."""
+    world = trainer.world
     if world.rank == 0:
         if stored is None:
             raise ValueError("rank 0 needs what was read")
-        check_workers(stored, world.size)
-        workers, arrays = _content(stored)
-        texts = [json.dumps(_told(each, arrays)).encode() for each in workers]
+        states, regroup = _for_workers(trainer, stored)
         for rank in range(1, world.size):
-            world.send(np.array([len(texts[rank])]), rank)
-            world.send(np.frombuffer(texts[rank], np.uint8), rank)
-            for name in workers[rank]["arrays"].values():
-                world.send(arrays[name], rank)
-        return _together(workers[0]["numbers"], {name: arrays[at] for name, at in workers[0]["arrays"].items()})
+            _send(world, states[rank], rank)
+        world.broadcast(np.array([regroup], np.int64))
+        return states[0], regroup
+    state, told = _received(world), np.zeros(1, np.int64)
+    world.broadcast(told)
+    return state, bool(told[0])
+
+
+def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
+    """The state of every worker, and whether they had to be made anew."""
+    world, stages = trainer.world, trainer.groups.stages.size
+    check_workers(stored, world.size, stages)
+    workers, arrays = _content(stored)
+    states = [_together(each["numbers"], {name: arrays[at] for name, at in each["arrays"].items()}) for each in workers]
+    then, now = stored.state.get("made_by"), made_by(trainer)
+    others = differences(then if isinstance(then, dict) else {}, now)
+    log.info("%s: %s", stored.path, others or "goes on exactly: same workers, backend, dtype, processor and BLAS")
+    if len(states) == world.size:
+        return states, False
+    again, epoch = trained_again(states, world.size, stages), states[0]["trainer"]["epoch"] + 1
+    more = f"; {again} batch{'es' * (again > 1)} of epoch {epoch} are trained on once more" if again else ""
+    log.info(
+        "%d workers go on from what %d left: all begin with the mean of their weights, by the samples that each had "
+        "seen since they last met%s",
+        world.size,
+        len(states),
+        more,
+    )
+    synchronizer = trainer.synchronizer
+    return regrouped(states, world.size, stages, synchronizer.weighs, synchronizer.joined), True
+
+
+def made_by(trainer: TrainerView) -> dict[str, Any]:
+    """What the bits of a training follow from, besides its settings: told in a checkpoint, compared by who goes on."""
+    machine, backend = environment(), trainer.backend
+    blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
+    threads = sorted({each["num_threads"] for each in machine["blas"]})
+    versions = {name: machine["versions"].get(name) for name in ("cupynet", "numpy", "numba")}
+    return {
+        "workers": trainer.workers,
+        "backend": backend.name,
+        "dtype": backend.policy.name,
+        "processor": machine["cpu"],
+        "vector instructions": " ".join(machine["cpu_flags"]),
+        "BLAS": ", ".join(sorted(set(blas))),
+        "BLAS threads": ", ".join(map(str, threads)),
+        **versions,
+    }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What is other than it was, in a sentence; "" where the same bits come out."""
+    other = [f"{name} {now[name]}, then {then[name]}" for name in now if name in then and now[name] != then[name]]
+    unknown = [name for name in now if name not in then]
+    if unknown:
+        return f"goes on, maybe not bit for bit: it does not say with which {', '.join(unknown)} it was made"
+    if not other:
+        return ""
+    if then["dtype"] != now["dtype"]:
+        narrower = {"double": 2}.get(now["dtype"], 1) < {"double": 2}.get(then["dtype"], 1)
+        kept = "weights and optimizer state are rounded to 32 bits" if narrower else "weights are taken over exactly"
+        other.append(f"{kept}, what follows is computed otherwise")
+    return f"goes on to rounding, not bit for bit: {'; '.join(other)}"
+
+
+def _send(world: Communicator, state: Tree, rank: int) -> None:
+    numbers, arrays = _apart(state)
+    forms = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+    text = json.dumps({"numbers": numbers, "arrays": forms}).encode()
+    world.send(np.array([len(text)]), rank)
+    world.send(np.frombuffer(text, np.uint8), rank)
+    for array in arrays.values():
+        world.send(array, rank)
+
+
+def _received(world: Communicator) -> Tree:
     length = np.zeros(1, np.int64)
     world.recv(length, 0)
     text = np.zeros(int(length[0]), np.uint8)
@@ -235,12 +339,6 @@ def _content(stored: Stored) -> tuple[list[Tree], Arrays]:
         if lacking:
             raise DataError(f"{stored.path}: lacks {', '.join(lacking)} of worker {rank}")
     return workers, arrays
-
-
-def _told(worker: Tree, arrays: Arrays) -> Tree:
-    """A worker's numbers, and of what kind and shape its arrays are, in the order in which they are sent."""
-    forms = {name: (arrays[at].dtype.str, arrays[at].shape) for name, at in worker["arrays"].items()}
-    return {"numbers": worker["numbers"], "arrays": forms}
 
 
 def _fingerprint(array: Any) -> list[Any]:

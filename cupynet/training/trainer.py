@@ -496,7 +496,8 @@ class Trainer:
         return {
             "trainer": {
                 **{name: getattr(self, name) for name in ("iteration", "epoch", "round")},
-                "span_start": -1 if self._span_start is None else self._span_start,
+                "fitting": self._span_start is not None,
+                "span_start": self._span_start or 0,
                 "deal": np.array(self._deal, np.int64),
             },
             "clock": asdict(self.clock),
@@ -517,7 +518,7 @@ class Trainer:
         self.synchronizer.check_state(state["synchronizer"])
         position = state["trainer"]
         self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
-        self._span_start = None if position["span_start"] < 0 else position["span_start"]
+        self._span_start = position["span_start"] if position["fitting"] else None
         self._deal = tuple(int(count) for count in position["deal"])
         self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})

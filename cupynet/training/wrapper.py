@@ -39,7 +39,7 @@ from cupynet.parallel import (
 )
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, check_validation
-from cupynet.training.checkpoint import dealt, found, save
+from cupynet.training.checkpoint import found, resumed, save
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
@@ -269,16 +269,19 @@ class ParallelWrapper:
     def restore(self, path: str | Path) -> None:
         """Go on from a checkpoint: what the next `fit` does is what would have been done, bit for bit.
 
+        With another number of workers than it is of all begin with the mean of the replicas; with another backend or
+        dtype the same is computed to rounding. The log says which.
+
         path: of a checkpoint, or of a folder of them, of which the newest is taken that is whole.
 
         Raises:
-            ConfigError: it is not there; or of another network, optimizer or synchronizer, or of other workers.
+            ConfigError: it is not there; or of another network, optimizer or synchronizer, or of other stages.
             DataError: it is damaged.
         """
         stored = found(path) if self._launcher.first == 0 else None
 
         def task(trainer: Trainer) -> None:
-            trainer.restore(dealt(trainer.world, stored if trainer.rank == 0 else None))
+            resumed(trainer, stored if trainer.rank == 0 else None)
 
         self.on_workers(task)
 

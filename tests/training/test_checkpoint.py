@@ -203,7 +203,8 @@ def test_what_cannot_be_restored_is_refused(tmp_path):
     with ParallelWrapper(small_model(), 2) as one:
         one.fit(small_dataset(20), 1, batch_size=4)
         path = one.checkpoint(tmp_path / "two")
-    with ParallelWrapper(small_model(), 3) as other, pytest.raises(ConfigError, match="by 2 workers, and here are 3"):
+    stages = pytest.raises(ConfigError, match="by 2 workers, and here are 3, 3 stages to a replica")
+    with ParallelWrapper(small_model(), 1, pipeline=Pipeline(3)) as other, stages:
         other.restore(path)
     with (
         ParallelWrapper(small_model(), 2) as other,
