@@ -1,26 +1,30 @@
 """Reading a gzipped IDX file (http://yann.lecun.com/exdb/mnist/) that may turn out to be anything.
 
-What a file has to be is known beforehand (`IdxFile`), so it is checked from the outside in: gzip, magic, dimensions,
-length, SHA-256. The digest is that of the *unpacked* bytes: a file that was packed again is as good as the official
-one. Nothing is allocated for what a header claims, and at most one byte more is unpacked than the file should hold.
+What a file has to be is known beforehand (`IdxFile`), so it is checked from the outside in: a file of a size that can
+be, gzip, magic, dimensions, length, SHA-256. The digest is that of the *unpacked* bytes: a file that was packed again
+is as good as the official one. Nothing is allocated for what a header claims, no more is read than so many bytes can be
+packed into, and at most one byte more is unpacked than the file should hold. (zlib unpacks: the gzip module reads a
+name in the header, or zeros after the data, byte by byte, however many there are.)
 """
 
 from __future__ import annotations
 
-import errno
-import gzip
 import hashlib
 import math
 import os
+import stat
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cupynet.errors import DataError
 
+_GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # packed bytes that are unpacked at a time
+_MEMBERS = 10_000  # of one gzip file; bgzip, which makes many, has one for each 64 kB
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,23 @@ class IdxFile:
         """Bytes of the unpacked file."""
         return len(self.header) + math.prod(self.shape)
 
+    @property
+    def most_packed(self) -> int:
+        """Bytes that no gzip file of these needs: deflate adds less than one to a thousand, a member less than 40."""
+        return self.size + self.size // 500 + (1 << 16)
+
 
 class Damaged(Exception):
     """A file is not what it has to be: says what was expected and found, and leaves the way out to the caller."""
+
+
+def regular(path: Path) -> os.stat_result:
+    """What the system says of the file at `path`. Raises OSError; Damaged if it is none: a pipe would be waited for."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        raise Damaged(f"expected a file, found {kinds.get(stat.S_IFMT(found.st_mode), 'a device')}")
+    return found
 
 
 def read_idx(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes:
@@ -62,17 +80,16 @@ def read_idx(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> byt
 def unpack(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes:
     """As `read_idx`, but raises Damaged."""
     try:
-        _check_gzip(path)
-        with gzip.open(path, "rb") as stream:
-            raw = bytearray(stream.read(len(file.header)))
-            _check_header(bytes(raw), file, siblings)
-            while len(raw) <= file.size and (chunk := stream.read(min(_CHUNK, file.size + 1 - len(raw)))):
-                raw += chunk
-    except EOFError as error:
-        raise Damaged(f"expected {file.size} unpacked bytes, but the gzip data end early (a cut download?)") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        found = "other bytes after them" if "Not a gzipped file" in str(error) else f"damaged ones ({error})"
-        raise Damaged(f"expected gzip data, found {found}") from error
+        packed = regular(path).st_size
+        with path.open("rb") as stream:
+            _check_start(stream.read(64))
+            if packed > file.most_packed:
+                raise Damaged(f"expected at most {file.most_packed} bytes of gzip data, found {packed}")
+            stream.seek(0)
+            raw = _unpacked(stream, file, siblings)
+    except zlib.error as error:
+        reason = str(error).rpartition(": ")[2]  # without zlib's "Error -3 while decompressing data"
+        raise Damaged(f"expected gzip data, found damaged ones ({reason})") from error
     except OSError as error:
         raise Damaged(f"expected a file, but it cannot be read ({error.strerror or error})") from error
     if len(raw) != file.size:
@@ -85,13 +102,9 @@ def unpack(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes
     return bytes(raw)
 
 
-def _check_gzip(path: Path) -> None:
+def _check_start(start: bytes) -> None:
     """Says what a file without gzip's magic really is: a web page saved under the name, an unpacked file, nothing."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    with path.open("rb") as stream:
-        start = stream.read(64)
-    if start[:2] == b"\x1f\x8b":
+    if start[:2] == _GZIP:
         return
     if not start:
         found = "an empty file"
@@ -102,6 +115,33 @@ def _check_gzip(path: Path) -> None:
     else:
         found = f"bytes 0x{start[:4].hex()}..."
     raise Damaged(f"expected gzip data, found {found}")
+
+
+def _unpacked(stream: BinaryIO, file: IdxFile, siblings: Sequence[IdxFile]) -> bytearray:
+    """What the gzip members in `stream` hold, one after the other, but at most a byte more than `file` should.
+
+    Raises Damaged, OSError and zlib.error; also as soon as the first bytes are not the header they should be.
+    """
+    raw, header, members, packed = bytearray(), len(file.header), 0, stream.read(_CHUNK)
+    while packed and len(raw) <= file.size:
+        members, member = members + 1, zlib.decompressobj(wbits=31)  # checks its CRC and length, too
+        if packed[:2] != _GZIP[: len(packed)] or members > _MEMBERS:
+            found = "other bytes after them" if members <= _MEMBERS else f"more than {_MEMBERS} members of them"
+            raise Damaged(f"expected gzip data, found {found}")
+        while not member.eof and len(raw) <= file.size:
+            checked = len(raw) >= header
+            raw += member.decompress(packed, file.size + 1 - len(raw) if checked else header - len(raw))
+            if not checked and len(raw) >= header:
+                _check_header(bytes(raw), file, siblings)
+            packed = member.unconsumed_tail or (b"" if member.eof else stream.read(_CHUNK))
+            if not packed and not member.eof and len(raw) <= file.size:
+                raise Damaged(f"expected {file.size} unpacked bytes, but the gzip data end early (a cut download?)")
+        packed = member.unused_data.lstrip(b"\0")  # zeros fill up a tape
+        while not packed and (more := stream.read(_CHUNK)):
+            packed = more.lstrip(b"\0")
+    if len(raw) < header:
+        _check_header(bytes(raw), file, siblings)
+    return raw
 
 
 def _check_header(start: bytes, file: IdxFile, siblings: Sequence[IdxFile]) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import os
+import socket
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cupynet.data import idx
 from cupynet.data.idx import IdxFile, read_idx
 from cupynet.errors import DataError
 
@@ -63,7 +68,7 @@ def test_truncated_gzip(tiny: Any) -> None:
 def test_damaged_gzip(tiny: Any) -> None:
     packed = bytearray(tiny.packed[IMAGES])
     packed[-6] ^= 1  # of the checksum
-    assert "expected gzip data, found damaged ones (CRC check failed" in refused(tiny, IMAGES, bytes(packed))
+    assert "expected gzip data, found damaged ones (incorrect data check)" in refused(tiny, IMAGES, bytes(packed))
     assert "found damaged ones" in refused(tiny, LABELS, tiny.packed[LABELS][:10] + b"\xff" * 40)
     assert "found other bytes after them" in refused(tiny, LABELS, tiny.packed[LABELS] + b"tail")
 
@@ -123,24 +128,113 @@ def test_wrong_contents(tiny: Any) -> None:
 
 def test_a_bomb_is_not_inflated(tiny: Any) -> None:
     good = header(30, 28, 28)
-    bomb = gzip.compress(good + bytes(200_000_000), 1)
+    bombs = {
+        "expected 23536 unpacked bytes, found more than 23536": gzip.compress(good + bytes(50_000_000)),
+        "expected at most 89119 bytes of gzip data, found 9": gzip.compress(good + bytes(100_000_000)),
+    }
     np.zeros(1)
     tracemalloc.start()
     try:
-        assert refused(tiny, IMAGES, bomb) == "expected 23536 unpacked bytes, found more than 23536"
+        for message, bomb in bombs.items():
+            assert refused(tiny, IMAGES, bomb).startswith(message)
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
 
 
-def test_what_cannot_be_read(tiny: Any, tmp_path: Path) -> None:
+def test_what_is_around_gzip_data_costs_nothing(tiny: Any) -> None:
+    """Read byte by byte, as the gzip module does, the zeros took a minute and the name half of one."""
+    packed = tiny.packed[IMAGES]
+    path = tiny.replace(IMAGES, packed)
+    os.truncate(path, 5_000_000_000)  # a sparse file of zeros behind the data
+    with pytest.raises(DataError, match="expected at most 89119 bytes of gzip data, found 5000000000"):
+        read_idx(path, spec(tiny, IMAGES), tiny.files)
+    named = packed[:3] + b"\x08" + packed[4:10] + b"n" * 1_000_000 + b"\0" + packed[10:]
+    message = refused(tiny, IMAGES, named)
+    assert message == f"expected at most 89119 bytes of gzip data, found {len(named)}"
+    path.write_bytes(packed[:3] + b"\x08" + packed[4:10] + b"a name\0" + packed[10:] + bytes(1000))
+    assert read_idx(path, spec(tiny, IMAGES)) == tiny.raw[IMAGES]
+
+
+def test_the_bytes_read_are_bounded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the size that a good file may have there is room for a long name, and for members that hold nothing."""
+    name = b"n" * 60_000 + b"\0"
+    path = tiny.replace(LABELS, tiny.packed[LABELS][:3] + b"\x08" + tiny.packed[LABELS][4:10] + name)
+    with pytest.raises(DataError, match="the gzip data end early"):
+        read_idx(path, spec(tiny, LABELS))
+    monkeypatch.setattr(idx, "_MEMBERS", 50)
+    empty = gzip.compress(b"")
+    assert refused(tiny, LABELS, empty * 60).endswith("found more than 50 members of them")
+    path.write_bytes(empty * 49 + tiny.packed[LABELS])
+    assert read_idx(path, spec(tiny, LABELS)) == tiny.raw[LABELS]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 16])
+def test_members_one_after_the_other(tiny: Any, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """As bgzip and `cat` make them, wherever they are cut; zeros between them fill up a tape."""
+    monkeypatch.setattr(idx, "_CHUNK", chunk)
+    raw = tiny.raw[LABELS]
+    parts = [raw[:3], raw[3:20], raw[20:]]
+    path = tiny.replace(LABELS, bytes(9).join(map(gzip.compress, parts)) + bytes(99))
+    assert read_idx(path, spec(tiny, LABELS)) == raw
+    assert refused(tiny, LABELS, gzip.compress(raw) * 2) == "expected 38 unpacked bytes, found more than 38"
+    assert refused(tiny, LABELS, gzip.compress(raw)[:-1]).startswith("expected 38 unpacked bytes, but the gzip")
+    assert refused(tiny, LABELS, gzip.compress(raw[:-1])) == "expected 38 unpacked bytes, found 37"
+
+
+def bind(name: str) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(name)
+
+
+def test_what_is_no_file(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the other end of a pipe."""
     tiny.write()
     path = tiny.folder / IMAGES
+    monkeypatch.chdir(tiny.folder)  # the name of a socket must be short
+    makers: dict[str, Callable[[], object]] = {
+        "a folder": path.mkdir,
+        "a pipe": lambda: os.mkfifo(path),
+        "a device": lambda: path.symlink_to("/dev/zero"),
+        "a socket": lambda: bind(IMAGES),
+    }
+    for kind, make in makers.items():
+        path.unlink()
+        make()
+        with pytest.raises(DataError, match=f"{IMAGES}: expected a file, found {kind}; delete it"):
+            read_idx(path, spec(tiny, IMAGES))
+        if kind == "a folder":
+            path.rmdir()
+            path.touch()
+
+
+def test_what_cannot_be_read(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.write()
+    path = tiny.folder / IMAGES
+    for number in (errno.EACCES, errno.EIO, errno.ESTALE):
+
+        def fails(*_: Any, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        for method in ("stat", "open"):
+            with monkeypatch.context() as patch, pytest.raises(DataError) as caught:
+                patch.setattr(Path, method, fails)
+                read_idx(path, spec(tiny, IMAGES))
+            assert f"expected a file, but it cannot be read ({os.strerror(number)})" in str(caught.value)
     path.unlink()
-    path.mkdir()
-    with pytest.raises(DataError, match=r"expected a file, but it cannot be read \(Is a directory\)"):
-        read_idx(path, spec(tiny, IMAGES))
-    path.rmdir()
     os.symlink(tmp_path / "nowhere", path)
     with pytest.raises(DataError, match=r"cannot be read \(No such file or directory\)"):
         read_idx(path, spec(tiny, IMAGES))
+
+
+def test_a_disk_that_fails_in_the_middle(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 100:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(100)
+
+    tiny.write()
+    monkeypatch.setattr(Path, "open", lambda *_: Failing(tiny.packed[IMAGES]))
+    with pytest.raises(DataError, match=r"cannot be read \(Input/output error\)"):
+        read_idx(tiny.folder / IMAGES, spec(tiny, IMAGES))
