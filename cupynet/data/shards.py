@@ -21,7 +21,7 @@ from cupynet import checks
 from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx import Damaged
-from cupynet.data.stored import Manifest, map_array, map_dataset, read_manifest
+from cupynet.data.stored import MANIFEST, Manifest, check_mapped, map_array, map_dataset, read_manifest
 from cupynet.errors import ConfigError, DataError
 
 FORMAT = "cupynet shard 1"
@@ -36,10 +36,11 @@ def shard_name(number: int, count: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One shard: its samples, and which of the whole training set they are, (S,) int64, ascending."""
+    """One shard: its samples, which of the whole training set they are, (S,) int64, ascending, and its files."""
 
     dataset: Dataset
     samples: Array
+    files: tuple[tuple[Path, os.stat_result], ...]
 
 
 class Shards:
@@ -102,8 +103,11 @@ class Shards:
             manifest = read_manifest(path, FORMAT)
         except Damaged as error:
             raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
-        if (manifest["shard"], len(manifest["counts"])) != (number, count):
-            own = shard_name(manifest["shard"], len(manifest["counts"]))
+        if not _describes_a_shard(manifest):
+            raise DataError(f"{path / MANIFEST}: does not describe a shard; {_WAY_OUT}")
+        found = manifest["shard"], len(manifest["counts"])
+        if found != (number, count):
+            own = shard_name(*found)
             raise DataError(f"{path}: expected this shard, found {own} under its name; {_WAY_OUT}")
         return manifest
 
@@ -117,21 +121,33 @@ class Shards:
             )
 
     def open(self, number: int) -> Shard:
-        """One shard, mapped read-only; all of it is compared with its SHA-256 the first time.
+        """One shard, mapped read-only; all of it is compared with its SHA-256 the first time, and then its size.
 
         Raises DataError, which names the file, what was expected and the way out.
         """
-        if number not in self._opened:
-            manifest, path = self._manifest(number, len(self.counts)), self.path(number)
-            if manifest["set"] != self.manifest["set"]:
-                expected = f"expected a shard of the same set as {self.path(self._first).name}"
-                raise DataError(f"{path}: {expected}, found one that was not written together with it; {_WAY_OUT}")
-            try:
-                shard = Shard(map_dataset(path, manifest["train"]), map_array(path, manifest["samples"]))
-            except Damaged as error:
-                raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
-            self._opened[number] = shard
+        path = self.path(number)
+        try:
+            if number not in self._opened:
+                self._opened[number] = self._mapped(number, path)
+            for file, then in self._opened[number].files:
+                check_mapped(file, then)
+        except Damaged as error:
+            raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
         return self._opened[number]
+
+    def _mapped(self, number: int, path: Path) -> Shard:
+        manifest = self._manifest(number, len(self.counts))
+        if manifest["set"] != self.manifest["set"]:
+            expected = f"expected a shard of the same set as {self.path(self._first).name}"
+            raise DataError(f"{path}: {expected}, found one that was not written together with it; {_WAY_OUT}")
+        dataset, which = map_dataset(path, manifest["train"]), map_array(path, manifest["samples"])
+        if not len(dataset) == len(which) == self.counts[number]:
+            raise Damaged(
+                f"{path}: expected {self.counts[number]} samples, found {len(dataset)} and {len(which)} names"
+            )
+        entries = manifest["train"]["images"], manifest["train"]["labels"], manifest["samples"]
+        files = [path / entry["file"] for entry in entries]
+        return Shard(dataset, which, tuple((file, file.stat()) for file in files))
 
     def held_out(self) -> tuple[Dataset | None, Dataset]:
         """The validation set, if there is one, and the test set: every shard has them whole. Raises DataError."""
@@ -141,3 +157,23 @@ class Shards:
         except Damaged as error:
             raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
         return (parts[0] if len(parts) == 2 else None), parts[-1]
+
+
+def _describes_a_shard(manifest: Manifest) -> bool:
+    """Whether everything is there that is read of a manifest. What it says of files is checked with them."""
+    try:
+        train, test, source = manifest["train"], manifest["test"], manifest["source"]
+        parts = [train, test, *([manifest["validation"]] if manifest["validation"] else [])]
+        sizes = [train["classes"], manifest["shard"], *manifest["counts"]]
+        for part in parts:
+            sizes += part["images"]["shape"]
+        texts = [manifest["name"], manifest["set"]]
+        return (
+            all(type(size) is int for size in sizes)
+            and all(isinstance(text, str) for text in texts)
+            and isinstance(manifest["fallback"], bool)
+            and isinstance(manifest["samples"], dict)
+            and {"seed", "validation", "limit"} <= source.keys()
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False

@@ -3,14 +3,22 @@
 Each array is a .npy file (NumPy's NEP 1); manifest.json says what belongs to it, with a SHA-256 of every file and one
 of its own. It is written last: where it is, the rest is. Equal data sets give equal bytes. Processes of one machine
 that map a file share its pages; a data set may be larger than memory.
+
+What a file holds is compared with its digest before it is used. What is done to it afterwards cannot be undone here:
+who cuts short a file that is mapped, or takes away the disk below it, ends the process by SIGBUS where it next touches
+what is gone, and nothing in Python can catch that. `check_mapped` finds such a file before. One that is removed or
+replaced as a whole is still there for whoever has mapped it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import math
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,12 +27,13 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset
-from cupynet.data.idx import Damaged
+from cupynet.data.idx import Damaged, regular
 from cupynet.errors import ConfigError
 from cupynet.files import write_json, write_whole
 
 MANIFEST = "manifest.json"
 _BLOCK = 1 << 22  # bytes that are written and checked at a time
+_MOST = 1 << 24  # bytes of a manifest: that of a million shards has half of it
 
 Manifest: TypeAlias = dict[str, Any]
 
@@ -65,25 +74,51 @@ def map_array(folder: Path, entry: Manifest) -> Array:
 
     Raises Damaged.
     """
-    path = folder / entry["file"]
+    path = folder / _name(folder, entry)
     try:
-        size = path.stat().st_size
+        size = regular(path).st_size
         if size != entry["bytes"]:
-            raise Damaged(f"{path}: expected {entry['bytes']} bytes, found {size}")
+            raise Damaged(f"expected {entry['bytes']} bytes, found {size}")
         hasher = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
                 hasher.update(block)
-        if hasher.hexdigest() != entry["sha256"]:
-            found = f"expected SHA-256 {entry['sha256'][:16]}..., found {hasher.hexdigest()[:16]}..."
-            raise Damaged(f"{path}: {found}: right size, wrong contents")
-        if not math.prod(entry["shape"]):  # of which nothing can be mapped
+            if hasher.hexdigest() != entry["sha256"]:
+                found = f"expected SHA-256 {entry['sha256'][:16]}..., found {hasher.hexdigest()[:16]}..."
+                raise Damaged(f"{found}: right size, wrong contents")
+            file.seek(0)
+            np.lib.format.read_magic(file)
+            shape = list(np.lib.format.read_array_header_1_0(file)[0])
+        if shape != entry["shape"]:
+            raise Damaged(f"expected {entry['shape']}, found {shape}")
+        if not math.prod(shape):  # of which nothing can be mapped
             return np.load(path, allow_pickle=False)
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Damaged as error:
+        raise Damaged(f"{path}: {error}") from None
     except FileNotFoundError as error:
         raise Damaged(f"{path}: is missing") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, OverflowError) as error:
         raise Damaged(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def check_mapped(path: Path, then: os.stat_result) -> None:
+    """Raises Damaged where a file that was mapped `then` was cut short since: to read what it lost ends the process."""
+    with contextlib.suppress(OSError):  # removed, and still there for us
+        now = path.stat()
+        if (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino) and now.st_size < then.st_size:
+            raise Damaged(f"{path}: had {then.st_size} bytes when it was opened, and now {now.st_size}")
+
+
+def _name(folder: Path, entry: Manifest) -> str:
+    """The name of a file that lies in the folder, nowhere else."""
+    try:
+        name, described = entry["file"], {"shape", "bytes", "sha256"} <= entry.keys()
+    except (KeyError, TypeError, AttributeError):
+        name, described = "", False
+    if not described or not isinstance(name, str) or not re.fullmatch(r"[\w-]+\.npy", name, re.ASCII):
+        raise Damaged(f"{folder / MANIFEST}: does not describe the files of a data set")
+    return name
 
 
 def write_dataset(folder: Path, part: str, dataset: Dataset, rows: Array | None = None) -> Manifest:
@@ -99,11 +134,13 @@ def write_dataset(folder: Path, part: str, dataset: Dataset, rows: Array | None 
 
 def map_dataset(folder: Path, entry: Manifest) -> Dataset:
     """What `write_dataset` wrote, mapped read-only. Raises Damaged."""
-    images, labels = map_array(folder, entry["images"]), map_array(folder, entry["labels"])
     try:
+        images, labels = map_array(folder, entry["images"]), map_array(folder, entry["labels"])
         return Dataset(entry["name"], images, labels, entry["classes"])
     except ConfigError as error:
         raise Damaged(f"{folder}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise Damaged(f"{folder / MANIFEST}: does not describe the files of a data set") from error
 
 
 def write_manifest(folder: Path, about: Manifest) -> None:
@@ -115,7 +152,12 @@ def read_manifest(folder: Path, form: str) -> Manifest:
     """What `write_manifest` wrote, whose `format` must be `form`. Raises Damaged."""
     path = folder / MANIFEST
     try:
+        size = regular(path).st_size
+        if size > _MOST:
+            raise Damaged(f"expected a manifest of at most {_MOST} bytes, found {size}")
         found = json.loads(path.read_bytes())
+    except Damaged as error:
+        raise Damaged(f"{path}: {error}") from None
     except FileNotFoundError as error:
         raise Damaged(f"{path}: is missing") from error
     except (OSError, ValueError, RecursionError) as error:

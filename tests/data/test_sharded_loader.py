@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -135,3 +137,32 @@ def test_arguments_are_refused_by_name(arguments: dict[str, Any], message: str, 
         ShardedLoader(cut(4, 2, tmp_path), **arguments)
     with pytest.raises(ConfigError, match="shards is a Dataset: must be"):
         ShardedLoader(Dataset("x", np.zeros((1, 2, 2, 1), np.uint8), [0], 1), 4)  # type: ignore[arg-type]
+
+
+def test_a_shard_that_is_cut_short_while_it_is_read_ends_training_before_it_is_touched(tmp_path: Path) -> None:
+    """Whoever reads a mapped page that is gone is killed (SIGBUS)."""
+    shards = cut(40, 2, tmp_path)
+    loader = ShardedLoader(shards, 4, seed=1)
+    assert len(list(loader.epoch(0, Recorder(), 1, 2))) == 5
+    path = shards.path(1) / "images.npy"
+    size = path.stat().st_size
+    os.truncate(path, 200)
+    expected = f"{path}: had {size} bytes when it was opened, and now 200; write the shards again, or copy this one"
+    with pytest.raises(DataError, match=expected):
+        list(loader.epoch(1, Recorder(), 1, 2))
+
+
+def test_a_shard_that_is_replaced_or_removed_while_it_is_read_stays_as_it_was(tmp_path: Path) -> None:
+    loader = ShardedLoader(cut(40, 2, tmp_path), 4, seed=1)
+
+    def labels() -> list[int]:
+        return [int(label) for batch in loader.epoch(2, Recorder(), 1, 2) for label in batch.labels]
+
+    before = labels()
+    folder = loader.dataset.path(1)
+    (folder / "other").write_bytes(b"another file")
+    os.replace(folder / "other", folder / "labels.npy")
+    (folder / "images.npy").unlink()
+    assert labels() == before
+    shutil.rmtree(tmp_path)
+    assert labels() == before

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupynet.data import MNIST, Data, Dataset, Shards, Synthetic, check_target, write_shards
+from cupynet.data.stored import read_manifest, write_manifest
 from cupynet.errors import ConfigError, DataError, OutputError
 
 
@@ -147,6 +148,35 @@ def test_a_folder_without_shards(folder: str, tmp_path: Path) -> None:
         Shards(tmp_path / folder)
     with pytest.raises(ConfigError, match="shards=3: must be the folder of the shards"):
         Shards(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, None) for key in ("name", "fallback", "counts", "shard", "set", "source", "train", "test", "samples")),
+        ("counts", [14, "14", 13]),
+        ("source", {"seed": 1}),
+        ("train", {"classes": 7}),
+        ("train", {"classes": 7, "images": {"shape": 3}}),
+        ("validation", 5),
+        ("samples", "samples.npy"),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    """One whose digest is right: it was written so."""
+    path = write_shards(data(), tmp_path, 3).path(0)
+    about = read_manifest(path, "cupynet shard 1") | {key: value}
+    write_manifest(path, {name: each for name, each in about.items() if each is not None or name == "validation"})
+    with pytest.raises(DataError, match=r"shard-0000-of-0003/manifest.json: does not describe a shard; write"):
+        Shards(tmp_path)
+
+
+def test_shards_have_as_many_samples_as_their_manifests_say(tmp_path: Path) -> None:
+    path = write_shards(data(), tmp_path, 3).path(0)
+    about = read_manifest(path, "cupynet shard 1")
+    write_manifest(path, about | {"counts": [about["counts"][0] + 1, *about["counts"][1:]]})
+    with pytest.raises(DataError, match=r"shard-0000-of-0003: expected \d+ samples, found \d+ and \d+ names; write"):
+        Shards(tmp_path).open(0)
 
 
 # writing --------------------------------------------------------------------------------------------------------------

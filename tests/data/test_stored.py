@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +72,8 @@ def flip(path: Path) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "expected .* bytes, found"),
         (lambda path: path.write_bytes(b""), "bytes, found 0"),
         (lambda path: path.unlink(), "is missing"),
-        (lambda path: (path.unlink(), path.mkdir()), "expected .* bytes, found|cannot be read"),
+        (lambda path: (path.unlink(), path.mkdir()), "expected a file, found a folder"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "expected a file, found a pipe"),
     ],
 )
 def test_a_file_that_is_not_what_it_was_is_refused(harm: Any, message: str, tmp_path: Path) -> None:
@@ -85,6 +89,58 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     entry = {"file": "a.npy", "shape": [1], "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     with pytest.raises(Damaged, match="cannot be read"):
         map_array(tmp_path, entry)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "../a.npy"},
+        {"file": "/etc/passwd"},
+        {"file": "a.npy\0"},
+        {"file": 5},
+        {"shape": None},
+        {"bytes": None},
+        {"sha256": None},
+        {"file": None},
+    ],
+)
+def test_an_entry_names_a_file_of_its_folder_and_says_all_of_it(change: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    entry = write_array(tmp_path / "a.npy", pixels()) | change
+    entry = {name: value for name, value in entry.items() if value is not None}
+    write_array(tmp_path / "in" / "a.npy", pixels())
+    for each in (entry, None, [], "a.npy"):
+        with pytest.raises(Damaged, match=r"in/manifest.json: does not describe the files of a data set"):
+            map_array(tmp_path / "in", each)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "shape", [[10**9, 4, 3, 2], [30, 10**9, 10**9, 2], [-1, 4, 3, 2], [30, 4, 6], [0, 10**30, 4, 3]]
+)
+def test_a_header_that_claims_another_shape_is_refused_before_anything_is_allocated(
+    shape: list[int], tmp_path: Path
+) -> None:
+    entry = write_array(tmp_path / "a.npy", pixels())
+    header = io.BytesIO()
+    about = {"descr": "|u1", "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(header, about)
+    content = header.getvalue() + pixels().tobytes()
+    (tmp_path / "a.npy").write_bytes(content)
+    claimed = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    for said in (entry["shape"], [0]):
+        tracemalloc.start()
+        try:
+            with pytest.raises(Damaged, match=r"a.npy: (cannot be read|expected \[.*\], found)"):
+                map_array(tmp_path, entry | claimed | {"shape": said})
+            assert tracemalloc.get_traced_memory()[1] < 5_000_000
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("entry", [{}, {"name": "x"}, {"images": {}}, {"images": None, "labels": None}, None])
+def test_a_data_set_that_is_not_described(entry: Any, tmp_path: Path) -> None:
+    with pytest.raises(Damaged, match=r"manifest.json: does not describe the files of a data set"):
+        map_dataset(tmp_path, entry)
 
 
 def test_a_manifest_comes_back(tmp_path: Path) -> None:
@@ -110,6 +166,17 @@ def test_a_manifest_that_is_none(content: bytes | None, message: str, tmp_path: 
     if content is not None:
         (tmp_path / MANIFEST).write_bytes(content)
     with pytest.raises(Damaged, match=f"{MANIFEST}: .*{message}"):
+        read_manifest(tmp_path, "x 1")
+
+
+def test_a_manifest_that_is_no_file_or_a_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / MANIFEST)
+    with pytest.raises(Damaged, match=r"manifest.json: expected a file, found a pipe"):
+        read_manifest(tmp_path, "x 1")
+    (tmp_path / MANIFEST).unlink()
+    (tmp_path / MANIFEST).touch()
+    os.truncate(tmp_path / MANIFEST, 10**12)
+    with pytest.raises(Damaged, match=r"manifest.json: expected a manifest of at most 16777216 bytes, found 10+$"):
         read_manifest(tmp_path, "x 1")
 
 
