@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import shutil
-import time
 from pathlib import Path
 
 import platformdirs
@@ -54,7 +53,7 @@ def load_mapped(source: Source, first: bool = True) -> Data:
     data: Data | None = None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with locked(place.parent, time.monotonic() + WAIT_S) as alone:
+        with locked(place.parent, WAIT_S) as alone:
             if place.exists():
                 try:
                     return _mapped(place)  # another process has written it meanwhile

@@ -1,0 +1,66 @@
+"""The only door to the network: what is opened there is listed, and what comes in has a digest."""
+
+from __future__ import annotations
+
+import ast
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cupynet
+from cupynet.data import MNIST, download
+from cupynet.errors import DataError
+
+PACKAGE = Path(cupynet.__file__).parent
+MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in their place
+NETWORK = {"urllib", "http", "socket", "ssl", "ftplib", "socketserver", "asyncio", "xmlrpc", "smtplib"}
+
+
+def test_one_file_alone_uses_the_network() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            if NETWORK & {name.split(".")[0] for name in names}:
+                found.add(path.relative_to(PACKAGE).as_posix())
+    assert found == {"data/mirrors.py"}
+
+
+def test_of_the_mnist_package_only_the_parser_is_used() -> None:
+    """Its downloader has no time-out and no digest."""
+    used = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mnist":
+                used.add(node.attr)
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "mnist")
+    assert used == {"parse_idx"}
+
+
+def test_mirrors_are_asked_by_https_and_every_file_has_a_digest() -> None:
+    assert MIRRORS and all(mirror.startswith("https://") and mirror.endswith("/") for mirror in MIRRORS)
+    assert len(FILES) == 4 and all(len(bytes.fromhex(file.sha256)) == 32 for file in FILES)
+
+
+def test_nothing_but_the_listed_files_of_the_listed_mirrors_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def refuses(_: Any, request: urllib.request.Request, *__: Any, **___: Any) -> None:
+        opened.append(request.full_url)
+        raise urllib.error.HTTPError(request.full_url, 503, "Service Unavailable", None, None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MNIST, "mirrors", MIRRORS)
+    monkeypatch.delenv("CUPYNET_OFFLINE")
+    monkeypatch.setattr(download, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuses)
+    with pytest.raises(DataError, match="HTTP status 503"):
+        MNIST(tmp_path, fallback=None).load()
+    assert sorted(opened) == sorted([mirror + FILES[0].name for mirror in MIRRORS] * download.TRIES)
