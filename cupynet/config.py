@@ -46,7 +46,7 @@ from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, tell
 from cupynet.explain import GROUPS, explain
 from cupynet.mpiexec import started
 from cupynet.parts import for_chosen_classes
-from cupynet.settings import AS_RANKS, Group, Settings, read
+from cupynet.settings import AS_RANKS, Group, Settings, read, without_stand_in
 
 S = TypeVar("S", bound=Settings)  # what a command is asked for
 T = TypeVar("T")  # what it makes of that before it starts
@@ -363,8 +363,8 @@ def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> 
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, overrides, schema)) from error
-    asked = OverridesParser.create().parse_overrides(list(overrides))
-    return read(schema, for_chosen_classes(plain, [(each.key_or_group, each.value()) for each in asked]))
+    asked = [(each.key_or_group, each.value()) for each in OverridesParser.create().parse_overrides(list(overrides))]
+    return read(schema, without_stand_in(for_chosen_classes(plain, asked), dict(asked)))
 
 
 def _flat(values: Mapping[str, Any], leave_out: Sequence[str] = (), above: str = "") -> dict[str, Any]:

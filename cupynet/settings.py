@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -396,6 +396,18 @@ def read(kind: type[G], given: Any, above: str = "") -> G:
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ConfigError(f"{key}: is missing")
     return kind(**values)
+
+
+def without_stand_in(plain: dict[str, Any], asked: Iterable[str]) -> dict[str, Any]:
+    """The settings, in which nothing may stand in for data that were asked for.
+
+    With `data.fallback=auto` other data take the place of those that cannot be had, unless somebody asked for these:
+    who typed `data=mnist` did. asked: the keys given on the command line.
+    """
+    data = plain.get("data")
+    if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & set(asked):
+        data["fallback"] = None
+    return plain
 
 
 def rules(kind: type[Group], above: str = "") -> Iterator[tuple[str, Rule]]:

@@ -102,6 +102,32 @@ def command(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     return call
 
 
+@pytest.mark.parametrize(
+    ("arguments", "fallbacks"),
+    [
+        ((), ["auto"]),
+        (("data.limit=9", "experiment=data_parallel"), ["auto"]),  # whose file has `override /data: mnist`
+        (("data=mnist",), [None]),
+        (("experiment=data_parallel", "data=mnist"), [None]),
+        (("data=mnist", "data.fallback=synthetic"), ["synthetic"]),
+        (("-m", "data=mnist,synthetic"), [None, "none of it"]),
+        (("-m", "seed=1,2", "data=mnist"), [None, None]),
+    ],
+)
+def test_who_types_which_data_gets_no_others(command: Command, arguments: Any, fallbacks: list[str | None]) -> None:
+    code, ran = command(*arguments)
+    assert code == 0 and [each.data.get("fallback", "none of it") for each in ran] == fallbacks
+
+
+def test_what_was_typed_then_counts_where_a_run_is_read_again(command: Command, in_folder: Path) -> None:
+    for arguments, fallback in ((["data=mnist"], None), ([], "auto")):
+        folder = f"run-{fallback}"
+        assert command(*arguments, f"hydra.run.dir={folder}")[0] == 0
+        assert config.load(folder).data["fallback"] == fallback
+        assert config.load(folder, ["data=mnist"]).data["fallback"] is None
+        assert config.load(folder, ["data.fallback=synthetic"]).data["fallback"] == "synthetic"
+
+
 NAMES = listed(sorted(each.name for each in fields(Settings)), "and")
 
 # what is refused at the door; what is said begins with the setting as it was written (": ..."), or differently

@@ -23,6 +23,7 @@ from cupynet.settings import (
     refused,
     rules,
     size,
+    without_stand_in,
 )
 
 GROUPS = ("backend", "backend.priority", "memory", "parallel")
@@ -157,3 +158,19 @@ def test_size() -> None:
     for wrong in ("0%", "101%"):
         with pytest.raises(ValueError):
             size(wrong, share=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fallback", "found"),
+    [
+        ((), "auto", "auto"),
+        (("data.limit", "experiment", "epochs"), "auto", "auto"),
+        (("data",), "auto", None),
+        (("data._target_",), "auto", None),
+        (("data", "data.fallback"), "synthetic", "synthetic"),
+    ],
+)
+def test_nothing_stands_in_for_data_that_were_asked_for(asked: tuple[str, ...], fallback: str, found: Any) -> None:
+    assert without_stand_in({"data": {"fallback": fallback}}, asked) == {"data": {"fallback": found}}
+    for other in ({}, {"data": None}, {"data": {}}):
+        assert without_stand_in(dict(other), asked) == other

@@ -272,12 +272,26 @@ def test_every_backend_and_dtype_trains(backend, dtype, tmp_path):
 
 
 def test_missing_mnist_falls_back_and_says_so(tmp_path):
-    small = ["data.limit=200", "epochs=1"]
-    stdout, _ = run(tmp_path, *small, CUPYNET_DATA=str(tmp_path / "none"))
+    nowhere = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    stdout, _ = run(tmp_path, "data.limit=200", "epochs=1", **nowhere)
     assert "SYNTHETIC DIGITS" in stdout
     assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["fallback"] is True
-    _, stderr = run(tmp_path, *small, "data.fallback=null", CUPYNET_DATA=str(tmp_path / "none"), code=65)
-    assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment"),
+    [
+        (["data=mnist"], {}),
+        ([], {"CUPYNET_DATA": "typo"}),
+        (["data.fallback=null"], {}),
+    ],
+)
+def test_data_that_were_asked_for_are_trained_on_or_nothing(tmp_path, asked, environment):
+    nowhere = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    stdout, stderr = run(tmp_path, *asked, "epochs=1", code=65, **nowhere, **environment)
+    assert stderr.startswith("cupynet: MNIST IS NOT THERE: ") and stderr.count("\n") == 1
+    assert "typo" not in "".join([*asked, *environment.values()]) or "typo was given, and there is no typo/" in stderr
+    assert {path.name for path in run_folder(tmp_path).iterdir()} == {".hydra", "train.log"}
 
 
 FAILING = """

@@ -55,6 +55,14 @@ class Damaged(Exception):
     """A file is not what it has to be: says what was expected and found, and leaves the way out to the caller."""
 
 
+def expanded(folder: str | os.PathLike[str]) -> Path:
+    """A path with `~` filled in. Raises DataError where nobody is called what follows it."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{folder}: {error}: name another folder") from error
+
+
 def regular(path: Path) -> os.stat_result:
     """What the system says of the file at `path`. Raises OSError; Damaged if it is none: a pipe would be waited for."""
     found = path.stat()

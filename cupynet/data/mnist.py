@@ -20,7 +20,8 @@ from cupynet.backend.array import Array
 from cupynet.checks import number
 from cupynet.data.dataset import Dataset
 from cupynet.data.download import Check, Unavailable, fetch
-from cupynet.data.idx import IdxFile, read_idx, unpack
+from cupynet.data.idx import IdxFile, expanded, read_idx, unpack
+from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
 from cupynet.data.synthetic import Synthetic
 from cupynet.errors import ConfigError, DataError
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     """Where data sets lie: `folder`, else $CUPYNET_DATA, else the user's cache folder."""
     chosen = folder or os.environ.get("CUPYNET_DATA")
-    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("cupynet")
+    return expanded(chosen) if chosen else platformdirs.user_cache_path("cupynet")
 
 
 def offline() -> bool:
@@ -43,8 +44,9 @@ class MNIST(Source):
     """The four files in `<folder>/mnist`, downloaded if they are not there (see `data_folder`, `offline`).
 
     If they cannot be downloaded either, `fallback` says what to do: "synthetic" warns and loads `Synthetic` digits
-    instead, None raises DataError. A file that is there but wrong is a DataError in any case, and is left as it is.
-    `timeout_s` bounds the download as a whole, connecting and all four files included, however fast bytes arrive.
+    instead, None raises DataError. "auto" is None for who said where the data are, with `folder` or CUPYNET_DATA, and
+    "synthetic" for who said nothing. A file that is there but wrong is a DataError in any case, and is left as it is.
+    `timeout_s` bounds what is waited in vain, for all four files together; bytes that come may come slowly.
     """
 
     image_shape = (28, 28, 1)
@@ -81,7 +83,7 @@ class MNIST(Source):
     def __init__(
         self,
         folder: str | os.PathLike[str] | None = None,
-        fallback: str | None = "synthetic",
+        fallback: str | None = "auto",
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
@@ -90,10 +92,10 @@ class MNIST(Source):
         shards: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(seed, validation, limit, storage, shards)
-        if folder is not None and not isinstance(folder, (str, os.PathLike)):
+        if folder is not None and (not isinstance(folder, (str, os.PathLike)) or "\0" in str(folder)):
             raise ConfigError(f"folder={folder!r}: must be a path, or null for CUPYNET_DATA or else the user's cache")
-        if fallback not in ("synthetic", None):
-            raise ConfigError(f"fallback={fallback!r}: must be 'synthetic', or null for an error instead")
+        if fallback not in ("auto", "synthetic", None):
+            raise ConfigError(f"fallback={fallback!r}: must be 'auto', 'synthetic', or null for an error instead")
         self._check_validation(self.files[0].shape[0], self.name)
         self.folder = folder
         self.fallback = fallback
@@ -104,7 +106,10 @@ class MNIST(Source):
         if self.storage == "sharded":
             return self._sharded()
         folder = data_folder(self.folder) / self.name
-        missing = [file for file in self.files if not os.path.lexists(folder / file.name)]
+        try:
+            missing = [file for file in self.files if not _is_there(folder / file.name)]
+        except OSError as error:
+            return self._without("CANNOT BE READ", f"{folder} ({error.strerror})")
         if missing:
             for file in self.files:
                 if file not in missing:  # a damaged file is an error, whatever comes of the others
@@ -112,7 +117,9 @@ class MNIST(Source):
             try:
                 self._download(missing, folder)
             except Unavailable as error:
-                return self._without(folder, missing, str(error))
+                others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                lacks = f"{folder} lacks {missing[0].name}{others}" if folder.is_dir() else f"there is no {folder}"
+                return self._without("IS NOT THERE", f"{lacks}, and downloading failed ({error})")
         train_images, train_labels, test_images, test_labels = (
             self._parsed(folder / file.name, file) for file in self.files
         )
@@ -132,15 +139,24 @@ class MNIST(Source):
         checks: dict[str, Check] = {file.name: partial(unpack, file=file, siblings=self.files) for file in missing}
         fetch(checks, folder, self.mirrors, self.timeout_s)
 
-    def _without(self, folder: Path, missing: list[IdxFile], reason: str) -> Data:
+    def _shards(self) -> Shards:
+        shards = super()._shards()
+        if shards.fallback and self.fallback != "synthetic":
+            way_out = f"cut {self.name} again, or pass fallback='synthetic' to train on them"
+            raise DataError(f"{shards.folder}: holds {shards.name} digits in place of {self.name}; {way_out}")
+        return shards
+
+    def _without(self, state: str, reason: str) -> Data:
         """What is done when files can neither be found nor downloaded: raise, or warn and go on with other digits."""
-        title = self.name.upper()
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        absent = f"{title} IS NOT THERE: {folder} lacks {missing[0].name}{others}, and downloading failed ({reason})"
+        title, above, environment = self.name.upper(), data_folder(self.folder), os.environ.get("CUPYNET_DATA")
+        named = f"folder={self.folder}" if self.folder else f"CUPYNET_DATA={environment}" if environment else ""
+        absent = f"{title} {state}: {named and f'{named} was given, and '}{reason}"
         way_out = (
             f"put its {len(self.files)} .gz files there, or set CUPYNET_DATA to the folder that holds {self.name}/"
         )
-        if self.fallback is None:
+        if os.path.lexists(above / self.files[0].name):
+            way_out = f"{above} itself has such files: they belong into a folder {self.name}/ in the one that is named"
+        if self.fallback is None or (self.fallback == "auto" and named):
             raise DataError(f"{absent}; {way_out}, or pass fallback='synthetic'")
         logger.warning(
             "%s; USING SYNTHETIC DIGITS INSTEAD, whose results say nothing about %s. To end this, %s.",
@@ -155,3 +171,12 @@ class MNIST(Source):
         """A file as images (S, H, W, 1) uint8, or as labels (S,) int64."""
         values = mnist.parse_idx(io.BytesIO(read_idx(path, file, self.files)))
         return values[..., np.newaxis] if values.ndim > 1 else values.astype(np.int64)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something at `path`. Raises OSError where that cannot be told."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True

@@ -20,7 +20,7 @@ from pathlib import Path
 from cupynet import checks
 from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset
-from cupynet.data.idx import Damaged
+from cupynet.data.idx import Damaged, expanded
 from cupynet.data.stored import MANIFEST, Manifest, check_mapped, map_array, map_dataset, read_manifest
 from cupynet.errors import ConfigError, DataError
 
@@ -62,7 +62,7 @@ class Shards:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if not isinstance(folder, str | os.PathLike):
             raise ConfigError(f"shards={checks.shown(folder)}: must be the folder of the shards")
-        self.folder = Path(folder).expanduser()
+        self.folder = expanded(folder)
         self._first, count = self._found()
         self.manifest = self._manifest(self._first, count)
         self.name: str = self.manifest["name"]

@@ -73,7 +73,7 @@ def test_threads_need_none_of_this(folder: Path) -> None:
 
 
 def test_what_stands_in_for_mnist_is_not_kept(tiny: Any, folder: Path, tmp_path: Path) -> None:
-    assert load_mapped(MNIST(tmp_path / "none", limit=20)).fallback
+    assert load_mapped(MNIST(tmp_path / "none", "synthetic", limit=20)).fallback
     assert kept(folder) == []
 
 

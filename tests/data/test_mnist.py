@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +83,15 @@ def test_a_mirror_with_another_set_is_not_believed(tiny: Any, mirror: Any, monke
     with pytest.raises(DataError, match=f"wrong contents: expected .*, as {NAMES[3]} has"):
         MNIST(tiny.root, fallback=None).load()
     assert not (tiny.folder / NAMES[1]).exists()
+    shutil.rmtree(tiny.folder)
+    for name in NAMES:  # right shape, right gzip data, one bit
+        other = bytearray(tiny.raw[name])
+        other[-1] ^= 1
+        mirror.offer(tiny.packed | {name: gzip.compress(bytes(other))})
+        with pytest.raises(DataError, match=f"{name}: wrong contents: expected SHA-256"):
+            MNIST(tiny.root, fallback=None).load()
+        assert not (tiny.folder / name).exists()
+        tiny.write(name)
 
 
 def warning(caplog: pytest.LogCaptureFixture) -> str:
@@ -89,38 +101,121 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
     return record.getMessage()
 
 
-def test_without_files_and_without_network(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
-    data = MNIST(tiny.root, limit=20, seed=9).load()
+@pytest.fixture
+def home(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where files are looked for if nobody says where: the user's cache, which is tiny's folder."""
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tiny.root)
+    folder: Path = tiny.folder
+    return folder
+
+
+def test_without_files_and_without_network(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = MNIST(limit=20, seed=9).load()
     assert (data.name, data.fallback, len(data.train), len(data.test)) == ("synthetic", True, 20, 20)
-    assert not np.array_equal(data.train.images, MNIST(tiny.root, limit=20, seed=10).load().train.images)
+    assert not np.array_equal(data.train.images, MNIST(limit=20, seed=10).load().train.images)
     caplog.records.pop()
     assert warning(caplog) == (
-        f"MNIST IS NOT THERE: {tiny.folder} lacks {NAMES[0]} and 3 more, and downloading failed "
-        "(CUPYNET_OFFLINE forbids downloads); USING SYNTHETIC DIGITS INSTEAD, whose results say nothing about MNIST. "
-        "To end this, put its 4 .gz files there, or set CUPYNET_DATA to the folder that holds mnist/."
+        f"MNIST IS NOT THERE: there is no {home}, and downloading failed (CUPYNET_OFFLINE forbids downloads); USING "
+        "SYNTHETIC DIGITS INSTEAD, whose results say nothing about MNIST. To end this, put its 4 .gz files there, or "
+        "set CUPYNET_DATA to the folder that holds mnist/."
     )
-    assert not tiny.folder.exists()
+    assert not home.exists()
 
 
-def test_the_reason_is_told(tiny: Any, mirror: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_is_told(home: Path, tiny: Any, mirror: Any, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
     tiny.write(*NAMES[1:])
-    assert MNIST(tiny.root, limit=1).load().fallback
+    assert MNIST(limit=1).load().fallback
     assert (
-        f"lacks {NAMES[0]}, and downloading failed ({mirror.url}{NAMES[0]}: HTTP status 404 (Not Found));"
+        f"{home} lacks {NAMES[0]}, and downloading failed ({mirror.url}{NAMES[0]}: HTTP status 404 (Not Found));"
         in warning(caplog)
     )
 
 
-def test_without_a_fallback(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_fallback(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError) as caught:
-        MNIST(tiny.root, fallback=None).load()
+        MNIST(fallback=None).load()
     assert str(caught.value) == (
-        f"MNIST IS NOT THERE: {tiny.folder} lacks {NAMES[0]} and 3 more, and downloading failed "
-        "(CUPYNET_OFFLINE forbids downloads); put its 4 .gz files there, or set CUPYNET_DATA to the folder that holds "
-        "mnist/, or pass fallback='synthetic'"
+        f"MNIST IS NOT THERE: there is no {home}, and downloading failed (CUPYNET_OFFLINE forbids downloads); put its "
+        "4 .gz files there, or set CUPYNET_DATA to the folder that holds mnist/, or pass fallback='synthetic'"
     )
     assert not caplog.records
+
+
+def typo(tiny: Any) -> tuple[Path, str]:
+    return tiny.root / "typo", f"there is no {tiny.root / 'typo' / 'mnist'}, and downloading failed"
+
+
+def three_of_four(tiny: Any) -> tuple[Path, str]:
+    tiny.write(*NAMES[:3])
+    return tiny.root, f"{tiny.folder} lacks {NAMES[3]}, and downloading failed"
+
+
+def no_folder(tiny: Any) -> tuple[Path, str]:
+    tiny.root.mkdir()
+    (tiny.root / "mnist").touch()
+    return tiny.root, f"{tiny.folder} (Not a directory)"
+
+
+def one_too_deep(tiny: Any) -> tuple[Path, str]:
+    tiny.write()
+    return tiny.folder, f"{tiny.folder} itself has such files: they belong into a folder mnist/ in the one that is"
+
+
+@pytest.mark.parametrize("unusable", [typo, three_of_four, no_folder, one_too_deep])
+@pytest.mark.parametrize("by", ["folder", "CUPYNET_DATA"])
+def test_who_says_where_the_data_are_gets_these_or_none(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by: str, unusable: Any
+) -> None:
+    """Training on something else would look like success. An explicit fallback is a wish, too."""
+    named, reason = unusable(tiny)
+    if by == "CUPYNET_DATA":
+        monkeypatch.setenv(by, str(named))
+    folder = named if by == "folder" else None
+    for fallback in ("auto", None):
+        with pytest.raises(DataError) as caught:
+            MNIST(folder, fallback).load()
+        assert str(caught.value).startswith("MNIST ") and f": {by}={named} was given, and " in str(caught.value)
+        assert reason in str(caught.value) and "\n" not in str(caught.value)
+    assert not caplog.records
+    assert MNIST(folder, "synthetic", limit=1).load().fallback
+    assert reason in warning(caplog)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ELOOP])
+def test_a_folder_that_cannot_be_read_is_not_called_missing(
+    home: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    def fails(_: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    tiny.write()
+    monkeypatch.setattr(Path, "lstat", fails)
+    expected = f"MNIST CANNOT BE READ: folder={tiny.root} was given, and {home} ({os.strerror(number)}); put its"
+    with pytest.raises(DataError) as caught:
+        MNIST(tiny.root).load()
+    assert str(caught.value).startswith(expected)
+    assert MNIST(limit=1).load().fallback
+    assert warning(caplog).startswith(f"MNIST CANNOT BE READ: {home} ({os.strerror(number)}); USING SYNTHETIC")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root reads everything")
+def test_a_forbidden_folder(tiny: Any) -> None:
+    tiny.write()
+    tiny.root.chmod(0)
+    try:
+        with pytest.raises(DataError, match=r"MNIST CANNOT BE READ: .*\(Permission denied\)"):
+            MNIST(tiny.root).load()
+    finally:
+        tiny.root.chmod(0o700)
+
+
+def test_a_home_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="~no-such-user/x: Could not determine home directory.: name another folder"):
+        MNIST("~no-such-user/x").load()
+    monkeypatch.setenv("CUPYNET_DATA", "~no-such-user")
+    with pytest.raises(DataError, match="~no-such-user: Could not determine home directory.: name another folder"):
+        MNIST().load()
 
 
 @pytest.mark.parametrize("others", [NAMES, NAMES[:2]])
@@ -138,7 +233,7 @@ def test_offline_never_tries(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
     monkeypatch.setenv("CUPYNET_OFFLINE", value)
     mirror.offer(tiny.packed)
-    assert MNIST(tiny.root, limit=1).load().fallback and mirror.requests == []
+    assert MNIST(tiny.root, "synthetic", limit=1).load().fallback and mirror.requests == []
 
 
 @pytest.mark.parametrize("value", ["", "0", "false", " No "])
@@ -152,8 +247,9 @@ def test_offline_can_be_switched_off(tiny: Any, mirror: Any, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"fallback": "cifar"}, "fallback='cifar': must be 'synthetic', or null for an error instead"),
+        ({"fallback": "cifar"}, "fallback='cifar': must be 'auto', 'synthetic', or null for an error instead"),
         ({"fallback": True}, "fallback=True: must be"),
+        ({"folder": "a\0b"}, r"folder='a.x00b': must be a path"),
         ({"folder": 3}, "folder=3: must be a path, or null for CUPYNET_DATA or else the user's cache"),
         ({"timeout_s": 0}, "timeout_s=0: must be a number of seconds above 0"),
         ({"timeout_s": float("nan")}, "timeout_s=nan: must be"),

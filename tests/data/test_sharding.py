@@ -146,6 +146,8 @@ def test_a_folder_without_shards(folder: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=f"{folder}: expected .*; name the folder in which they were written"):
         Shards(tmp_path / folder)
+    with pytest.raises(DataError, match="~no-such-user/x: Could not determine home directory.: name another folder"):
+        Shards("~no-such-user/x")
     with pytest.raises(ConfigError, match="shards=3: must be the folder of the shards"):
         Shards(3)  # type: ignore[arg-type]
 
@@ -269,10 +271,13 @@ def test_a_source_takes_its_own_shards_only(tmp_path: Path) -> None:
 def test_digits_in_place_of_mnist_stay_known_as_such(
     tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = MNIST(tmp_path / "none", limit=30).load()
+    data = MNIST(tmp_path / "none", "synthetic", limit=30).load()
     write_shards(data, tmp_path / "shards", 2, limit=30)
     caplog.clear()
-    found = MNIST(limit=30, storage="sharded", shards=tmp_path / "shards").load()
+    for fallback in (None, "auto"):  # who names the shards says where the data are
+        with pytest.raises(DataError, match="shards: holds synthetic digits in place of mnist; cut mnist again, or"):
+            MNIST(fallback=fallback, limit=30, storage="sharded", shards=tmp_path / "shards").load()
+    found = MNIST(fallback="synthetic", limit=30, storage="sharded", shards=tmp_path / "shards").load()
     assert (found.name, found.fallback) == ("synthetic", True)
     assert "holds synthetic in place of mnist, of which results say nothing" in caplog.text
 
