@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, select_backend
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, job
@@ -182,7 +182,10 @@ class Experiment:
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
         job = self.job
-        data = self.source.load() if job is None else load_mapped(self.source, first=job.seats[job.rank] == 0)
+        try:
+            data = self.source.load() if job is None else load_mapped(self.source, first=job.seats[job.rank] == 0)
+        except OSError as error:  # of a source that does not say so itself
+            raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
         data.check(self.source.image_shape, self.source.classes)
         return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,19 @@ def test_a_source_that_promised_something_else_is_found_out() -> None:
     found = experiment(())
     found.source = Liar(0, 0, None)
     with pytest.raises(DataError, match="8 x 8 x 3.*8 x 8 x 1"):
+        found.load()
+
+
+def test_a_source_whose_files_cannot_be_read_is_an_error_of_the_data() -> None:
+    class Gone(Source):
+        image_shape, classes, name = (8, 8, 1), 3, "own"
+
+        def load(self) -> Data:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "own.npy")
+
+    found = experiment(())
+    found.source = Gone(0, 0, None)
+    with pytest.raises(DataError, match=r"data 'own': cannot be read \(.*No such file or directory: 'own.npy'\)"):
         found.load()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
 from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, DataError
 
 _LOOKED_AT = 1 << 20  # bytes of images that a signature takes in
 
@@ -106,21 +107,34 @@ class Batches(ABC):
         start: rounds to skip, each of one batch per worker. An epoch that was broken off continues in its middle, and
             the batches before that are not even made.
         images: whether they are loaded; a stage of a pipeline that gets its input from another needs labels only.
+
+        Raises DataError, here or when a batch is made, where a file cannot be read.
         """
         epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
         start = checks.integer("start", start, 0)
         if checks.integer("rank", rank, 0) >= size:
             raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
-        dataset, dealt = self._dealt(epoch, rank, size, start)
+        with _read_of(self.dataset):
+            dataset, dealt = self._dealt(epoch, rank, size, start)
         return self._made(dataset, dealt, epoch, backend, images)
 
     def _made(
         self, dataset: Dataset, dealt: Iterator[tuple[int, Array, Array]], epoch: int, backend: Device, images: bool
     ) -> Iterator[Batch]:
-        for index, rows, samples in dealt:
-            loaded = backend.load_images(dataset.images, rows) if images else None  # (N, H, W, C)
-            labels = backend.asarray(dataset.labels[rows], dtype=np.int64)  # (N,)
-            yield Batch(index, loaded, labels, samples, epoch)
+        with _read_of(dataset):
+            for index, rows, samples in dealt:
+                loaded = backend.load_images(dataset.images, rows) if images else None  # (N, H, W, C)
+                labels = backend.asarray(dataset.labels[rows], dtype=np.int64)  # (N,)
+                yield Batch(index, loaded, labels, samples, epoch)
+
+
+@contextmanager
+def _read_of(dataset: Labelled) -> Iterator[None]:
+    """What the system says of a file that cannot be read, as a DataError: nobody shall take it for output."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"data set {dataset.name!r}: cannot be read ({error})") from error
 
 
 class Loader(Batches):

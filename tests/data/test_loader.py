@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupynet.data import Data, Dataset, Loader, Synthetic, as_loader
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, DataError
 
 
 def numbered(samples: int) -> Dataset:
@@ -263,3 +264,25 @@ def test_batches_for_who_needs_no_images_have_none() -> None:
             other.samples.tolist(),
             other.labels.tolist(),
         )
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_data() -> None:
+    """Whoever reads it: the system says the same of a disk that cannot be written to."""
+
+    class Broken(Recorder):
+        def load_images(self, images: Any, samples: Any) -> Any:
+            if 9 in samples:
+                raise OSError(errno.EIO, "Input/output error", "images.npy")
+            return super().load_images(images, samples)
+
+    batches = Loader(numbered(20), 5, shuffle=False).epoch(0, Broken())
+    assert len(next(batches)) == 5
+    with pytest.raises(DataError, match="data set 'numbered': cannot be read .*Input/output error: 'images.npy'"):
+        next(batches)
+
+    class Gone(Loader):
+        def _dealt(self, *_: Any) -> Any:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "part-7")
+
+    with pytest.raises(DataError, match="data set 'numbered': cannot be read .*: 'part-7'"):
+        Gone(numbered(20), 5).epoch(0, Recorder())
