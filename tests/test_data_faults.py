@@ -62,7 +62,9 @@ MUTATIONS: dict[str, Callable[[Good], bytes]] = {
     "test for training": lambda good: good.test,
     "more behind it": lambda good: good.packed + b"more",
     "twice": lambda good: good.packed * 2,
-    "many zeros behind it": lambda good: gzip.compress(good.raw + bytes(20_000_000)) + gzip.compress(bytes(10_000)) * 50,
+    "many zeros behind it": lambda good: (
+        gzip.compress(good.raw + bytes(20_000_000)) + gzip.compress(bytes(10_000)) * 50
+    ),
 }
 
 

@@ -83,7 +83,10 @@ def _speaks_for_load(kind: type[Source]) -> bool:
 def _mapped(place: Path) -> Data:
     """What lies there. Raises Damaged."""
     about = read_manifest(place, FORMAT)
-    train, validation, test = (about[part] and map_dataset(place, about[part]) for part in PARTS)
+    if not {"name", *PARTS} <= about.keys():
+        raise Damaged(f"{place / MANIFEST}: does not describe a data set")
+    train, test = map_dataset(place, about["train"]), map_dataset(place, about["test"])
+    validation = None if about["validation"] is None else map_dataset(place, about["validation"])
     with contextlib.suppress(OSError):  # it may belong to somebody else
         os.utime(place / MANIFEST)  # when it was used last
     return Data(about["name"], train, validation, test)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cupynet.data import MNIST, Data, Dataset, Synthetic, cache, load_mapped, write_shards
-from cupynet.data.stored import MANIFEST
+from cupynet.data.stored import MANIFEST, write_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +104,17 @@ def test_a_class_that_loads_otherwise_is_not_taken_for_the_one_it_is_derived_fro
         assert_same(load_mapped(Darker(20, 5)), Darker(20, 5).load())
         assert_same(load_mapped(Named(20, 5)), Named(20, 5).load())
     assert len(kept(folder)) == 2, "the first and the last"
+
+
+@pytest.mark.parametrize("about", [{}, {"name": "x", "train": {}, "validation": None, "test": {}}])
+def test_a_manifest_of_something_else_is_written_again(
+    about: dict[str, Any], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Synthetic(40, 10)
+    load_mapped(source)
+    write_manifest(kept(folder)[0], {"format": cache.FORMAT, **about})
+    assert_same(load_mapped(source), source.load())
+    assert "does not describe" in caplog.text and "; it is written again" in caplog.text
 
 
 @pytest.mark.parametrize("file", ["images.npy", "test-labels.npy", MANIFEST])
