@@ -90,7 +90,7 @@ def _missing(name: str) -> str | None:
             return "numba is not installed"
         try:
             importlib.import_module("cupynet.backend.kernels.loops")
-        except (ImportError, RuntimeError) as error:  # too old for this NumPy; no folder for compiled code
+        except (ImportError, RuntimeError) as error:  # too old for this NumPy
             reason = str(error).partition("\n")[0]
             return f"numba cannot be used ({reason})"
     return None

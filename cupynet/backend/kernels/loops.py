@@ -1,9 +1,8 @@
 """Compiled loops for the CPU, and how all kernels are compiled.
 
 Each kernel releases the GIL and runs on the calling thread alone (`parallel=True` aborts the process when several
-workers enter it). Compiled code is cached on disk beside this file, or in the user's cache folder where that cannot be
-written. Arrays are C-contiguous. The fast-math flags allow contraction and reassociation but keep NaN and infinity
-meaningful.
+workers enter it). Compiled code is kept on disk, see `cache`. Arrays are C-contiguous. The fast-math flags allow
+contraction and reassociation but keep NaN and infinity meaningful.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numba
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.backend.kernels.cache import KernelCache
 from cupynet.backend.window import Pair
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -35,9 +35,11 @@ def kernel(function: Kernel) -> Kernel:
         constants = (str(cell.cell_contents) for cell in function.__closure__)
         function.__qualname__ = "-".join((function.__qualname__, *constants, SOURCES))
     compile_ = numba.njit(
-        nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}
+        nogil=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}
     )
-    return cast(Kernel, compile_(function))
+    compiled = compile_(function)
+    compiled._cache = KernelCache(function)  # in place of what cache=True makes, whose errors would be the run's
+    return cast(Kernel, compiled)
 
 
 @kernel
