@@ -42,7 +42,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cupynet import __version__, resume
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError, CupynetError, DataError, Interrupted, OutputError
-from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, tell
+from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, steady_streams, tell
 from cupynet.explain import GROUPS, explain
 from cupynet.mpiexec import started
 from cupynet.parts import for_chosen_classes
@@ -140,6 +140,7 @@ def run(
     that of a `CupynetError`, which is told in one line, or 1 for a bug, which is told with its traceback.
     """
     global _door
+    steady_streams()
     door = _door = _Door(task, prepare, schema, join)
     _register(schema)
     full_error = os.environ.get("HYDRA_FULL_ERROR")

@@ -7,7 +7,7 @@ CupynetError                1   the root: catch this to catch them all
 ├── OutputError            74   a result that could not be written
 └── Interrupted       130/143   a signal asked the run to stop
 
-Everything else that escapes is a bug and ends with 1 and its traceback.
+Everything else that escapes is a bug and ends with 1 and its traceback; but where no memory is left, with 1 and a line.
 """
 
 from __future__ import annotations

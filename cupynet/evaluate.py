@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cupynet import config
 from cupynet.errors import ConfigError, DataError
-from cupynet.exits import tell
+from cupynet.exits import steady_streams, tell
 from cupynet.mpiexec import started
 from cupynet.settings import Settings
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """The command."""
+    steady_streams()
     parser = argparse.ArgumentParser(
         prog="python -m cupynet.evaluate",
         description="Evaluate the weights of a finished run on its test set.",

@@ -1,4 +1,8 @@
-"""The way out: what a command shows of its log records and errors, and the exit code it leaves with."""
+"""The way out: what a command shows of its log records and errors, and the exit code it leaves with.
+
+Who listens is no concern of the work: a terminal that is closed or full, a character that it does not have and a log
+that cannot be written any more end nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,30 @@ from cupynet.errors import CupynetError, Interrupted, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
+NOBODY = (OSError, ValueError)  # a stream nobody reads any more, that is full, or closed
+
+
+def steady_streams() -> None:
+    """Let stdin, stdout and stderr be there, and take every character; a command begins with this.
+
+    One that was closed (`>&-`) leads nowhere from here on. Its number is taken, or the next file that is opened would
+    get it, and what others print would stand there. What an encoding does not have becomes a question mark.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - to the end
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
 
 
 def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
@@ -37,6 +65,9 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
         line, code = one_line("; ".join([str(error), *where])), error.exit_code
     elif isinstance(error, OSError) and error.errno in FULL:
         line, code = f"the output cannot be written: {error.strerror}", OutputError.exit_code
+    elif out_of_memory(error):
+        where = "; ".join([one_line(error) or type(error).__name__, *getattr(error, "__notes__", [])])
+        line, code = f"out of memory ({where}): lower batch_size, workers or parallel.prefetch_buffer", 1
     else:
         line, code, bug = f"this is a bug: {type(error).__name__}: {one_line(error)}", 1, True
     for text in [line, *below]:
@@ -47,11 +78,29 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     return code
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the machine or a GPU has no memory left, or no room for another thread; no bug, and no wrong setting.
+
+    CuPy's errors are told by their names: it is not imported for this.
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in kinds:
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, RuntimeError):
+        text = str(error)
+        said = ("can't start new thread", "cudaErrorMemoryAllocation", "_STATUS_ALLOC_FAILED")
+        return any(each in text for each in said)
+    return False
+
+
 def say_error(line: str, bug: BaseException | None = None) -> None:
-    """`cupynet: line` on stderr, below the traceback if it is a bug's."""
-    if bug is not None:
-        traceback.print_exception(bug, file=sys.stderr)
-    print(f"cupynet: {line}", file=sys.stderr, flush=True)
+    """`cupynet: line` on stderr, below the traceback if it is a bug's; to nobody, where stderr cannot be written."""
+    with contextlib.suppress(*NOBODY):
+        if bug is not None:
+            traceback.print_exception(bug, file=sys.stderr)
+        print(f"cupynet: {line}", file=sys.stderr, flush=True)
 
 
 def stdout_is_gone(probe: str = "") -> bool:
@@ -85,8 +134,23 @@ class Console(logging.Handler):
             else:
                 mark = "warning: " if record.levelno >= logging.WARNING else ""
                 print(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}", flush=True)
-        except BrokenPipeError:
-            pass  # nobody reads any more; the run goes on, and its log file has everything
+        except NOBODY:
+            pass  # the run goes on, and its log file has everything
+
+
+class LogFile(logging.FileHandler):
+    """A log on the disk; where that can no longer be written, it is told once on stderr, and the run goes on."""
+
+    _lost = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """One record could not be written; by default logging prints a traceback for each."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._lost:
+            self._lost = True
+            say_error(f"warning: {self.baseFilename} cannot be written ({error.strerror}): the run goes on without it")
 
 
 class RankConsole(logging.Handler):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError, Interrupted
-from cupynet.exits import tell
+from cupynet.exits import steady_streams, tell
 from cupynet.mpiexec import find_mpiexec
 from cupynet.settings import AS_RANKS
 
@@ -39,6 +39,7 @@ echo "no machine has the address $address" >&2; exit 1
 
 def main() -> None:
     """The command."""
+    steady_streams()
     parser = argparse.ArgumentParser(
         prog="python -m cupynet.machines",
         description="Train as two machines that a slow cable connects, on this one.",

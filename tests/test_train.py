@@ -137,7 +137,7 @@ def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path):
     epochs = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     accuracy = {row["epoch"]: row["validation_accuracy"] for row in epochs if row["kind"] == "epoch"}
     assert summary["validation_accuracy"] == accuracy[best]
-    assert f"best epoch     {best}, validation loss {scores[best]:.4f}, restored" in stdout
+    assert f"best epoch     {best}, validation loss {scores[best]:.4g}, restored" in stdout
     assert "early stopping: patience" in stdout
     stdout, _ = run(tmp_path, str(folder), command="evaluate")
     assert "the same as in summary.json" in stdout

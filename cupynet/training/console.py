@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, cast
 
 from rich import progress
 from rich.console import Console
 from rich.markup import escape
 
-from cupynet.checks import one_of
+from cupynet.checks import one_line, one_of
 from cupynet.runs import Run, Summary
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import EpochRecord, Report, Spent, TrainerView
@@ -21,26 +24,70 @@ STYLES = ("auto", "bar", "lines", "none")
 WIDTH = 65  # characters in a row of the table, beside its name, on a terminal of 80
 
 
+def figure(value: float) -> str:
+    """A loss in four digits, however large or small it is."""
+    return f"{value:.4g}"
+
+
 def describe(record: EpochRecord) -> str:
     """An epoch in one line."""
     rate = record.samples / record.train_s if record.train_s else 0.0
     text = f"epoch {record.epoch}: {record.samples:,} images in {record.train_s:.1f} s ({rate:,.0f}/s)"
     if record.evaluation is not None:
-        text += f", {record.split} accuracy {record.evaluation.accuracy:.2%}, loss {record.evaluation.loss:.4f}"
+        text += f", {record.split} accuracy {record.evaluation.accuracy:.2%}, loss {figure(record.evaluation.loss)}"
     return text
 
 
 class _Terminal(Console):
-    """A console whose reader may leave; rich by default ends the process then."""
+    """A console that may fail without anybody failing with it; rich by default ends the process when a reader leaves.
+
+    What goes wrong is kept, by the thread that draws too, and nothing more is drawn.
+
+    Attributes:
+        failure: the first that went wrong.
+    """
+
+    failure: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Draw nothing more."""
+        self.failure, self.quiet = self.failure or error, True
 
     def on_broken_pipe(self) -> None:
-        self.quiet = True
+        self.fail(BrokenPipeError("nobody reads it any more"))
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        with self.failing():
+            super().print(*objects, **how)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self.failing():
+            super().__exit__(kind, error, traceback)
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """An exception in here is a failure of the display."""
+        try:
+            yield
+        except Exception as error:  # of the stream, or of rich
+            self.fail(error)
+
+
+def _is_terminal() -> bool:
+    """Whether somebody sits at the other end of stdout, where there is one."""
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
 
 
 class Progress(Callback):
     """One line per epoch, on the terminal and in the run's log, and on a terminal a bar over all rounds below them.
 
-    The bar is drawn by a thread of its own, four times a second.
+    The bar is drawn by a thread of its own, four times a second. Where that fails, it is told once, and lines take its
+    place.
 
     Args:
         style: `bar`, `lines`, `none`, or `auto`: a bar on a terminal, else lines.
@@ -53,7 +100,7 @@ class Progress(Callback):
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         if self.style == "auto":
-            self.style = "bar" if sys.stdout.isatty() else "lines"
+            self.style = "bar" if _is_terminal() else "lines"
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         if self.style != "bar":
@@ -71,16 +118,16 @@ class Progress(Callback):
         )
         fields: dict[str, Any] = {"loss": "  -   ", "split": "test", "accuracy": "  -   ", "rate": "-"}
         self._bar = progress.Progress(*columns, console=_Terminal(), refresh_per_second=4)
-        total = trainer.total_iterations
-        self._task = self._bar.add_task("", total=total, completed=trainer.iteration, epoch=trainer.epoch + 1, **fields)
-        self._bar.start()
+        fields |= {"total": trainer.total_iterations, "completed": trainer.iteration, "epoch": trainer.epoch + 1}
+        self._task = self._bar.add_task("", **fields)
+        self._draw(self._bar, self._bar.start)
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
         if trainer.iteration % 5 == 0:
             self._show(completed=trainer.iteration, epoch=trainer.epoch + 1)
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
-        self._show(loss=f"{report.loss:.4f}", rate=f"{report.images_per_s:,.0f}")
+        self._show(loss=figure(report.loss), rate=f"{report.images_per_s:,.0f}")
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         if self.style != "none":
@@ -94,13 +141,26 @@ class Progress(Callback):
 
     def close(self) -> None:
         """Give the terminal back, also after an error."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            self._draw(bar, bar.stop)
 
     def _show(self, completed: int | None = None, **fields: Any) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=completed, **fields)
+        bar = self._bar
+        if bar is not None:
+            self._draw(bar, lambda: bar.update(self._task, completed=completed, **fields))
+
+    def _draw(self, bar: progress.Progress, work: Callable[[], None]) -> None:
+        """Do something to the bar; where that fails, or drawing has failed meanwhile, there are lines from here on."""
+        terminal = cast(_Terminal, bar.console)
+        with terminal.failing():
+            work()
+        failure = terminal.failure
+        if failure is not None:
+            self.style, self._bar = "lines", None
+            with contextlib.suppress(Exception):
+                bar.stop()  # gives stdout back
+            log.warning("the progress bar is given up (%s: %s)", type(failure).__name__, one_line(failure))
 
 
 def _spent(spent: Spent, summary: Summary) -> str:
@@ -170,12 +230,16 @@ def result_table(summary: Summary, run: Run) -> None:
     if summary.early_stopping is not None and summary.early_stopping["best_epoch"] is not None:
         found = summary.early_stopping
         kept = "restored" if found["restored"] else "not restored"
-        rows["best epoch"] = f"{found['best_epoch']}, validation {found['monitor']} {found['best_score']:.4f}, {kept}"
+        rows["best epoch"] = (
+            f"{found['best_epoch']}, validation {found['monitor']} {figure(found['best_score'])}, {kept}"
+        )
     if summary.test_accuracy is not None:
         rows["test accuracy"] = f"[bold]{summary.test_accuracy:.2%}[/]"
-        rows["test loss"] = "-" if summary.test_loss is None else f"{summary.test_loss:.4f}"
+        rows["test loss"] = "-" if summary.test_loss is None else figure(summary.test_loss)
         rows["macro F1"] = "-" if summary.test_f1 is None else f"{summary.test_f1:.4f}"
     rows["run folder"] = escape(str(run))
     console = _Terminal(soft_wrap=True, highlight=False)
     for name, value in rows.items():
         console.print(f"{name:<15}{value}")
+    if console.failure is not None:
+        log.warning("the results cannot be shown (%s): they are in %s", one_line(console.failure), run.summary_path)

@@ -66,7 +66,7 @@ class EarlyStoppingResult:
     def __str__(self) -> str:
         best = "no epoch was evaluated" if not self.scores else "no epoch has a finite score"
         if self.best_epoch is not None:
-            best = f"best {self.monitor} {self.best_score:.4f} after epoch {self.best_epoch}"
+            best = f"best {self.monitor} {self.best_score:.4g} after epoch {self.best_epoch}"
             best += ", restored" if self.restored else ", not restored"
         return f"{self.details}; {best}"
 
@@ -232,7 +232,7 @@ class EarlyStopping(Callback):
             else:
                 self._waited += 1
             if self.best_score is not None and self._gain(score, self.best_score) >= 0:
-                self._end(trainer, "best_score", f"the {self.monitor} is {score:.4f} after epoch {epoch}")
+                self._end(trainer, "best_score", f"the {self.monitor} is {score:.4g} after epoch {epoch}")
         if self.patience is not None and self._waited >= self.patience:
             times = f"{self._waited} evaluation{'s' * (self._waited > 1)}"
             self._end(trainer, "patience", f"no better {self.monitor} in {times}")

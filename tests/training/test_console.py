@@ -1,16 +1,20 @@
-"""The table at the end of a run."""
+"""The table at the end of a run, and the bar during it: neither ever ends it."""
 
 from __future__ import annotations
 
+import io
+import sys
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupynet.runs import Run, Summary
-from cupynet.training import Spent
-from cupynet.training.console import _amount, result_table
+from cupynet.training import EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
+from cupynet.training.console import _amount, describe, figure, result_table
 from tests.test_runs import SUMMARY
+from tests.training.conftest import small_dataset, small_model
 
 SPENT = Spent([10.0, 10.0], [7.9, 8.3], [0.0, 0.1], [2.1, 1.6], [0.0, 0.0], [240, 240], [300_000_000, 300_000_000])
 FULL: dict[str, Any] = {
@@ -67,8 +71,8 @@ def test_epochs_are_counted_in_words(epochs, said, capsys):
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ({"best_epoch": 4, "restored": True}, "4, validation loss 0.0312, restored"),
-        ({"best_epoch": 12, "restored": False}, "12, validation loss 0.0312, not restored"),
+        ({"best_epoch": 4, "restored": True}, "4, validation loss 0.03125, restored"),
+        ({"best_epoch": 12, "restored": False}, "12, validation loss 0.03125, not restored"),
         ({"best_epoch": None, "restored": False}, None),
     ],
 )
@@ -93,3 +97,114 @@ def test_the_widest_row_fits(capsys):
 )
 def test_amounts(count, text):
     assert _amount(count) == text
+
+
+# A display that fails -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def a_terminal_that_can_move_its_cursor(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+
+
+class Screen(io.StringIO):
+    """A terminal that takes some writes, and then raises."""
+
+    encoding = "utf-8"
+
+    def __init__(self, error: Exception | None = None, takes: int = 0) -> None:
+        super().__init__()
+        self.error, self.takes = error, takes
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.takes -= 1
+        if self.error is not None and self.takes < 0:
+            raise self.error
+        return super().write(text)
+
+
+def trained(callback: Progress, epochs: int = 3) -> None:
+    """A fit that tells the callback of everything."""
+    data = small_dataset(40)
+    with ParallelWrapper(small_model(), workers=1, callbacks=[callback], report_every=2) as wrapper:
+        wrapper.fit(data, epochs, batch_size=8, evaluate_on=data)
+        assert wrapper.trainer.epoch == epochs
+
+
+FAILURES = [
+    UnicodeEncodeError("latin-1", "…", 0, 1, "ordinal not in range(256)"),
+    OSError(5, "Input/output error"),
+    BrokenPipeError(32, "Broken pipe"),
+    ValueError("I/O operation on closed file"),
+    RuntimeError("a bug of the display"),
+]
+
+
+@pytest.mark.parametrize("takes", [0, 1, 2])
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_a_bar_that_fails_is_given_up(error, takes, monkeypatch, caplog):
+    screen = Screen(error, takes)
+    monkeypatch.setattr(sys, "stdout", screen)
+    caplog.set_level("INFO")
+    callback = Progress("bar")
+    trained(callback)
+    assert sys.stdout is screen and callback.style == "lines"
+    texts = [record.getMessage() for record in caplog.records]
+    given_up = f"the progress bar is given up ({type(error).__name__}: "
+    assert sum(text.startswith(given_up) for text in texts) == 1
+    assert [text.split(":")[0] for text in texts if text.startswith("epoch")] == ["epoch 1", "epoch 2", "epoch 3"]
+
+
+def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
+    """Not its stream fails, but what draws; in the thread that draws by itself, too."""
+
+    def render(*_: Any) -> Any:
+        raise ZeroDivisionError("no width")
+
+    monkeypatch.setattr("rich.progress.BarColumn.render", render)
+    monkeypatch.setattr(sys, "stdout", Screen())
+    trained(Progress("bar"))
+    (text,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert text == "the progress bar is given up (ZeroDivisionError: no width)"
+
+
+def test_a_bar_that_works_is_not_given_up(monkeypatch, caplog):
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    trained(Progress())
+    assert "100 %" in screen.getvalue() and caplog.records == []
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_without_a_terminal_there_are_lines(closed, monkeypatch):
+    gone = io.StringIO()
+    gone.close()
+    monkeypatch.setattr(sys, "stdout", gone if closed else None)
+    callback = Progress()
+    trained(callback, 1)
+    assert callback.style == "lines"
+
+
+def test_a_table_that_cannot_be_shown_is_told_of(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "stdout", Screen(OSError(28, "No space left on device"), takes=3))
+    result_table(SUMMARY, Run("outputs"))
+    (record,) = caplog.records
+    expected = "the results cannot be shown ([Errno 28] No space left on device): they are in outputs/summary.json"
+    assert record.getMessage() == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4988216032362.4961, "4.988e+12"), (0.0312345, "0.03123"), (2.302585, "2.303"), (1e-9, "1e-09"), (0.0, "0")],
+)
+def test_a_loss_has_four_digits(value, text, capsys):
+    assert figure(value) == text
+    assert table(replace(SUMMARY, test_accuracy=0.5, test_loss=value), capsys)["test loss"] == text
+    evaluation = Evaluation(2)
+    evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([value]))
+    spent = Spent([1.0], [1.0], [0.0], [0.0], [0.0], [1], [0])
+    record = EpochRecord(1, 1, 1, 1.0, "test", evaluation, spent, 0)
+    assert describe(record).endswith(f"test accuracy 100.00%, loss {text}")

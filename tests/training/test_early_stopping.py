@@ -392,7 +392,7 @@ def test_nothing_is_restored_where_that_is_turned_off(scripted):
     trainer, weights = fit(stopping, 3)
     assert fingerprint(trainer.model) == weights[3]
     assert (stopping.result.best_epoch, stopping.result.restored) == (1, False)
-    assert str(stopping.result).endswith("best loss 0.1000 after epoch 1, not restored")
+    assert str(stopping.result).endswith("best loss 0.1 after epoch 1, not restored")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
