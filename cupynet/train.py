@@ -79,6 +79,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 
 def _train(experiment: Experiment, run: Run) -> float | None:
     """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
+    from cupynet.training import unlearned
     from cupynet.training.console import result_table
 
     began, settings = time.perf_counter(), experiment.settings
@@ -120,6 +121,9 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             if experiment.rank == 0:
                 run.save(summary, wrapper.model.weights())
             number = int(wrapper.greatest(told.number))
+    warning = None if test is None else unlearned(test)
+    if experiment.rank == 0 and warning is not None:
+        log.warning("%s", warning)
     if experiment.rank == 0 and (summary.test is not None or not number):
         result_table(summary, run)
     if number:  # which may also have come too late to stop anything: a sweep must not go on

@@ -121,6 +121,15 @@ def test_a_run_tells_what_its_workers_spent(finished):
     assert "spent          averaging " in stdout and "% apart" in stdout
 
 
+def test_a_run_that_has_not_learned_says_so(finished, tmp_path):
+    """Steps far too large, which clipping keeps finite: nothing else would tell."""
+    stdout, stderr = run(tmp_path, *QUICK, "workers=1", "optimizer.learning_rate=10")
+    (warning,) = [line for line in stdout.splitlines() if "warning: " in line]
+    assert "it has not learned: accuracy 1" in warning and warning.endswith(": lower learning_rate") and stderr == ""
+    assert "it has not learned" in (run_folder(tmp_path) / "train.log").read_text()
+    assert "it has not learned" not in finished[1]
+
+
 def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path):
     """The validation images choose, the test images are looked at once, and of the best weights."""
     settings = ["callbacks=early_stopping", "data.validation=100", "workers=2", "epochs=9", "data.train=700"]

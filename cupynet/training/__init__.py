@@ -1,6 +1,6 @@
 """Training: the loop that every worker runs, what watches it, and the wrapper that is the way in."""
 
-from cupynet.training.advice import advise
+from cupynet.training.advice import advise, unlearned
 from cupynet.training.callbacks import Callback, History
 from cupynet.training.checkpoint import Checkpoint
 from cupynet.training.clock import Clock
@@ -33,4 +33,5 @@ __all__ = [
     "Trainer",
     "TrainerView",
     "advise",
+    "unlearned",
 ]

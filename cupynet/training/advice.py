@@ -1,4 +1,4 @@
-"""What the measured times of a run say about how to run it: one sentence."""
+"""What a run's figures say about how to run it, in one sentence each: its times, and whether it has learned."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from statistics import fmean, median
 
 from cupynet.parallel import Adaptive, PipelineSpeed, PostLocal, When
+from cupynet.training.metrics import Evaluation
 from cupynet.training.records import Spent
 
 STANDS_OUT = 0.10  # of the time: what costs less is not worth a word
 WANTED = 0.055  # of the time, at most, for averaging at the frequency that is advised: 5 % when rounded
 MOST_RARELY = 100  # iterations between averages: beyond that replicas drift apart, and the advice would be a bad one
+SURELY = 3.0  # standard deviations above chance: a network that knows nothing gets there once in 700 runs
 SLOWER = 1.25  # times as long for the same samples: more than the noise of a shared machine
 
 
@@ -131,3 +133,23 @@ def _pipeline(spent: Spent, speed: PipelineSpeed | None, cores: int | None) -> t
 
 def _turns(ranks: int, cores: int, name: str) -> str:
     return f"{ranks} {name}s share {cores} core{'s' * (cores > 1)}"
+
+
+def unlearned(evaluation: Evaluation) -> str | None:
+    """That a network has learned nothing which shows, if so: it is right no oftener than a constant answer may be.
+
+    Whoever always names the commonest class is right on a share p of n images. A network that knows nothing of an image
+    is so at most, give or take the root of p (1 - p) / n; it has learned where it is right more than `SURELY` of those
+    above p. A loss above ln(classes), which is that of a network that thinks all classes equally likely, says the
+    direction: the steps were too large.
+    """
+    samples, classes = evaluation.samples, evaluation.classes
+    share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
+    if not 0 < share < 1 or evaluation.accuracy > share + SURELY * math.sqrt(share * (1 - share) / samples):
+        return None
+    too_large = not evaluation.loss <= math.log(classes)
+    way_out = "lower learning_rate" if too_large else "train longer, or raise learning_rate"
+    return (
+        f"it has not learned: accuracy {evaluation.accuracy:.2%} on {samples:,} images, naming the commonest class "
+        f"alone gives {share:.2%}; loss {evaluation.loss:.4g}, without any knowledge {math.log(classes):.4g}: {way_out}"
+    ).replace("%", " %")

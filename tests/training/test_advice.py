@@ -1,12 +1,15 @@
-"""The sentence of advice: which of the measured costs it is about, and what it says."""
+"""The sentences of advice: which of the measured costs one is about, when a network has not learned, what they say."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from cupynet.parallel import Adaptive, PipelineSpeed, PostLocal
 from cupynet.parallel.when import Every
-from cupynet.training import Spent, advise
+from cupynet.training import Evaluation, Spent, advise, unlearned
 from cupynet.training.advice import MOST_RARELY, STANDS_OUT, WANTED, averages, rarer, share_at
 
 
@@ -155,3 +158,45 @@ def test_no_sentence_wraps():
     ):
         sentence = advise(measured, frequency, cores=cores)
         assert not sentence.startswith("nothing") and len(sentence) <= 65, sentence
+
+
+# Whether it has learned -----------------------------------------------------------------------------------------------
+
+
+def evaluated(right: int, wrong: int, loss: float, classes: int = 10, commonest: int = 0) -> Evaluation:
+    """So many right and wrong answers, on evenly many images of each class, and more of one."""
+    found, n = Evaluation(classes), right + wrong
+    labels = np.concatenate([np.arange(n - commonest) % classes, np.zeros(commonest, int)])
+    answers = np.where(np.arange(n) < right, labels, (labels + 1) % classes)
+    found.add(np.eye(classes)[answers], labels, np.full(n, loss))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "commonest"),
+    [(100, 900, 0), (128, 872, 0), (550, 450, 500), (5, 5, 3), (0, 1000, 0)],
+)
+def test_what_is_no_better_than_a_constant_answer_has_not_learned(right, wrong, commonest):
+    assert unlearned(evaluated(right, wrong, 2.0, commonest=commonest)) is not None
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "commonest"), [(129, 871, 0), (600, 400, 500), (9, 1, 0), (1000, 0, 0), (1091, 8909, 0)]
+)
+def test_what_is_better_has(right, wrong, commonest):
+    """However large its loss: it may be too sure of itself."""
+    assert unlearned(evaluated(right, wrong, 99.0, commonest=commonest)) is None
+
+
+def test_how_it_is_said():
+    way_outs = {4988216032362.4961: "lower learning_rate", 2.31: "lower learning_rate", math.nan: "lower learning_rate"}
+    for loss, way_out in {**way_outs, 2.30: "train longer, or raise learning_rate"}.items():
+        assert unlearned(evaluated(100, 900, loss)) == (
+            "it has not learned: accuracy 10.00 % on 1,000 images, naming the commonest class alone gives 10.00 %; "
+            f"loss {loss:.4g}, without any knowledge 2.303: {way_out}"
+        )
+
+
+def test_one_class_or_none_says_nothing():
+    assert unlearned(evaluated(3, 0, 0.0, classes=1)) is None
+    assert unlearned(Evaluation(3)) is None
