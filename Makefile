@@ -13,7 +13,7 @@ OLDEST := 3.10
 BEYOND := 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test machines bench check clean environment
+.PHONY: help install train test machines bench doctor check clean environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ machines: environment ## train on two machines that a slow cable connects (needs
 
 bench: environment ## measure operations, the training step and the loop: ARGS="peers=torch" compares with PyTorch if installed
 	@$(PY) -m cupynet.bench $(ARGS)
+
+doctor: environment ## say what this machine has and lacks for training: ARGS="backend=cupy"
+	@$(PY) -m cupynet.doctor $(ARGS)
 
 check: environment ## the gate: formatting, lint, types
 	@$(PY) -m ruff format --check .

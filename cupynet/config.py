@@ -380,6 +380,16 @@ def _flat(values: Mapping[str, Any], leave_out: Sequence[str] = (), above: str =
     return flat
 
 
+def compose(overrides: Sequence[str] = ()) -> Settings:
+    """The settings that such a command line asks for, without a run. ConfigError."""
+    try:
+        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            config = hydra.compose("config", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, overrides)) from error
+    return _settings(config, overrides, Settings)
+
+
 def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:
     """The settings of a finished run, from its `.hydra/config.yaml`, with some changed.
 

@@ -71,6 +71,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "llvmlite": ("backend/kernels/",),
     "hydra": ("config.py", "explain.py"),
     "omegaconf": ("config.py", "explain.py"),
+    "packaging": ("doctor.py",),
     "mnist": ("data/mnist.py",),
     "platformdirs": ("data/",),
     "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),

@@ -44,6 +44,40 @@ def device_count() -> int:
     return int(cupy.cuda.runtime.getDeviceCount())
 
 
+def inventory() -> dict[str, Any]:
+    """What there is, for people; call after `probe` has returned None.
+
+    The versions of CuPy (`cupy`), of the CUDA it was made for (`runtime`), of the newest that the driver takes
+    (`driver`) and of NCCL (`nccl`, None where it is missing); and `devices`, each with name, capability, and bytes of
+    memory, there and free.
+    """
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    try:
+        from cupy.cuda import nccl
+
+        code = int(nccl.get_version())
+        connects = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+    except Exception:  # built without it, or its library does not load
+        connects = None
+    devices = []
+    for number in range(int(runtime.getDeviceCount())):
+        with cupy.cuda.Device(number) as device:
+            free, total = device.mem_info
+            properties = runtime.getDeviceProperties(number)
+            capability = f"{properties['major']}.{properties['minor']}"
+            found = {"name": properties["name"].decode(), "capability": capability, "memory": total, "free": free}
+            devices.append(found)
+    cuda = {name: _version(getattr(runtime, f"{name}GetVersion")()) for name in ("driver", "runtime")}
+    return {"cupy": str(cupy.__version__), **cuda, "nccl": connects, "devices": devices}
+
+
+def _version(code: int) -> str:
+    """12.4, which CUDA writes 12040."""
+    return f"{code // 1000}.{code % 1000 // 10}"
+
+
 class CupyBackend(Backend):
     """The reference operations on CuPy arrays of one device.
 
