@@ -66,8 +66,8 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     elif isinstance(error, OSError) and error.errno in FULL:
         line, code = f"the output cannot be written: {error.strerror}", OutputError.exit_code
     elif out_of_memory(error):
-        where = "; ".join([one_line(error) or type(error).__name__, *getattr(error, "__notes__", [])])
-        line, code = f"out of memory ({where}): lower batch_size, workers or parallel.prefetch_buffer", 1
+        told = "; ".join([one_line(error) or type(error).__name__, *getattr(error, "__notes__", [])])
+        line, code = f"out of memory ({told}): lower batch_size, workers or parallel.prefetch_buffer", 1
     else:
         line, code, bug = f"this is a bug: {type(error).__name__}: {one_line(error)}", 1, True
     for text in [line, *below]:
