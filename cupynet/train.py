@@ -169,11 +169,12 @@ def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool
 
 def _fit(experiment: Experiment, wrapper: ParallelWrapper, data: Data, evaluate_on: Batches, split: str) -> None:
     """Train the epochs that are not complete yet."""
-    settings, done = experiment.settings, wrapper.trainer.epoch
-    if done < settings.epochs:  # else it was killed between its last epoch and its results
+    settings, trainer = experiment.settings, wrapper.trainer
+    left = settings.epochs - trainer.epoch
+    if left > 0 or trainer.unfinished:  # it may have been killed between its last epoch and its results
         wrapper.fit(
             experiment.train_loader(data),
-            settings.epochs - done,
+            max(left, 0),
             evaluate_on=evaluate_on,
             evaluate_every=settings.evaluate_every_epochs,
             split=split,

@@ -49,7 +49,7 @@ class Checkpoint(Callback):
         keep_last: how many of the newest are kept.
         keep_every: of every so many that were written one is kept for good; None for none.
         best: the figure by which the best evaluated epoch's is kept too, such as `accuracy` or `loss`; None for none.
-        path: of the folder; `checkpoints` in the run's folder by default.
+        path: of the folder; `checkpoints` in the run's folder by default, where alone `resume=` looks for them.
     """
 
     every_rank = True

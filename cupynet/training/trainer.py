@@ -45,10 +45,10 @@ class Fit:
     split: str
 
     @staticmethod
-    def check(epochs: int, evaluate_every: int, split: str) -> tuple[int, int, str]:
+    def check(epochs: int, evaluate_every: int, split: str, *, least: int = 1) -> tuple[int, int, str]:
         """The arguments of a fit, if they can work; ConfigError."""
         return (
-            integer("epochs", epochs, 1),
+            integer("epochs", epochs, least),
             integer("evaluate_every", evaluate_every, 1),
             one_of("split", split, ("test", "validation")),
         )
@@ -155,6 +155,11 @@ class Trainer:
         """Where these weights live."""
         return self.replica.backend
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a fit has begun that has not come to its end: one that runs, or whose state was restored."""
+        return self._span_start is not None
+
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
         wish = Stop(reason, text)
@@ -196,7 +201,7 @@ class Trainer:
 
         Args:
             train: the batches of all workers.
-            epochs: how many more.
+            epochs: how many more; 0 only where the state of an unfinished fit was restored, which is ended then.
             evaluate_on: what is evaluated, in parallel, every `evaluate_every` epochs and after the last.
             split: what to call it, `test` or `validation`.
 
@@ -205,7 +210,7 @@ class Trainer:
             DivergedError: a loss or a gradient is not finite, found before anything of it is used, see `NonFinite`; or
                 a weight, found in the next round or where replicas are averaged.
         """
-        epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split)
+        epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split, least=0 if self.unfinished else 1)
         several = self.groups.replicas.size > 1
         evaluated = split if evaluate_on is not None else None
         check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
@@ -251,7 +256,10 @@ class Trainer:
         start = self.iteration if self._span_start is None else self._span_start
         self.total_iterations = self.iteration + (fit.last - self.epoch) * rounds - self.round
         self.replica.optimizer.learning_rate.span(start, self.total_iterations)
-        self.stopped, self._finished, self._span_start = None, False, start
+        self._finished = (
+            self._finished and self.unfinished and self.epoch == fit.last
+        )  # restored after its last average
+        self.stopped, self._span_start = None, start
 
     def _epoch(self, fit: Fit) -> None:
         """One epoch, or what is left of it: its rounds, the average that ends it, its evaluation."""
@@ -496,7 +504,8 @@ class Trainer:
         return {
             "trainer": {
                 **{name: getattr(self, name) for name in ("iteration", "epoch", "round")},
-                "fitting": self._span_start is not None,
+                "fitting": self.unfinished,
+                "finished": self._finished,
                 "span_start": self._span_start or 0,
                 "deal": np.array(self._deal, np.int64),
             },
@@ -519,6 +528,7 @@ class Trainer:
         position = state["trainer"]
         self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
         self._span_start = position["span_start"] if position["fitting"] else None
+        self._finished = position["finished"]
         self._deal = tuple(int(count) for count in position["deal"])
         self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})

@@ -207,14 +207,15 @@ class ParallelWrapper:
         Args:
             train: a `Loader`; or a `Dataset`, `Shards`, or images (S, H, W, C) and labels (S,), shuffled anew in each
                 epoch.
-            epochs: how many more.
+            epochs: how many more; 0 after `restore`, to end a fit whose last epoch was complete.
             batch_size: for a `train` or `evaluate_on` that is no `Loader`.
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
         """
         loader = self._loader(train, batch_size)
         loader.rounds(self.placement.workers)  # refuses shards that are not as many
         held_out = None if evaluate_on is None else self._loader(evaluate_on, batch_size, shuffle=False)
-        Fit.check(epochs, evaluate_every, split)  # before any worker begins: what is refused here does no harm
+        unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
+        Fit.check(epochs, evaluate_every, split, least=0 if unfinished else 1)  # before any worker begins: no harm done
         several = self.placement.workers > 1
         evaluated = None if held_out is None else split
         check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
