@@ -18,6 +18,7 @@ from cupynet.errors import ConfigError
 
 T = TypeVar("T")
 SHOWN = 80  # characters of a value in a message
+LONGEST = 1 << 63  # what an integer must be smaller than: it is to be counted with, in arrays and files too
 
 # Names are listed here because settings are read without NumPy, which every file of cupynet.backend imports.
 DTYPES = ("half", "float", "double")
@@ -45,7 +46,7 @@ def integer(
     name: str, value: Any, minimum: int | None = None, also: str = "", *,
     below: int | None = None, most: int | None = None, why: str = "",
 ) -> int:  # fmt: skip
-    """`value` as an int of at least `minimum`, smaller than `below` and at most `most`.
+    """`value` as an int of at least `minimum`, smaller than `below` and at most `most`, and in any case of 64 bits.
 
     `why` gives the reason for `most`; `also` ends the message (", or null").
     """
@@ -59,6 +60,8 @@ def integer(
         raise refusal(name, shown(value), f"must be an integer{least}{bound}{also}")
     if most is not None and number > most:
         raise refusal(name, shown(value), f"must be at most {most}{also}{why and f': {why}'}")
+    if below is None and not -LONGEST < number < LONGEST:  # no array counts so far, and no float holds all of them
+        raise refusal(name, shown(value), f"must be {'below ' if number > 0 else 'above -'}2**63{also}")
     return number
 
 

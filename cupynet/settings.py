@@ -25,6 +25,9 @@ Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value as it is ke
 MOST_WORKERS = 10_000
 MOST_PREFETCHED = 100_000
 MOST_FORECAST = 1_000_000
+MOST_REPEATS = 1_000
+MOST_MEASURED = 100_000_000
+FOR_EVER = "measuring would take for ever"
 AS_RANKS = "parallel.launcher=mpi"  # what a command is given where mpiexec starts it
 
 
@@ -226,7 +229,10 @@ def size(value: object, share: bool = False) -> int | float:
         return number / 100
     if "." in match[1] and unit in ("", "b"):
         raise ValueError(f"{value} is not a whole number of bytes")
-    amount = int(number * (1024 if "i" in unit else 1000) ** "bkmgt".index(unit[:1] or "b"))
+    amount = number * (1024 if "i" in unit else 1000) ** "bkmgt".index(unit[:1] or "b")
+    if amount >= checks.LONGEST:
+        raise ValueError(f"{value} is more than memory is counted in")
+    amount = int(amount)
     if amount < 1:
         raise ValueError(f"{value} is no memory at all")
     return amount
@@ -306,8 +312,8 @@ class BenchSettings(Settings):
     """The settings of `cupynet.bench`: those of the run it measures, and what conf/bench.yaml adds."""
 
     peers: str | None = setting(None, only("torch", null="none"))
-    repeats: int = setting(5, integer(1))
-    images: int = setting(60000, integer(1))
+    repeats: int = setting(5, integer(1, most=MOST_REPEATS, why=FOR_EVER))
+    images: int = setting(60000, integer(1, most=MOST_MEASURED, why=FOR_EVER))
     workers_memory: bool = setting(False, checks.flag)
 
 
@@ -329,8 +335,8 @@ class PlanSettings(Settings):
     cores_per_machine: int | None = setting(None, integer(1, null="as many as here"))
     all_reduce: str = setting("chunks", one_of(*checks.ALL_REDUCES))
     check: bool = setting(False, checks.flag)
-    repeats: int = setting(3, integer(1))
-    images: int = setting(20000, integer(1))
+    repeats: int = setting(3, integer(1, most=MOST_REPEATS, why=FOR_EVER))
+    images: int = setting(20000, integer(1, most=MOST_MEASURED, why=FOR_EVER))
 
     @property
     def asked(self) -> list[int]:

@@ -34,7 +34,7 @@ def refusal(check: Any, *arguments: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        *((3, 3), (-3, -3), (0, 0), (HUGE, HUGE), (Index(), 7), (np.array(5), 5)),
+        *((3, 3), (-3, -3), (0, 0), (2**63 - 1, 2**63 - 1), (Index(), 7), (np.array(5), 5)),
         *((kind(3), 3) for kind in (np.int8, np.uint8, np.int32, np.int64, np.uint64)),
     ],
 )
@@ -65,6 +65,15 @@ def test_other_things_are_no_integers(value: Any) -> None:
 )
 def test_integers_have_bounds(value: Any, bounds: dict[str, Any], message: str) -> None:
     assert refusal(checks.integer, "n", value, **bounds) == message
+
+
+@pytest.mark.parametrize("value", [2**63, 10**30, HUGE])
+def test_integers_that_nothing_counts_to_are_refused(value: int) -> None:
+    assert refusal(checks.integer, "n", value, 1) == f"n={checks.shown(value)}: must be below 2**63"
+    assert refusal(checks.integer, "n", -value) == f"n={checks.shown(-value)}: must be above -2**63"
+    assert refusal(checks.integer, "n", value, most=8, why="so") == f"n={checks.shown(value)}: must be at most 8: so"
+    assert refusal(checks.pair, "n", value, 1).endswith("must be an integer of at least 1, or a pair of them "
+                                                        "(height, width)")  # fmt: skip
 
 
 def test_the_bounds_of_integers_are_exact() -> None:

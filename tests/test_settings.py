@@ -13,7 +13,9 @@ from cupynet import checks
 from cupynet.backend import BACKENDS, DTYPES
 from cupynet.errors import ConfigError
 from cupynet.settings import (
+    MOST_MEASURED,
     MOST_PREFETCHED,
+    MOST_REPEATS,
     MOST_WORKERS,
     BenchSettings,
     ParallelSettings,
@@ -116,6 +118,14 @@ def test_what_would_never_end_is_refused(key: str, most: int) -> None:
             read(Settings, given(key, value))
 
 
+@pytest.mark.parametrize("kind", [BenchSettings, PlanSettings])
+@pytest.mark.parametrize(("key", "most"), [("images", MOST_MEASURED), ("repeats", MOST_REPEATS)])
+def test_measuring_comes_to_an_end(kind: type[Settings], key: str, most: int) -> None:
+    read(kind, given(key, most))
+    with pytest.raises(ConfigError, match=f"^{key}={most + 1}: must be at most {most}: measuring would take for ever$"):
+        read(kind, given(key, most + 1))
+
+
 def test_seeds_have_64_bits() -> None:
     assert read(Settings, given("seed", 2**64 - 1)).seed == 2**64 - 1
     for value in (2**64, -1):
@@ -152,7 +162,24 @@ def test_size() -> None:
     assert size("80%", share=True) == 0.8 and size("100%", share=True) == 1.0
     assert type(size("2GiB", share=True)) is int
     wrong: object
-    for wrong in (0, -1, True, 1.0e30, 2.5, "", "GiB", "80%", "2 gibs", "-2GiB", "nan", None, []):
+    for wrong in (
+        0,
+        -1,
+        True,
+        1.0e30,
+        2.5,
+        "",
+        "GiB",
+        "80%",
+        "2 gibs",
+        "-2GiB",
+        "nan",
+        None,
+        [],
+        10**400,
+        "9" * 30,
+        "9999999999 TB",
+    ):
         with pytest.raises(ValueError):
             size(wrong)
     for wrong in ("0%", "101%"):

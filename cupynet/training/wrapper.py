@@ -217,6 +217,7 @@ class ParallelWrapper:
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         Fit.check(epochs, evaluate_every, split, least=0 if unfinished else 1)  # before any worker begins: no harm done
         several = self.placement.workers > 1
+        self._warn_of_idle(loader)
         evaluated = None if held_out is None else split
         check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
 
@@ -311,6 +312,16 @@ class ParallelWrapper:
         loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features)
         check_data(loader.dataset, self.model)
         return loader
+
+    def _warn_of_idle(self, loader: Batches) -> None:
+        """Say that some replicas will never train, where there are more of them than batches."""
+        workers, batches = self.placement.workers, loader.batches
+        if batches < workers and self._launcher.first == 0:
+            log.warning(
+                "%d workers for %d batch%s of %d images an epoch: %d never train; fewer workers, or a "
+                "smaller batch_size, waste nothing",
+                workers, batches, "es" * (batches > 1), loader.batch_size, workers - batches,
+            )  # fmt: skip
 
     @property
     def trainer(self) -> Trainer:

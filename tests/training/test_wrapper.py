@@ -356,3 +356,10 @@ def test_nobody_works_on_after_an_interruption():
     assert fingerprint(model) == before
     wrapper.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
+
+
+def test_workers_that_never_have_a_batch_are_warned_of(caplog):
+    for workers, said in ((5, False), (6, True)):
+        with ParallelWrapper(small_model(), workers, optimizer=SGD(0.05)) as wrapper:
+            wrapper.fit(Loader(small_dataset(20), 4), 1)
+        assert ("6 workers for 5 batches of 4 images an epoch: 1 never train" in caplog.text) is said
