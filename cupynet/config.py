@@ -44,6 +44,7 @@ from cupynet.checks import one_line
 from cupynet.errors import ConfigError, CupynetError, DataError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, steady_streams, tell
 from cupynet.explain import GROUPS, explain
+from cupynet.lock import Hold
 from cupynet.mpiexec import started
 from cupynet.parts import for_chosen_classes
 from cupynet.settings import AS_RANKS, Group, Settings, read, without_stand_in
@@ -190,6 +191,8 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
         return door.tell(ConfigError(explain(error, overrides, door.schema)))
     except BaseException as error:
         return door.tell(error)
+    finally:
+        door.let_go()
     return next((code for code in door.codes if code), 0)
 
 
@@ -205,6 +208,12 @@ class Gate(Callback):
             _door.admit(config)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Refuse a sweep where one that is going on is."""
+        self._compose_all(config)
+        if _door is not None:
+            _door.admit_sweep(config)
+
+    def _compose_all(self, config: DictConfig) -> None:
         """Compose every job of the sweep: a name or type that is wrong in one is wrong on the command line."""
         if _door is not None and _door.started is not None:
             raise _Leave(ConfigError("-m: a sweep is not run under mpiexec: start mpiexec once for each of its jobs"))
@@ -244,7 +253,9 @@ class _Door(Generic[S, T]):
         self.codes: list[int | str] = []  # one per job that has ended
         self._prepared: list[T] = []  # of a single run between the gate and its job
         self._resumed: Path | None = None  # what is gone on with
-        self._note = ""  # for the log, once there is one
+        self._notes: list[tuple[int, str]] = []  # for the log, once there is one: level and text
+        self._held: dict[Path, Hold] = {}  # the folders that are this command's alone
+        self._sweep: Path | None = None  # that of all jobs of a sweep
 
     def go_on(self) -> None:
         """Where the command line asks to resume, give Hydra that of the run that is gone on with. ConfigError."""
@@ -259,7 +270,7 @@ class _Door(Generic[S, T]):
         path = self._resumed = resume.find(value, given)
         if path is None:
             sys.argv[1:] = [argument for argument in given if argument.lstrip("+").partition("=")[0] != "resume"]
-            self._note = "resume=latest: there is nothing to go on with: a new run begins"
+            self._notes.append((logging.INFO, "resume=latest: there is nothing to go on with: a new run begins"))
         else:
             sys.argv[1:] = resume.arguments(given, overrides_of(resume.run_of(path)), path)
 
@@ -267,9 +278,10 @@ class _Door(Generic[S, T]):
         """Prepare a single run before Hydra makes its folder."""
         try:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}; Hydra itself does it only later
-            self._prepare(config, _asked(config))
-            if self.schema is Settings and self._resumed is None and not self._note:
-                self._note = resume.offer()
+            self._prepare(config, _asked(config), Path(str(config.hydra.run.dir)))
+            offer = resume.offer() if self.schema is Settings and resume.asked(sys.argv[1:]) is None else ""
+            if offer and self._resumed is None:
+                self._notes.append((logging.INFO, offer))
         except Exception as error:
             raise _Leave(error) from error
         if self.rank:
@@ -279,7 +291,52 @@ class _Door(Generic[S, T]):
             self._job(config)
             raise _Leave(SystemExit(self.codes[-1]))
 
-    def _prepare(self, config: DictConfig, asked: list[str]) -> None:
+    def admit_sweep(self, config: DictConfig) -> None:
+        """Take the folder of a sweep before anything is written there."""
+        try:
+            HydraConfig.instance().set_config(config)
+            folder = Path(str(config.hydra.sweep.dir))
+            self._hold(folder, make=True)
+            self._sweep = folder.resolve()
+        except Exception as error:
+            raise _Leave(error) from error
+
+    def _hold(self, folder: Path, *, make: bool) -> None:
+        """Keep others out of a folder, made if it is to be, on all ranks alike: ConfigError where somebody is there."""
+        refusal = ""
+        try:
+            if not self.rank:
+                self._take(folder, make=make)
+        except ConfigError as error:
+            refusal = str(error)
+        if self.started is not None and self.join is not None:
+            refusal = self.join().share(refusal)
+        if refusal:
+            raise ConfigError(refusal)
+
+    def _take(self, folder: Path, *, make: bool) -> None:
+        try:
+            key = folder.resolve()
+            if make:
+                folder.mkdir(parents=True, exist_ok=True)
+            if key in self._held or not folder.is_dir():
+                return
+        except (OSError, ValueError):
+            return  # Hydra meets the same, and its error is told
+        hold = self._held[key] = Hold(folder)
+        if hold.found is not None:
+            self._notes.append((logging.INFO, f"the run that had this folder was killed ({hold.found})"))
+        if hold.warning:
+            self._notes.append((logging.WARNING, hold.warning))
+
+    def let_go(self, folder: Path | None = None) -> None:
+        """Leave a folder, or all that are held, to others."""
+        for key in [*self._held] if folder is None else [folder.resolve()]:
+            hold = self._held.pop(key, None)
+            if hold is not None:
+                hold.release()
+
+    def _prepare(self, config: DictConfig, asked: list[str], folder: Path) -> None:
         settings = _settings(config, asked, self.schema)
         if self._resumed is not None:
             stored = load(resume.run_of(self._resumed), (), settings.trusted_modules)
@@ -292,7 +349,10 @@ class _Door(Generic[S, T]):
             ranks = self.join()
             ranks.timeout_s = settings.parallel.timeout_s
             ranks.agree({"the version of cupynet": __version__, **_flat(asdict(settings), leave_out=LOCAL)})
-        self._prepared.append(self.prepare(settings))
+        self._hold(folder, make=False)  # what is there must not change while it is looked at
+        prepared = self.prepare(settings)
+        self._hold(folder, make=True)
+        self._prepared.append(prepared)
 
     @contextmanager
     def one_voice(self) -> Iterator[None]:
@@ -329,15 +389,16 @@ class _Door(Generic[S, T]):
     def _job(self, config: DictConfig) -> float | None:
         """Do one job. Hydra never sees it fail: it would print lines of its own and leave with 1, whatever it was."""
         now = HydraConfig.get()
+        own = Path(now.run.dir if self.rank else now.runtime.output_dir)  # the other ranks leave before Hydra has one
         sweep = now.mode == RunMode.MULTIRUN
         try:
             if not self._prepared:
-                self._prepare(config, _asked(HydraConfig.instance().cfg))
-            folder = "" if self.rank else now.runtime.output_dir
+                self._prepare(config, _asked(HydraConfig.instance().cfg), own)
+            folder = "" if self.rank else str(own)
             if self.started is not None and self.join is not None:
                 folder = self.join().share(folder)
-            if self._note:
-                _log.info(self._note)
+            while self._notes:
+                _log.log(*self._notes.pop(0))
             result = self.task(self._prepared.pop(), Path(folder))
             self.codes.append(0)
             return result
@@ -346,6 +407,9 @@ class _Door(Generic[S, T]):
             if sweep and isinstance(error, KeyboardInterrupt | Interrupted):  # meant for the whole sweep
                 raise _Leave(SystemExit(self.codes[-1])) from error
             return None
+        finally:
+            if own.resolve() != self._sweep:
+                self.let_go(own)
 
 
 # Hydra makes its callbacks itself: this is how `Gate` finds the door it belongs to

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.errors import ConfigError
+from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules")
@@ -23,8 +24,8 @@ def asked(arguments: Sequence[str]) -> str | None:
 def find(value: str, arguments: Sequence[str]) -> Path | None:
     """What is to be gone on with: the folder of a run, or of one of its checkpoints. None where `latest` finds none.
 
-    `latest` is the newest run under outputs/ that has a checkpoint and has not come to its end; where the command line
-    names a folder of its own for the run, that one.
+    `latest` is the newest run under outputs/ that has a checkpoint, has not come to its end and is not going on;
+    where the command line names a folder of its own for the run, that one.
 
     Raises:
         ConfigError: the path is neither.
@@ -96,7 +97,7 @@ def _quoted(path: Path) -> str:
 def _unfinished() -> Path | None:
     """The newest run under outputs/ that has a checkpoint and did not come to its end."""
     runs = {path.parent for path in Path("outputs").glob("*/*/checkpoints") if _checkpoints(path.parent)}
-    return next((run for run in sorted(runs, key=_written, reverse=True) if _goes_on(run)), None)
+    return next((run for run in sorted(runs, key=_written, reverse=True) if _goes_on(run) and not at_work(run)), None)
 
 
 def _checkpoints(run: Path) -> list[Path]:

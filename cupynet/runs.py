@@ -87,7 +87,7 @@ class Run:
     """The folder of one run.
 
     Attributes:
-        folder: holds `.hydra/`, train.log and what is named here.
+        folder: holds `.hydra/`, train.log and what is named here; and running.json while the run is going on (lock.py).
         summary_path, weights_path, history_path: summary.json, weights.safetensors, history.jsonl.
         checkpoints_path: the folder checkpoints/.
     """

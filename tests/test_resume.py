@@ -16,6 +16,7 @@ import pytest
 from cupynet import resume
 from cupynet.checkpoints import Checkpoints
 from cupynet.errors import ConfigError
+from cupynet.lock import NAME, Hold
 from tests.test_train import QUICK, environment, run
 
 FAULT = """
@@ -67,6 +68,7 @@ def test_a_run_that_ended_goes_on_bit_for_bit(tmp_path, settings, iteration, end
         assert f"resume={tmp_path / 'parts'} goes on" in stderr
     stdout, stderr = run(tmp_path, "resume=parts", FAULTY[0])
     assert stderr == "" and "going on after iteration" in stdout
+    assert ("the run that had this folder was killed (process " in stdout) == (end == "SIGKILL")
     assert same(tmp_path / "whole", tmp_path / "parts")
     assert not [entry for entry in (tmp_path / "parts" / "checkpoints").iterdir() if "." in entry.name]
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir() and entry.name[0] != "_") == [
@@ -106,6 +108,29 @@ def test_what_cannot_be_gone_on_with_is_refused_in_one_line(stopped, arguments, 
     assert {path: time for path, time in before.items() if path != log} == {
         path: path.stat().st_mtime_ns for path in before if path != log
     }
+
+
+def test_a_run_that_is_going_on_is_left_alone(stopped, tmp_path, monkeypatch):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    folder = Path("outputs/day/run")
+    assert resume.find("latest", []) == folder
+    hold = Hold(folder)
+    try:
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != NAME}
+        for arguments in (
+            [f"resume={folder}"],
+            [*QUICK, f"hydra.run.dir={folder}"],
+            ["-m", *QUICK, "workers=1,2", f"hydra.sweep.dir={folder}"],
+        ):
+            stdout, stderr = run(tmp_path, *arguments, FAULTY[0], code=2)
+            assert stderr.startswith(f"cupynet: {folder}: a run is going on there (process {os.getpid()} on ")
+            assert (stdout, stderr.count("\n")) == ("", 1)
+        assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != NAME}
+        assert resume.find("latest", []) is None
+    finally:
+        hold.release()
+    assert resume.find("latest", []) == folder
 
 
 def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path):

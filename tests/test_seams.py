@@ -15,7 +15,20 @@ import pytest
 from tests.test_architecture import MODULES, ROOT, SOURCES, Source, called, imported
 
 # From the lowest room to the highest; a file may import what stands before its own room, or its own room.
-ORDER = ("errors", "checks", "mpiexec", "files", "runs", "backend", "nn", "optim", "data", "parallel", "training")
+ORDER = (
+    "errors",
+    "checks",
+    "mpiexec",
+    "files",
+    "lock",
+    "runs",
+    "backend",
+    "nn",
+    "optim",
+    "data",
+    "parallel",
+    "training",
+)
 
 
 def edges(sources: Iterable[Source]) -> dict[str, set[str]]:

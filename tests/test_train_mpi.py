@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from cupynet.checkpoints import read
+from cupynet.lock import Hold
 from tests.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
 from tests.test_resume import FAULT, FAULTY, MORE, same, started
 from tests.test_train import QUICK, environment, run, run_folder
@@ -157,6 +158,18 @@ def test_a_rank_that_cannot_begin_is_named(tmp_path, kind, said):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = under_mpiexec(2, "script.py", kind, *MPI, "parallel.timeout_s=1", cwd=tmp_path, timeout=50)
     assert done.returncode != 0 and done.stderr.count(said) == 1 and not (tmp_path / "outputs").exists()
+
+
+def test_the_folder_of_a_run_that_is_going_on_is_refused_once(tmp_path):
+    hold = Hold(tmp_path)
+    try:
+        stdout, stderr = train(tmp_path, 2, *MPI, f"hydra.run.dir={tmp_path}", code=2)
+    finally:
+        hold.release()
+    assert (
+        stdout == "" and stderr.startswith(f"cupynet: {tmp_path}: a run is going on there") and stderr.count("\n") == 1
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_sweep_is_refused(tmp_path):

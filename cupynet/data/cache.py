@@ -17,11 +17,11 @@ from pathlib import Path
 import platformdirs
 
 from cupynet.data.idx import Damaged
-from cupynet.data.lock import locked
 from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
 from cupynet.data.stored import MANIFEST, map_dataset, read_manifest, write_dataset, write_manifest
 from cupynet.errors import OutputError
+from cupynet.lock import locked
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from cupynet.data.lock import locked
 from cupynet.data.mirrors import Opener, Patience, Unfit, Useless, open_url, pieces, resolvable
+from cupynet.lock import locked
 
 logger = logging.getLogger(__name__)
 

@@ -239,7 +239,7 @@ def test_several_processes_at_once_load_once(folder: Path) -> None:
 
 
 def test_without_locks_it_still_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupynet.data import lock
+    from cupynet import lock
 
     monkeypatch.setattr(lock, "fcntl", None)
     source, other = Synthetic(40, 10), Synthetic(40, 10)

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from cupynet.data import MNIST, download, lock, mirrors
+from cupynet import lock
+from cupynet.data import MNIST, download, mirrors
 from cupynet.data.download import Unavailable, fetch
 from cupynet.data.idx import Damaged
 
