@@ -279,8 +279,8 @@ class _Door(Generic[S, T]):
         try:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}; Hydra itself does it only later
             self._prepare(config, _asked(config), Path(str(config.hydra.run.dir)))
-            offer = resume.offer() if self.schema is Settings and resume.asked(sys.argv[1:]) is None else ""
-            if offer and self._resumed is None:
+            offer = resume.offer() if self.schema is Settings and self._resumed is None else ""
+            if offer:
                 self._notes.append((logging.INFO, offer))
         except Exception as error:
             raise _Leave(error) from error
