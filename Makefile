@@ -2,8 +2,9 @@
 # and use it again until pyproject.toml, the interpreter asked for, the place of this folder or the CUDA driver changes.
 # Written for GNU make 3.81 (macOS) and any POSIX shell.
 
-ARGS   ?=
-PYTHON ?=
+ARGS    ?=
+PYTHON  ?=
+MINUTES ?= 60
 export PYTHON
 
 VENV := .venv
@@ -13,7 +14,7 @@ OLDEST := 3.10
 BEYOND := 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test machines bench doctor check clean environment
+.PHONY: help install train test soak machines bench doctor check clean environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +31,9 @@ test: environment ## run the tests that this machine can run and that are not sl
 	[ "$$gpus" -ge 1 ] || marks="$$marks and not gpu"; \
 	[ "$$gpus" -ge 2 ] || marks="$$marks and not multi_gpu"; \
 	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "$$marks" $(ARGS)
+
+soak: environment ## train, kill, go on and compare for an hour, or for MINUTES=5; the results go to outputs/soak/
+	@$(PY) -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 machines: environment ## train on two machines that a slow cable connects (needs root, else without cable): ARGS="epochs=1"
 	@$(PY) -m cupynet.machines $(ARGS)

@@ -90,7 +90,7 @@ class Checkpoints:
         path = self.path(step)
         part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
         try:
-            self._clean()
+            self.clean()
             part.mkdir(parents=True)
             write_json(part / STATE, state)
             for name, tensors in arrays.items():
@@ -139,14 +139,8 @@ class Checkpoints:
             raise DataError(f"{self.folder}: no checkpoint is whole; of the newest: {first}")
         return None
 
-    def _remove(self, path: Path) -> None:
-        """Under its own name it is whole as long as it is there."""
-        old = path.with_name(f"{path.name}.old-{os.getpid()}")
-        os.rename(path, old)
-        shutil.rmtree(old)
-
-    def _clean(self) -> None:
-        """Remove what somebody who was killed left half-done; one that was about to be replaced is put back."""
+    def clean(self) -> None:
+        """Remove what a process that was killed left half-done; what it was about to replace is put back. OSError."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 match = re.fullmatch(r"(step-\d{8,})\.(tmp|old)-\d+", entry.name)
@@ -154,6 +148,12 @@ class Checkpoints:
                     os.rename(entry, self.folder / match[1])
                 elif match:
                     shutil.rmtree(entry, ignore_errors=True)
+
+    def _remove(self, path: Path) -> None:
+        """Under its own name it is whole as long as it is there."""
+        old = path.with_name(f"{path.name}.old-{os.getpid()}")
+        os.rename(path, old)
+        shutil.rmtree(old)
 
 
 def read(path: str | Path) -> Stored:

@@ -399,6 +399,8 @@ class _Door(Generic[S, T]):
                 folder = self.join().share(folder)
             while self._notes:
                 _log.log(*self._notes.pop(0))
+            if self._resumed is not None and not self.rank:
+                _store(config, Path(folder))
             result = self.task(self._prepared.pop(), Path(folder))
             self.codes.append(0)
             return result
@@ -419,6 +421,15 @@ _door: _Door[Any, Any] | None = None
 def _asked(config: Any) -> list[str]:
     """The overrides as they were written: reading them like any setting would fill in what stands in ${}."""
     return cast("list[str]", OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
+
+
+def _store(config: DictConfig, folder: Path) -> None:
+    """Write the settings of a run that goes on over those it had: each file whole or as it was. OutputError."""
+    from cupynet.files import write_whole
+
+    asked = HydraConfig.get().overrides.task
+    for name, content in (("config.yaml", config), ("overrides.yaml", asked)):
+        write_whole(folder / ".hydra" / name, OmegaConf.to_yaml(content).encode())
 
 
 def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> S:

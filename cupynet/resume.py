@@ -62,7 +62,8 @@ def checkpoint_of(path: Path) -> Path:
 def arguments(given: Sequence[str], stored: Sequence[str], path: Path) -> list[str]:
     """The command line that goes on: the run's own, with what is given now in place of what was then.
 
-    A folder does not say whom to trust, nor what Hydra is to do: modules are trusted by who goes on, once more.
+    A folder does not say whom to trust, nor what Hydra is to do: modules are trusted by who goes on, once more. Hydra
+    itself would write the settings over those that are there, and killed meanwhile leave neither: the door does it.
     """
     settings = [argument for argument in given if not argument.startswith("-")]
     now = {_parts(argument)[0] for argument in settings} | {"resume", "trusted_modules"}
@@ -70,7 +71,8 @@ def arguments(given: Sequence[str], stored: Sequence[str], path: Path) -> list[s
     ours = [not name.startswith(("-", "hydra")) and name not in now for name in names]
     kept = [argument for argument, own in zip(stored, ours, strict=True) if own]
     others = [argument for argument in given if _parts(argument)[0] not in ("resume", "hydra.run.dir")]
-    return [*kept, *others, f"resume={_quoted(path)}", f"hydra.run.dir={_quoted(run_of(path))}"]
+    here = [f"resume={_quoted(path)}", f"hydra.run.dir={_quoted(run_of(path))}", "hydra.output_subdir=null"]
+    return [*kept, *others, *here]
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:

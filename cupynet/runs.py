@@ -116,10 +116,20 @@ class Run:
         return str(self.folder)
 
     def begin(self) -> None:
-        """Remove what an earlier run left in the same folder, so that no old result passes for a new one."""
+        """Remove what an earlier run left in this folder, so that no old result passes for a new one. OutputError."""
+        self.tidy()
         for path in (self.summary_path, self.weights_path, self.history_path):
             path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed left half-written. OutputError."""
+        try:
+            for part in [*self.folder.glob(".*.part"), *self.folder.glob(".hydra/.*.part")]:
+                part.unlink()
+            Checkpoints(self.checkpoints_path).clean()
+        except OSError as error:
+            raise OutputError(f"{self.folder}: what was left half-written cannot be removed ({error})") from error
 
     def save(self, summary: Summary, weights: dict[str, Any]) -> None:
         """Write the results, the summary last: where it is, the rest is. OutputError."""

@@ -86,6 +86,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
     if experiment.rank == 0:
         if settings.resume is None:
             run.begin()
+        else:
+            run.tidy()
         experiment.announce()
     data = experiment.load()
     split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)

@@ -214,6 +214,7 @@ def test_the_command_line_that_goes_on(tmp_path, monkeypatch):
         "epochs=7",
         r"resume='it\'s/a run'",
         r"hydra.run.dir='it\'s/a run'",
+        "hydra.output_subdir=null",
     ]
     step = path / "checkpoints/step-00000012"
     assert resume.run_of(step) == resume.run_of(step.parent) == resume.run_of(path) == path

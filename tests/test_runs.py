@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.checkpoints import Checkpoints
 from cupynet.errors import ConfigError, DataError
 from cupynet.runs import Run, Summary
 
@@ -29,6 +30,26 @@ def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
     assert run.summary() == SUMMARY
     np.testing.assert_array_equal(run.weights()["conv1.weight"], weights["conv1.weight"])
     assert [row["kind"] for row in run.history()] == ["epoch", "report"]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    run, store = Run(tmp_path), Checkpoints(tmp_path / "checkpoints")
+    run.save(SUMMARY, {"a": np.ones(2)})
+    store.save(3, {"step": 3}, {})
+    (tmp_path / ".hydra").mkdir()
+    for name in (".weights.safetensors.7.part", ".summary.json.8.part", ".hydra/.overrides.yaml.9.part"):
+        (tmp_path / name).write_text("half")
+    for name in ("step-00000004.tmp-7", "step-00000002.old-7"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    before = run.weights_path.read_bytes()
+    run.tidy()
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "manifest.json",
+        "state.json",
+        "summary.json",
+        "weights.safetensors",
+    ]
+    assert store.steps() == [3] and run.weights_path.read_bytes() == before and run.summary() == SUMMARY
 
 
 def test_equal_runs_leave_equal_bytes(tmp_path: Path) -> None:
