@@ -165,7 +165,7 @@ def read(path: str | Path) -> Stored:
     path = Path(path)
     try:
         names = _verified(path)
-        state = json.loads((path / STATE).read_bytes())
+        state = _json((path / STATE).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as a checkpoint ({error})") from error
     if not isinstance(state, dict):
@@ -200,7 +200,7 @@ def _verified(folder: Path) -> list[str]:
     manifest = folder / MANIFEST
     _check_size(manifest, None)
     text = manifest.read_bytes()
-    content = json.loads(text)
+    content = _json(text)
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("files"), dict):
         raise DataError(f"{manifest}: damaged, or of another version: expected format {FORMAT}")
     if _manifest({key: value for key, value in content.items() if key != "sha256"}) != text:
@@ -211,11 +211,26 @@ def _verified(folder: Path) -> list[str]:
     if STATE not in names or not all(name == STATE or name.endswith(ARRAYS) for name in names):
         raise DataError(f"{manifest}: expected {STATE} and files of arrays, found {', '.join(sorted(names))}")
     for name, expected in names.items():
+        if not isinstance(expected, dict) or [type(expected.get(key)) for key in ("size", "sha256")] != [int, str]:
+            raise DataError(f"{manifest}: expected size and sha256 of {name}, found {expected!r:.80}")
         _check_size(folder / name, expected["size"])
         found = _digest(folder / name)
         if found != expected["sha256"]:
             raise DataError(f"{folder / name}: damaged, expected SHA-256 {expected['sha256']}, found {found}")
     return list(names)
+
+
+def _json(text: bytes) -> Any:
+    """What a JSON text says; ValueError, also where it names something twice, and RecursionError."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r:.80} twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=once)
 
 
 def _check_size(path: Path, expected: int | None) -> None:

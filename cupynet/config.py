@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,18 +29,23 @@ from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_type_hints
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet import __version__, resume
+from cupynet import __version__, resume, trust
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError, CupynetError, DataError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, steady_streams, tell
@@ -52,6 +58,7 @@ from cupynet.settings import AS_RANKS, Group, Settings, read, without_stand_in
 S = TypeVar("S", bound=Settings)  # what a command is asked for
 T = TypeVar("T")  # what it makes of that before it starts
 
+FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
 LOCAL = ("data.folder", "data.shards", "devices")  # what may be another on each machine of a job
 
 _log = logging.getLogger("cupynet")
@@ -175,7 +182,8 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
         ):
             return door.tell(ConfigError(f"{option}: settings are written without dashes: {option[2:]}"))
     try:
-        with door.one_voice():
+        _refuse_other_primary(sys.argv[1:], config_name)
+        with door.one_voice(), door.looked_at():
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(
                 door.job_function()
             )()
@@ -190,10 +198,28 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
             return door.tell(OutputError(f"the run's folder cannot be written: {failure}"))
         return door.tell(ConfigError(explain(error, overrides, door.schema)))
     except BaseException as error:
-        return door.tell(error)
+        marked = hasattr(error, "problem_mark")  # YAML's own error, which says in which file and line
+        return door.tell(ConfigError(one_line(error)) if marked else error)
     finally:
         door.let_go()
     return next((code for code in door.codes if code), 0)
+
+
+def _refuse_other_primary(arguments: Sequence[str], config_name: str) -> None:
+    """Refuse another file to begin with: from it Hydra takes where code is found, before anything can be looked at."""
+    for place, option in enumerate(arguments):
+        name, _, value = option.partition("=")
+        if name.startswith(("-cn", "-cp", "--config-n", "--config-p")):
+            raise ConfigError(
+                f"{option}: a command begins with its own settings: name a folder of yours with --config-dir"
+            )
+        if name.startswith(("-cd", "--config-d")):
+            folder = Path(value or next(iter(arguments[place + 1 :]), ""))
+            if (folder / f"{config_name}.yaml").exists():
+                raise ConfigError(
+                    f"{option}: {folder / config_name}.yaml would take the place of this command's own settings: put "
+                    "them into a file of a group, such as experiment/"
+                )
 
 
 class _Leave(BaseException):
@@ -217,6 +243,8 @@ class Gate(Callback):
         """Compose every job of the sweep: a name or type that is wrong in one is wrong on the command line."""
         if _door is not None and _door.started is not None:
             raise _Leave(ConfigError("-m: a sweep is not run under mpiexec: start mpiexec once for each of its jobs"))
+        typed = () if _door is None else _door.typed
+        trust.check_folder("hydra.sweep.dir", OmegaConf.select(config, "hydra.sweep.dir"), typed)
         if config.hydra.sweeper.get("_target_") != f"{BasicSweeper.__module__}.{BasicSweeper.__name__}":
             return  # another sweeper chooses its jobs on the way
         asked, schema = _asked(config), _door.schema if _door is not None else Settings
@@ -229,7 +257,10 @@ class Gate(Callback):
             raise _Leave(ConfigError(explain(error, asked, schema))) from error
         for overrides in jobs:
             try:
-                loader.load_sweep_config(config, list(overrides))
+                job = loader.load_sweep_config(config, list(overrides))
+                with open_dict(job):
+                    job.hydra.job.num, job.hydra.job.id = 0, "0"
+                trust.check_folder("hydra.sweep.subdir", OmegaConf.select(job, "hydra.sweep.subdir"), typed)
             except Exception as error:
                 raise _Leave(ConfigError(explain(error, overrides, schema))) from error
 
@@ -256,6 +287,7 @@ class _Door(Generic[S, T]):
         self._notes: list[tuple[int, str]] = []  # for the log, once there is one: level and text
         self._held: dict[Path, Hold] = {}  # the folders that are this command's alone
         self._sweep: Path | None = None  # that of all jobs of a sweep
+        self.typed = trust.typed(sys.argv[1:])  # keys that no file gave
 
     def go_on(self) -> None:
         """Where the command line asks to resume, give Hydra that of the run that is gone on with. ConfigError."""
@@ -273,11 +305,13 @@ class _Door(Generic[S, T]):
             self._notes.append((logging.INFO, "resume=latest: there is nothing to go on with: a new run begins"))
         else:
             sys.argv[1:] = resume.arguments(given, overrides_of(resume.run_of(path)), path)
+            self.typed += "hydra.run.dir", "hydra.output_subdir"
 
     def admit(self, config: DictConfig) -> None:
         """Prepare a single run before Hydra makes its folder."""
         try:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}; Hydra itself does it only later
+            self._check_folder(os.path.abspath(str(OmegaConf.select(config, "hydra.run.dir"))), config)
             self._prepare(config, _asked(config), Path(str(config.hydra.run.dir)))
             offer = resume.offer() if self.schema is Settings and self._resumed is None else ""
             if offer:
@@ -336,11 +370,19 @@ class _Door(Generic[S, T]):
             if hold is not None:
                 hold.release()
 
+    def _check_folder(self, folder: str, config: DictConfig) -> None:
+        """Refuse a run's folder that a file puts elsewhere, or that Hydra cannot work with. ConfigError."""
+        trust.check_folder("hydra.run.dir", OmegaConf.select(config, "hydra.run.dir"), self.typed)
+        if "${" in folder:
+            raise ConfigError(f"{folder}: a folder with ${{ in its name cannot be a run's: it is read as a reference")
+
     def _prepare(self, config: DictConfig, asked: list[str], folder: Path) -> None:
-        settings = _settings(config, asked, self.schema)
+        settings = _settings(config, asked, self.schema, self.typed)
         if self._resumed is not None:
-            stored = load(resume.run_of(self._resumed), (), settings.trusted_modules)
+            run = resume.run_of(self._resumed)
+            stored = load(run, (), settings.trusted_modules)
             resume.refuse_other(_flat(asdict(settings)), _flat(asdict(stored)), self._resumed)
+            trust.check_path_of_parts(settings.callbacks, run, self.typed)
         if self.started is not None and (self.join is None or settings.parallel.launcher != "mpi"):
             several = "several processes" if self.started[1] is None else f"{self.started[1]} processes"
             way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
@@ -353,6 +395,24 @@ class _Door(Generic[S, T]):
         prepared = self.prepare(settings)
         self._hold(folder, make=True)
         self._prepared.append(prepared)
+
+    @contextmanager
+    def looked_at(self) -> Iterator[None]:
+        """Whatever Hydra composes is looked at before it makes anything of it: it has no other place for that."""
+        compose = ConfigLoaderImpl.load_configuration
+
+        @functools.wraps(compose)
+        def checked(*arguments: Any, **named: Any) -> DictConfig:
+            config = compose(*arguments, **named)
+            if named.get("config_name") is not None:  # else it is Hydra that is asked for help
+                trust.check_hydra(_hydra_of(config), self.typed, _plugins())
+            return config
+
+        ConfigLoaderImpl.load_configuration = checked  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            ConfigLoaderImpl.load_configuration = compose  # type: ignore[method-assign]
 
     @contextmanager
     def one_voice(self) -> Iterator[None]:
@@ -418,6 +478,23 @@ class _Door(Generic[S, T]):
 _door: _Door[Any, Any] | None = None
 
 
+def _hydra_of(config: DictConfig) -> dict[str, Any]:
+    """Hydra's own settings as they were written, those resolved that it resolves before it builds from them."""
+    plain = cast("dict[str, Any]", OmegaConf.to_container(config.hydra, resolve=False))
+    for name in ("launcher", "sweeper"):
+        plain[name] = OmegaConf.to_container(config.hydra[name], resolve=True)
+    return plain
+
+
+def _plugins() -> set[str]:
+    """The classes of launchers and sweepers that are installed."""
+    return {
+        f"{each.__module__}.{each.__name__}"
+        for kind in (Launcher, Sweeper)
+        for each in Plugins.instance().discover(kind)
+    }
+
+
 def _asked(config: Any) -> list[str]:
     """The overrides as they were written: reading them like any setting would fill in what stands in ${}."""
     return cast("list[str]", OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
@@ -432,13 +509,15 @@ def _store(config: DictConfig, folder: Path) -> None:
         write_whole(folder / ".hydra" / name, OmegaConf.to_yaml(content).encode())
 
 
-def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> S:
-    """The composed configuration as plain, valid values; ConfigError."""
+def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S], typed: Sequence[str]) -> S:
+    """The composed configuration as plain, valid values; ConfigError. typed: the keys that no file gave."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, overrides, schema)) from error
+    trust.check_text(plain)
+    trust.check_trusted(plain.get("trusted_modules") or (), typed)
     asked = [(each.key_or_group, each.value()) for each in OverridesParser.create().parse_overrides(list(overrides))]
     return read(schema, without_stand_in(for_chosen_classes(plain, asked), dict(asked)))
 
@@ -462,7 +541,7 @@ def compose(overrides: Sequence[str] = ()) -> Settings:
             config = hydra.compose("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, overrides)) from error
-    return _settings(config, overrides, Settings)
+    return _settings(config, overrides, Settings, trust.typed(overrides))
 
 
 def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:
@@ -476,10 +555,7 @@ def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules:
     path = Path(run_folder) / ".hydra" / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{run_folder}: is not the folder of a run: there is no {path}")
-    try:
-        stored = OmegaConf.load(path)
-    except Exception as error:  # YAML, encoding, permissions
-        raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
+    stored = _stored(path)
     if not isinstance(stored, DictConfig):
         raise DataError(f"{path}: is not a configuration")
     stored["trusted_modules"] = list(trusted_modules)
@@ -499,18 +575,68 @@ def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules:
                 config[key] = _group_file(key, value)
             else:
                 OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
-        return _settings(config, [*overrides_of(run_folder), *overrides], Settings)
+        return _settings(config, [*overrides_of(run_folder), *overrides], Settings, ("trusted_modules",))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, overrides)) from error
 
 
 def overrides_of(folder: str | Path) -> list[str]:
-    """What the command line of the job in `folder` asked for, as it was written; nothing where that is not stored."""
-    try:
-        stored = OmegaConf.load(Path(folder) / ".hydra" / "overrides.yaml")
-        return [str(override) for override in stored]
-    except Exception:  # it only says which arguments count where a class was chosen
+    """What the command line of the job in `folder` asked for, as it was written; nothing where that is not stored.
+
+    Of Hydra's own settings nothing is kept. DataError where the file cannot be read, or holds anything else.
+    """
+    path = Path(folder) / ".hydra" / "overrides.yaml"
+    if not path.is_file():
         return []
+    stored = _stored(path)
+    found = OmegaConf.to_container(stored, resolve=False) if isinstance(stored, ListConfig) else None
+    if not isinstance(found, list) and not (isinstance(stored, DictConfig) and not stored):
+        raise DataError(f"{path}: is not a list of settings")
+    kept = []
+    for each in found or ():
+        try:
+            override = OverridesParser.create().parse_override(str(each))
+        except Exception as error:
+            raise DataError(f"{path}: {one_line(each)}: is not written as a setting") from error
+        key, value = override.key_or_group, override.value()
+        if key.startswith("hydra"):
+            continue
+        known = key.partition(".")[0] in {*_names(Settings), *GROUPS}
+        names = (value if isinstance(value, list) else [value]) if key in GROUPS else []
+        plain = all(FILE.fullmatch(name) for name in names if isinstance(name, str))
+        if not known or not plain or override.package is not None or override.is_sweep_override():
+            raise DataError(f"{path}: {one_line(each)}: is not a setting that a run is made with")
+        kept.append(str(each))
+    return kept
+
+
+def _stored(path: Path) -> Any:
+    """What a run has stored, as OmegaConf has it. DataError where it cannot be read, or would unfold endlessly."""
+    try:
+        if path.is_symlink() or path.stat().st_size > 4 * trust.MOST_BYTES:
+            raise DataError(f"{path}: must be a plain file of at most {trust.MOST_BYTES} characters")
+        text = path.read_text(encoding="utf-8")
+        trust.check_stored(text, path, _events(text))
+        return OmegaConf.create(text)
+    except DataError:
+        raise
+    except Exception as error:  # YAML, encoding, permissions
+        raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _events(text: str) -> Iterator[tuple[str, int]]:
+    """The parts of a YAML text, one after the other, before anything is made of it."""
+    kinds = {
+        "Alias": "alias",
+        "SequenceStart": "begin",
+        "MappingStart": "begin",
+        "SequenceEnd": "end",
+        "MappingEnd": "end",
+    }
+    loader = get_yaml_loader()(text)
+    while loader.check_event():
+        event = loader.get_event()
+        yield kinds.get(type(event).__name__.removesuffix("Event"), ""), event.start_mark.line + 1
 
 
 def _group_file(group: str, name: str) -> Any:

@@ -79,7 +79,7 @@ def load_weights(path: PathLike) -> dict[str, Any]:
         with safe_open(os.fspath(path), framework="numpy") as file:
             expected = (file.metadata() or {}).get("sha256")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:  # a dtype that NumPy has not
         raise DataError(f"{path}: cannot be read as weights ({error})") from error
     if expected is None:
         raise DataError(f"{path}: has no SHA-256 of its weights in its metadata: it was not written by save_weights")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, DataError
 from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
@@ -18,7 +19,7 @@ MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "
 def asked(arguments: Sequence[str]) -> str | None:
     """What `resume=` asks for on a command line: a path, or `latest`; None where nothing is to be gone on with."""
     found = [value for name, _, value in map(_parts, arguments) if name == "resume"]
-    return None if not found or found[-1] in ("", "null") else found[-1].strip("'\"")
+    return None if not found or found[-1] in ("", "null") else _unquoted(found[-1])
 
 
 def find(value: str, arguments: Sequence[str]) -> Path | None:
@@ -29,15 +30,21 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
     Raises:
         ConfigError: the path is neither.
+        DataError: the run's files are links to others.
     """
     if value == "latest":
         own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
         if own:
-            run = Path(own[-1].strip("'\""))
+            run = Path(_unquoted(own[-1]))
+            _refuse_links(run)
             return run if _checkpoints(run) else None  # at its end or not: it must not be begun anew
-        return _unfinished()
-    if "\0" in value or not (run_of(Path(value)) / ".hydra" / "config.yaml").is_file():
+        run_there = _unfinished()
+        if run_there is not None:
+            _refuse_links(run_there)
+        return run_there
+    if not os.path.isfile(run_of(Path(value)) / ".hydra" / "config.yaml"):  # which knows of names that cannot be
         raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
+    _refuse_links(run_of(Path(value)))
     return Path(value)
 
 
@@ -45,6 +52,13 @@ def offer() -> str:
     """A line about the run that `latest` would go on with; empty where there is none."""
     run = _unfinished()
     return "" if run is None else f"the run in {run} was not finished: resume=latest goes on with it"
+
+
+def _refuse_links(run: Path) -> None:
+    """Refuse a run whose files lie elsewhere: what goes on would be written there. DataError."""
+    for name in ("history.jsonl", "train.log", ".hydra"):
+        if (run / name).is_symlink():
+            raise DataError(f"{run / name}: is a link, and going on would write where it leads: put a plain file there")
 
 
 def run_of(path: Path) -> Path:
@@ -71,7 +85,7 @@ def arguments(given: Sequence[str], stored: Sequence[str], path: Path) -> list[s
     ours = [not name.startswith(("-", "hydra")) and name not in now for name in names]
     kept = [argument for argument, own in zip(stored, ours, strict=True) if own]
     others = [argument for argument in given if _parts(argument)[0] not in ("resume", "hydra.run.dir")]
-    here = [f"resume={_quoted(path)}", f"hydra.run.dir={_quoted(run_of(path))}", "hydra.output_subdir=null"]
+    here = [f"resume={quoted(path)}", f"hydra.run.dir={quoted(run_of(path))}", "hydra.output_subdir=null"]
     return [*kept, *others, *here]
 
 
@@ -91,9 +105,18 @@ def _parts(argument: str) -> tuple[str, str, str]:
     return name.lstrip("+~"), equals, value
 
 
-def _quoted(path: Path) -> str:
-    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
+def _unquoted(value: str) -> str:
+    """A path as it was typed: as it is, or in quotes as a setting's value (`quoted`)."""
+    if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0] or os.path.exists(value):
+        return value
+    return re.sub(rf"(\\+)({value[0]}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], value[1:-1])
+
+
+def quoted(path: Path) -> str:
+    """A path as the value of a setting, whatever is in its name: in quotes, and never a reference (`${`)."""
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(path))
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
 
 
 def _unfinished() -> Path | None:

@@ -2,7 +2,10 @@
 
 A checkpoint holds every worker's `Trainer.state()`: its weights, its optimizer's and its synchronizer's vectors, where
 training is, and what its callbacks know. What several workers hold alike is stored once. Taking one causes no average
-and changes no bit of what is trained.
+and changes no bit of what is trained. What is read is held against what a worker has before anything of it is used: the
+digests of a checkpoint say that it is whole, not that it was written here.
+
+The file is long (over 300 lines) because what is gathered and what is dealt out again are read together.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from cupynet.backend.environment import environment
-from cupynet.checkpoints import MANIFEST, Checkpoints, Stored, read
+from cupynet.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.checks import integer
-from cupynet.errors import ConfigError, DataError
+from cupynet.errors import ConfigError, CupynetError, DataError
 from cupynet.parallel import Communicator
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 Arrays: TypeAlias = "dict[str, Any]"  # by the names that lead there, with / between them
 
 WEIGHTS = "replica/weights/"
+MOST_COUNTED = 2**53  # of anything: beyond it a number is none that training has come to
 
 log = logging.getLogger(__name__)
 
@@ -225,11 +229,20 @@ def resumed(trainer: Trainer, stored: Stored | None) -> None:
         DataError: it is not a checkpoint of a training run.
     """
     traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
-    state, regroup = dealt(trainer, stored)
-    traffic.bytes_sent = sent  # that figure is of what training sends
-    if regroup:
-        state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
-    trainer.restore(state)
+    try:
+        state, regroup = dealt(trainer, stored)
+        traffic.bytes_sent = sent  # that figure is of what training sends
+        if regroup:
+            state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
+        _check_like(trainer.state(), state)
+        trainer.restore(state)
+    except CupynetError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # whole, with the right digests, and yet not as it was written here: the state of another version, or made up
+        what = f"lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        place = "" if stored is None else f"{stored.path / STATE}: "
+        raise DataError(f"{place}workers[{trainer.rank}]: is not the state of a training run ({what})") from error
 
 
 def dealt(trainer: Trainer, stored: Stored | None) -> tuple[Tree, bool]:
@@ -332,13 +345,50 @@ def _content(stored: Stored) -> tuple[list[Tree], Arrays]:
     workers = stored.state.get("workers")
     arrays = {WEIGHTS + name: each for name, each in stored.arrays.get("weights", {}).items()}
     arrays |= stored.arrays.get("state", {})
+    where = stored.path / STATE
     if not isinstance(workers, list) or not workers:
         raise DataError(f"{stored.path}: is not a checkpoint of a training run: it names no workers")
     for rank, each in enumerate(workers):
+        numbers, names = (each.get("numbers"), each.get("arrays")) if isinstance(each, dict) else (None, None)
+        if not isinstance(numbers, dict) or not isinstance(names, dict) or not all(map(_is_text, names.values())):
+            raise DataError(
+                f"{where}: workers[{rank}]: expected numbers, and of each array its name, found {each!r:.80}"
+            )
         lacking = sorted(set(each["arrays"].values()) - arrays.keys())
         if lacking:
             raise DataError(f"{stored.path}: lacks {', '.join(lacking)} of worker {rank}")
     return workers, arrays
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _check_like(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse counters and times that are none, and arrays of other shapes. TypeError, KeyError, ValueError."""
+    for name in own:
+        if not isinstance(state[name], dict):
+            raise TypeError(f"{name}: expected names and values, found {state[name]!r:.80}")
+    for name in ("trainer", "clock", "epoch_start"):
+        for key, value in own[name].items():
+            found = state[name][key]
+            kinds = (type(value),) if isinstance(value, int) else (int, float)  # a flag is no number here
+            lowest = -MOST_COUNTED if key == "span_start" else 0  # other workers may count it from before the beginning
+            if isinstance(value, np.ndarray):
+                if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != value.dtype:
+                    raise TypeError(f"{name}.{key}: expected integers, found {found!r:.80}")
+            elif type(found) not in kinds or not lowest <= found < MOST_COUNTED:
+                raise ValueError(f"{name}.{key}: expected a number of at least 0, found {found!r:.80}")
+    if _shapes(own["replica"]["weights"]) == _shapes(state["replica"]["weights"]):  # else it is of another network
+        for name in ("replica", "synchronizer"):
+            for path, shape in _shapes(own[name]).items():
+                found = _shapes(state[name]).get(path, shape)
+                if found != shape:
+                    raise ValueError(f"{name}/{path}: expected an array of shape {shape}, found {found}")
+
+
+def _shapes(tree: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in _apart(tree)[1].items()}
 
 
 def _fingerprint(array: Any) -> list[Any]:
@@ -367,8 +417,10 @@ def _together(numbers: Tree, arrays: Arrays) -> Tree:
     """The tree that was taken apart; `numbers` is it afterwards."""
     for path, array in arrays.items():
         *above, name = (part.replace("%2F", "/").replace("%25", "%") for part in path.split("/"))
-        node = numbers
+        node: Any = numbers
         for each in above:
-            node = node[each]
+            node = node.get(each)
+            if not isinstance(node, dict):
+                raise DataError(f"the state of a worker has no place for the array {path!r:.80}")
         node[name] = array
     return numbers

@@ -251,7 +251,7 @@ class Trainer:
         """Where this fit starts and where it will end."""
         rounds = self.rounds(fit.train)
         deal = fit.train.deal(self.groups.replicas.size)
-        if deal != self._deal:
+        if deal != self._deal or self.round > rounds:  # a round that no epoch of these batches comes to
             self.round, self._deal = 0, deal
         start = self.iteration if self._span_start is None else self._span_start
         self.total_iterations = self.iteration + (fit.last - self.epoch) * rounds - self.round
