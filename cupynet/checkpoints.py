@@ -103,8 +103,10 @@ class Checkpoints:
             os.rename(part, path)
             _flush(self.folder)
             shutil.rmtree(old, ignore_errors=True)
-        except OSError as error:
-            raise OutputError(f"{path}: the checkpoint cannot be written ({error.strerror or error})") from error
+        except (OSError, OutputError) as error:
+            cause = error.__cause__ if isinstance(error, OutputError) else error
+            why = getattr(cause, "strerror", None) or error
+            raise OutputError(f"{path}: the checkpoint cannot be written ({why})") from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return path
@@ -165,9 +167,11 @@ def read(path: str | Path) -> Stored:
     path = Path(path)
     try:
         names = _verified(path)
-        state = _json((path / STATE).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read as a checkpoint ({error})") from error
+        state = _json(path / STATE)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or path}: cannot be read as a checkpoint ({error.strerror or error})"
+        ) from error
     if not isinstance(state, dict):
         raise DataError(f"{path / STATE}: is no checkpoint's, expected an object, found {type(state).__name__}")
     arrays = {Path(name).stem: load_weights(path / name) for name in sorted(names) if name.endswith(ARRAYS)}
@@ -194,20 +198,28 @@ def _manifest(content: dict[str, Any]) -> bytes:
 
 
 def _verified(folder: Path) -> list[str]:
-    """The names of a checkpoint's files but for the manifest, all as that says. DataError, OSError, ValueError."""
+    """The names of a checkpoint's files but for the manifest, all as that says. DataError, OSError."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise DataError(f"{folder}: is not a checkpoint: it is no folder")
     manifest = folder / MANIFEST
     _check_size(manifest, None)
-    text = manifest.read_bytes()
-    content = _json(text)
+    content = _json(manifest)
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("files"), dict):
-        raise DataError(f"{manifest}: damaged, or of another version: expected format {FORMAT}")
-    if _manifest({key: value for key, value in content.items() if key != "sha256"}) != text:
-        raise DataError(f"{manifest}: damaged: expected the SHA-256 of its content, found {content.get('sha256')}")
+        found = content.get("format") if isinstance(content, dict) else content
+        raise DataError(f"{manifest}: damaged, or of another version: expected format {FORMAT}, found {found!r:.80}")
+    whole = _manifest({key: value for key, value in content.items() if key != "sha256"})
+    if whole != manifest.read_bytes():
+        own, found = json.loads(whole)["sha256"], content.get("sha256")
+        what = (
+            f"SHA-256 {own}, found {found!r:.80}"
+            if own != found
+            else "it as it was written, found it written otherwise"
+        )
+        raise DataError(f"{manifest}: damaged, expected {what}")
     names, there = content["files"], {entry.name for entry in folder.iterdir()} - {MANIFEST}
     for name in sorted(names.keys() ^ there):
-        raise DataError(f"{folder / name}: {'is missing' if name in names else 'does not belong to this checkpoint'}")
+        what = "is missing, expected it, found nothing" if name in names else "does not belong to this checkpoint"
+        raise DataError(f"{folder / name}: {what}")
     if STATE not in names or not all(name == STATE or name.endswith(ARRAYS) for name in names):
         raise DataError(f"{manifest}: expected {STATE} and files of arrays, found {', '.join(sorted(names))}")
     for name, expected in names.items():
@@ -220,8 +232,8 @@ def _verified(folder: Path) -> list[str]:
     return list(names)
 
 
-def _json(text: bytes) -> Any:
-    """What a JSON text says; ValueError, also where it names something twice, and RecursionError."""
+def _json(path: Path) -> Any:
+    """What a file of JSON says. DataError, also where it names something twice; OSError."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -230,7 +242,12 @@ def _json(text: bytes) -> Any:
             raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r:.80} twice")
         return found
 
-    return json.loads(text, object_pairs_hook=once)
+    try:
+        return json.loads(path.read_bytes(), object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a checkpoint's, expected JSON, found otherwise ({error})"
+        ) from error
 
 
 def _check_size(path: Path, expected: int | None) -> None:

@@ -17,7 +17,13 @@ from cupynet.checks import one_line
 from cupynet.errors import ConfigError, DataError
 
 GATE = {"gate": {"_target_": "cupynet.config.Gate"}}
-HANDLERS = ("cupynet.exits.Console", "logging.FileHandler", "logging.NullHandler", "logging.StreamHandler")
+HANDLERS = (
+    "cupynet.exits.Console",
+    "cupynet.exits.LogFile",
+    "logging.FileHandler",
+    "logging.NullHandler",
+    "logging.StreamHandler",
+)
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 LOG_FILE = re.compile(r"\$\{hydra\.runtime\.output_dir\}/(\w[\w.-]*|\$\{hydra\.job\.name\}\.log)")

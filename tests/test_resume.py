@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -163,6 +164,31 @@ def test_a_new_run_in_an_old_folder_has_no_old_checkpoints(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     run(tmp_path, *QUICK, "data.train=100", "hydra.run.dir=outputs/day/run", "workers=1")
     assert Checkpoints(tmp_path / "outputs/day/run/checkpoints").steps() == [4]
+
+
+def test_a_full_disk_costs_nothing_that_was_saved(tmp_path):
+    """No file may be longer than a megabyte, and LeNet's weights are 1.7: of a checkpoint, and of the results."""
+
+    def limited(*arguments: str) -> str:
+        command = [sys.executable, "-m", "cupynet.train", *arguments]
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # noqa: E731
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, preexec_fn=limit
+        )
+        assert done.returncode == 74 and done.stderr.count("\n") == 1, done.stdout + done.stderr
+        return done.stderr
+
+    run(tmp_path, *QUICK, "workers=1", "hydra.run.dir=run")
+    (tmp_path / "run" / "summary.json").unlink()
+    before = sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts)
+    said = limited("resume=run", "epochs=2")
+    assert "step-00000038: the checkpoint cannot be written (File too large)" in said
+    assert Checkpoints(tmp_path / "run" / "checkpoints").newest().state["iteration"] == 19
+    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+    said = limited("resume=run", "epochs=2", "callbacks.checkpoint=null")
+    assert "weights.safetensors: cannot be written (File too large)" in said
+    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+    run(tmp_path, "resume=run", "epochs=2")
 
 
 def test_other_commands_do_not_go_on(stopped):
