@@ -1,6 +1,7 @@
 """Train a network: `python -m cupynet.train [key=value ...]`.
 
-Composes the settings into an `Experiment`, which is refused or else trained in its `ParallelWrapper`.
+Composes the settings into an `Experiment`, which is refused or else trained in its `ParallelWrapper`. (Over 300 lines:
+a run is read in one place, from its first moment to what is told of it.)
 """
 
 from __future__ import annotations

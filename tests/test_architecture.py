@@ -37,7 +37,12 @@ DOOR = (
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
 STARTED = ("mpiexec",)  # what the environment tells of the other processes: for who starts or finds them
-FILES = ("files", "runs", "checkpoints")  # writing and reading them: for the commands, what they share, and training
+FILES = (
+    "files",
+    "runs",
+    "checkpoints",
+    "interrupts",
+)  # writing and reading them: for the commands, what they share, and training
 
 # What a room may import besides itself, cupynet.errors and cupynet.checks: rooms, or modules of rooms.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -46,8 +51,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mpiexec": (),
     "files": (),
     "lock": (),
-    "runs": ("files", "checkpoints"),
-    "checkpoints": ("files",),
+    "interrupts": STARTED,
+    "runs": ("files", "checkpoints", "interrupts"),
+    "checkpoints": ("files", "interrupts"),
     "backend": (),
     "nn": ("backend",),
     "optim": ("backend", "nn.params"),
@@ -103,7 +109,7 @@ BUILD_FROM_CONFIGURATION = {
     "_locate",
 }  # Hydra's: parts.py builds
 SHELLS = ("os.system", "os.popen", "os.startfile", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.getoutput")
-BY_NAME = {"parts.py", "__init__.py"}  # import what a name says, which they have checked
+BY_NAME = {"parts.py", "__init__.py", "doctor.py"}  # import what a name says that they have checked, or have of us
 REGISTRIES = ("pypi" + ".org", "pythonhosted" + ".org", "anaconda" + ".org", "anaconda" + ".com", "npmjs" + ".")
 TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "LICENSE", "conf", "cupynet", "tests", "outputs"}
 FILE_LINES, FUNCTION_LINES = 300, 40

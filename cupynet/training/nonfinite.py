@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,20 +17,27 @@ from cupynet.checks import integer, one_of
 from cupynet.data import Batch
 from cupynet.errors import DivergedError
 from cupynet.nn import Context
-from cupynet.parallel import is_finite
+from cupynet.parallel import Groups, is_finite
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import TrainerView
 from cupynet.training.replica import Replica
-
-if TYPE_CHECKING:
-    from cupynet.training.trainer import Trainer
 
 ACTIONS = ("stop", "skip", "rollback")
 MOST_ROLLBACKS = 3
 NAMED = 5  # samples of a batch that are named in a message
 
 log = logging.getLogger(__name__)
+
+
+class Guarded(TrainerView, Protocol):
+    """A trainer, as one sees it who may take a batch out of its hands."""
+
+    groups: Groups
+    replica: Replica
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
 
 
 class GoBack(Exception):
@@ -110,7 +117,7 @@ class NonFinite(Callback):
         """The batch that is to be trained on: none where it was left out before."""
         return None if batch is not None and (batch.epoch, batch.index) in self._skipped else batch
 
-    def checked(self, trainer: Trainer, batch: Batch | None, samples: int) -> int:
+    def checked(self, trainer: Guarded, batch: Batch | None, samples: int) -> int:
         """After the gradients of a round: how many samples they are of; 0 where the batch is left out.
 
         Every worker calls it, with a batch or without one.
@@ -143,7 +150,7 @@ class NonFinite(Callback):
         replica.losses = None if replica.losses is None else 0.0
         return 0
 
-    def look_back(self, trainer: Trainer) -> None:
+    def look_back(self, trainer: Guarded) -> None:
         """After the update of a round, with `rollback`: whether all go back.
 
         Raises:
@@ -164,7 +171,7 @@ class NonFinite(Callback):
             )
         raise GoBack(whose)
 
-    def go_back(self, trainer: Trainer) -> None:
+    def go_back(self, trainer: Guarded) -> None:
         """Take over the state that was kept, but for what is known of batches to be left out."""
         skipped, backs, at = self._skipped, self._backs + 1, trainer.iteration
         trainer.restore(copy.deepcopy(self._kept))
@@ -232,6 +239,6 @@ def _samples(indices: Any) -> str:
     return f"sample{'s' * (len(indices) > 1)} {named}{more}"
 
 
-def _weights_are_finite(trainer: Trainer) -> bool:
+def _weights_are_finite(trainer: Guarded) -> bool:
     """Whether the weights of all stages of this worker's replica are finite; all of them ask."""
     return bool(trainer.groups.stages.gather_numbers(is_finite(trainer.params.master)).all())

@@ -215,10 +215,9 @@ class Trainer:
         evaluated = split if evaluate_on is not None else None
         check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
         fit = Fit(train, self.epoch + epochs, evaluate_on, evaluate_every, split)
-        for loader in (train, evaluate_on):
-            if loader is not None:
-                self.replica.check(loader.dataset)
-                self._refuse_other_data(loader)
+        for loader in filter(None, (train, evaluate_on)):
+            self.replica.check(loader.dataset)
+            self._refuse_other_data(loader)
         self._begin(fit)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked for, not warned about
