@@ -336,6 +336,12 @@ def test_check_refuses_before_a_folder_exists(
     assert list(in_folder.iterdir()) == []
 
 
+def test_a_lack_of_memory_is_one_line(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for error, said in ((MemoryError(), "nothing is left"), (MemoryError("no 7 GiB\nfor it"), "no 7 GiB for it")):
+        assert command(task=raising(error))[0] == 1
+        assert capsys.readouterr().err == f"cupynet: out of memory: {said}: lower batch_size or workers\n"
+
+
 def test_a_bug_in_check_is_shown(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(check=lambda settings: 1 / 0) == (1, [])
     err = capsys.readouterr().err
