@@ -70,9 +70,7 @@ class ThreadGroup:
     def __init__(self, names: list[int], team: ThreadTeam) -> None:
         self.names, self.size, self.team = names, len(names), team
         self.slots: tuple[list[Any], list[Any]] = ([None] * self.size, [None] * self.size)
-        self.boxes: dict[tuple[int, int], LetterBox] = {
-            (source, to): LetterBox() for source in range(self.size) for to in range(self.size)
-        }
+        self._boxes: dict[tuple[int, int], LetterBox] = {}  # only of those who write to each other: pairs are many
         self._arrived: set[int] = set()
         self._generation = 0
 
@@ -94,6 +92,10 @@ class ThreadGroup:
                 return
             generation = self._generation
             self.team.wait(self.names[rank], lambda: generation != self._generation, self._missing)
+
+    def box(self, source: int, to: int) -> LetterBox:
+        """The one from a worker to another, which whoever comes first makes."""
+        return self._boxes.setdefault((source, to), LetterBox())
 
     def _missing(self) -> list[int]:
         return [name for rank, name in enumerate(self.names) if rank not in self._arrived]
@@ -160,7 +162,7 @@ class ThreadCommunicator(Communicator):
 
     def send(self, array: Array, to: int) -> None:
         host, condition = self._backend.to_host(array), self.group.team.condition
-        box = self.group.boxes[self.rank, to]
+        box = self.group.box(self.rank, to)
         letter = box.copy(host)
         self.traffic.message(letter.nbytes)
         with condition:
@@ -168,7 +170,7 @@ class ThreadCommunicator(Communicator):
             condition.notify_all()
 
     def recv(self, array: Array, source: int) -> None:
-        box, team, names = self.group.boxes[source, self.rank], self.group.team, self.group.names
+        box, team, names = self.group.box(source, self.rank), self.group.team, self.group.names
         with team.condition:
             team.wait(names[self.rank], lambda: bool(box.letters), lambda: [names[source]])
             letter = box.letters.popleft()
