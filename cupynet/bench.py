@@ -60,7 +60,9 @@ def prepare(settings: BenchSettings) -> Bench:
         raise ConfigError("launcher=mpi: the bench measures threads of one process; leave it out")
     if settings.peers == "torch" and find_spec("torch") is None:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
-    return Bench(settings, Experiment(settings), without_ranks())
+    experiment = Experiment(settings)
+    experiment.check_memory()
+    return Bench(settings, experiment, without_ranks())
 
 
 def bench(asked: Bench, folder: Path) -> None:

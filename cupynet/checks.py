@@ -174,6 +174,15 @@ def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+def amount(size: int) -> str:
+    """Bytes in the largest unit of which there is at least one, powers of 1000: `5.2 TB`."""
+    units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
+    power = min((len(str(size)) - 1) // 3, len(units) - 1)
+    if power == len(units) - 1 and size >= 1000 ** (power + 1):
+        return f"more than 1000 {units[-1]}"
+    return f"{size / 1000**power:.{1 if power else 0}f} {units[power]}"
+
+
 def listed(names: Iterable[str], last: str = "or") -> str:
     """`half, float or double`."""
     *others, end = names

@@ -2,17 +2,18 @@
 
 An `Experiment` is made, once, before anything is written: names are resolved, constructors have refused what they
 cannot take, and the network's shapes are inferred without allocating a weight. What it holds are descriptions; what
-trains is the `ParallelWrapper` that it builds.
+trains is the `ParallelWrapper` that it builds. (Over 300 lines: what settings are refused for, and what comes of them.)
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from cupynet.backend import available_cores, blas, create_backend, select_backend
+from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_loss, check_output
@@ -22,6 +23,7 @@ from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, EpochRecord, ParallelWrapper, TrainerView
+from cupynet.training.memory import Demand, vectors_of, verdict
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class Experiment:
         except ConfigError as error:
             raise ConfigError(f"parallel.synchronizer: {error}") from error
         self._check_validation()
+        self._tight = ""  # where memory may not do
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""
@@ -96,14 +99,14 @@ class Experiment:
                     "not evaluated after each: parallel.averaging_frequency=epoch"
                 )
 
-    def _built(self, backend: str) -> Layer:
-        """The network with its shapes inferred, without allocating anything.
+    def _built(self, backend: str, params: Params | None = None) -> Layer:
+        """The network with its shapes inferred and its weights declared in `params`, without allocating anything.
 
         What is computed together, and so where it may be cut, is as that backend has it.
         """
         network = copy.deepcopy(self.network)
         try:
-            output = build(network, self.input, Params(), create_backend(backend, self.settings.dtype))
+            output = build(network, self.input, params or Params(), create_backend(backend, self.settings.dtype))
             check_loss(network, self.loss)
             check_output(output, self.source.classes)
         except ConfigError as error:
@@ -179,6 +182,57 @@ class Experiment:
         except ConfigError as error:
             raise ConfigError(f"data: {error}") from error
 
+    def check_memory(self) -> None:
+        """Refuse what this machine's memory, or the devices', cannot hold; all ranks alike. ConfigError."""
+        found = [verdict(demand, *there, self._names()) for demand, there in self._demands()]
+        self._tight = next((each.text for each in found if each.text), "")
+        refusal = next((each.text for each in found if each.refused), "")
+        if self.job is not None:
+            refusal = self.job.first_word(refusal)
+        if refusal:
+            raise ConfigError(refusal)
+
+    def _demands(self) -> list[tuple[Demand, tuple[int, str]]]:
+        """What is asked of this machine and of each device, and what is there."""
+        placement, params = self.placement, Params()
+        network = self._built(self.backend_name, params)
+        here, machines = placement.ranks, [] if self.job is None else self.job.machines
+        if self.job is not None:
+            here = machines.count(machines[self.rank])
+        images = self.source.expected()
+        demand = Demand(
+            network=network,
+            weights=params.count,
+            policy=create_backend(self.backend_name, self.settings.dtype).policy,
+            vectors=vectors_of(self.optimizer) + self.synchronizer.vectors(placement.workers),
+            batch_size=self.settings.batch_size,
+            workers=-(-here // placement.stages),
+            prefetch=self.settings.parallel.prefetch_buffer,
+            stages=placement.stages,
+            micro_batches=1 if self.pipeline is None else self.pipeline.micro_batches,
+            trained=images.get("train", 0),
+            images=images,
+            processes=here if self.job is not None else 1,
+        )
+        found, there = [], memory()
+        if placement.devices:
+            from cupynet.backend import cuda
+
+            own = replace(demand, where="device", devices=len(placement.devices))
+            found.append((own, (cuda.memory(self.devices()), "the device has")))
+            demand = replace(demand, where="host")
+        return found if there is None else [*found, (demand, there)]
+
+    def _names(self) -> dict[str, str]:
+        """What somebody may lower so that it fits, by what `Demand` calls it, and what goes before a layer's name."""
+        data, model = self.settings.data, self.settings.model
+        sizes = {name: f"data.{name}" for name in self.source.expected() if name in data}
+        layers = "model.layers." if isinstance(model.get("layers"), Mapping) else "model: layer "
+        own = {"batch_size": "batch_size", "prefetch": "parallel.prefetch_buffer", "layer": layers}
+        if self.job is None:
+            own["workers"] = "workers"
+        return sizes | own
+
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
         job = self.job
@@ -219,6 +273,8 @@ class Experiment:
         every = self.settings.parallel.averaging_frequency
         if every is not None and isinstance(self.synchronizer, GradientSharing):
             log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
+        if self._tight:
+            log.warning("%s", self._tight)
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())

@@ -60,6 +60,7 @@ def prepare(settings: PlanSettings) -> Plan:
     if settings.micro_batches > settings.batch_size:
         raise ConfigError(f"micro_batches={settings.micro_batches}: a batch has {settings.batch_size} images")
     experiment = Experiment(settings.run(None))
+    experiment.check_memory()
     refuse_what_fits_no_mode(settings, experiment.steps())
     if settings.parallel.launcher == "mpi":
         if settings.check or experiment.placement.workers < 2:

@@ -52,6 +52,7 @@ def prepare(settings: Settings) -> Experiment:
     from cupynet.experiment import Experiment
 
     experiment = Experiment(settings)
+    experiment.check_memory()
     experiment.check_shards()
     if settings.resume is not None:
         from cupynet.training.checkpoint import check_workers, found

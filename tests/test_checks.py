@@ -28,6 +28,22 @@ def refusal(check: Any, *arguments: Any, **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        *((0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (25_300_000_000, "25.3 GB")),
+        *(
+            (5_210 * 10**9, "5.2 TB"),
+            (999 * 10**18, "999.0 EB"),
+            (10**21, "more than 1000 EB"),
+            (HUGE, "more than 1000 EB"),
+        ),
+    ],
+)
+def test_amounts_of_memory(size: int, text: str) -> None:
+    assert checks.amount(size) == text
+
+
 # integers -------------------------------------------------------------------------------------------------------------
 
 

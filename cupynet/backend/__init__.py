@@ -1,7 +1,7 @@
 """Arrays: the hot operations once as a reference, and the backends that do them faster."""
 
 from cupynet.backend.base import Backend
-from cupynet.backend.environment import available_cores, cpu_model, environment, usable_cores
+from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
 from cupynet.backend.pairs import Convolution, MaxPool, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.select import create_backend, device_count, select_backend
@@ -25,6 +25,7 @@ __all__ = [
     "create_backend",
     "device_count",
     "environment",
+    "memory",
     "select_backend",
     "usable_cores",
 ]

@@ -12,6 +12,7 @@ weights are *added*, in `policy.accumulate`.
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from cupynet.backend import checks
 from cupynet.backend.array import Array
-from cupynet.backend.pairs import Operation, Pair
+from cupynet.backend.pairs import Convolution, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
@@ -221,6 +222,16 @@ class Backend:
         dx = self.col2im(dcolumns, x.shape, window)
         self.give_back(dcolumns)
         return dx
+
+    def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
+        """Bytes that `conv2d` and its derivative borrow for an image, about, beside y, dy and dx."""
+        height, width, channels = convolution.image
+        window, compute, storage = convolution.window, self.policy.compute, self.policy.storage
+        places = math.prod(window.output(height, width))
+        values = places * window.places * channels * (2 if need_dx else 1)  # im2col rows, and their derivatives
+        values += 2 * places * convolution.filters if compute != storage else 0
+        around = math.prod(window.padded(height, width)) * channels if window.pads else 0
+        return values * compute.itemsize + around * (storage.itemsize + need_dx * self.policy.accumulate.itemsize)
 
     # pooling --------------------------------------------------------------------------------------------------------
 

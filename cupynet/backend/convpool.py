@@ -11,6 +11,8 @@ zero, so that zero times NaN is not added to the gradient of a filter. (`outer` 
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +24,7 @@ from cupynet.backend.pairs import Convolution, MaxPool, Pair, Weights
 from cupynet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cupynet.backend.kernels.patches import Passed
+    from cupynet.backend.kernels.patches import Passed, Patches
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values: a patch's row below this fills no vector
@@ -31,7 +33,9 @@ MOST_PIXELS = 9  # of a pooling window: their sums are in registers at the same 
 
 def fuse(backend: Backend, first: Convolution, second: MaxPool) -> Pair | None:
     """The two as one, if the pool's windows are small and do not overlap: then each pixel is computed once."""
-    pool = second.window
+    pool, (height, width, channels) = second.window, first.image
+    if math.prod(first.window.padded(height, width)) * channels >= 1 << 31:
+        return None  # the kernels number the values of an image in 32 bits
     apart = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
     return ConvPool(backend, first, second) if apart and 1 < pool.places <= MOST_PIXELS else None
 
@@ -51,15 +55,31 @@ class ConvPool(Pair):
         self.backend, self.conv, self.pool, self.filters = backend, first, second.window, first.filters
         self.dtype = backend.policy.compute
         height, width, self.channels = first.image
-        window, pool = first.window, second.window
-        self.size = (*window.padded(height, width), self.channels)  # of a padded image
-        self.pooled = pool.output(*window.output(height, width))  # (H', W')
-        row, step = window.kernel[1] * self.channels, self.size[1] * self.channels
+        self.size = (*first.window.padded(height, width), self.channels)  # of a padded image
+        self.pooled = self.pool.output(*first.window.output(height, width))  # (H', W')
+
+    @cached_property
+    def patches(self) -> Patches:
+        """Where patches lie in an image; made when it is first needed, as it is large where images are."""
+        window, pool, step = self.conv.window, self.pool, self.size[1] * self.channels
         apart = (window.stride[0] * pool.stride[0], window.stride[1] * pool.stride[1])
         corners, places = self._corners(self.pooled, apart, step), self._corners(pool.kernel, window.stride, step)
-        self.patches = patches.Patches(corners, places, window.kernel[0], row, step)
-        start = np.arange(window.kernel[0])[:, None] * step
-        self.table = (start + np.arange(row)).reshape(-1).astype(np.int32)
+        return self.groups.Patches(corners, places, window.kernel[0], window.kernel[1] * self.channels, step)
+
+    @cached_property
+    def table(self) -> Array:
+        """Where the values of a patch lie from its corner on, (K_h·K_w·C,) int32."""
+        start = np.arange(self.patches.height)[:, None] * self.patches.step
+        return (start + np.arange(self.patches.row)).reshape(-1).astype(np.int32)
+
+    def buffers(self, *, need_dx: bool) -> int:
+        winners = int(self.backend.winner_dtype(self.pool).itemsize)
+        output, image = math.prod(self.pooled) * self.filters, math.prod(self.conv.image)
+        compute, copied = int(self.dtype.itemsize), self.dtype != self.backend.policy.storage
+        borrowed = output * (winners + 2 * compute * copied)
+        if self.conv.window.pads:
+            borrowed += math.prod(self.size) * compute * (2 if need_dx else 1)
+        return borrowed + image * compute * (1 + need_dx) * copied
 
     def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
         """Where `count` patches (down, across), `apart` pixels apart, begin in an image of `step` values a row."""

@@ -78,6 +78,17 @@ def _version(code: int) -> str:
     return f"{code // 1000}.{code % 1000 // 10}"
 
 
+def memory(devices: list[int]) -> int:
+    """Bytes of the smallest of the devices' memories."""
+    import cupy
+
+    sizes = []
+    for device in devices:
+        with cupy.cuda.Device(device):
+            sizes.append(int(cupy.cuda.runtime.memGetInfo()[1]))
+    return min(sizes)
+
+
 class CupyBackend(Backend):
     """The reference operations on CuPy arrays of one device.
 

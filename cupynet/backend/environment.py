@@ -5,6 +5,7 @@ Cores that a process may use, BLAS kernels and threads, versions.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import math
 import os
@@ -46,6 +47,59 @@ def _cgroup_quota() -> float | None:
         return int(limit) / int(period) if int(limit) > 0 else None
     except (OSError, ValueError):
         return None
+
+
+def memory() -> tuple[int, str] | None:
+    """Bytes that this process may use, swap included, and whose they are, as the subject of a sentence that has them.
+
+    The least of what the machine has, what its cgroup is granted and the limits of the shell (ulimit -v, -d). None
+    where the system does not tell.
+    """
+    bounds = [(size, "this process may use") for size in (*_cgroup_memory(), *_limits())]
+    physical = _physical_memory()
+    if physical is not None:
+        bounds.append((physical, "this machine has"))
+    return min(bounds, default=None)
+
+
+def _physical_memory() -> int | None:
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows; a system without these names
+        return None
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return size + sum(1024 * int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
+    except (OSError, ValueError, IndexError):
+        return size
+
+
+def _cgroup_memory(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """What this process's cgroup and those that it lies in are granted (versions 2 and 1)."""
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        below = Path(path.lstrip("/"))
+        for folder in (below, *below.parents):  # in a container the path may be one of outside: what is there counts
+            with contextlib.suppress(OSError, ValueError):  # no limit: `max`, or none at the root
+                found.append(int((top / folder / name).read_text()))
+    return found
+
+
+def _limits() -> list[int]:
+    """The limits of a process on its memory, where they are set."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return []
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return [limit for limit in limits if limit != resource.RLIM_INFINITY]
 
 
 def cpu_model() -> str:

@@ -37,6 +37,10 @@ Operation: TypeAlias = Convolution | MaxPool
 class Pair:
     """Two operations as one. Weights, and their gradients, are those of the first operation, then of the second."""
 
+    def buffers(self, *, need_dx: bool) -> int:
+        """Bytes that both passes borrow for an image, about, beside the output and what comes in and goes out."""
+        return 0
+
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """The output for x (N, ...), and what the backward pass needs; all of it is borrowed.
 

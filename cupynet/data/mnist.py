@@ -127,6 +127,10 @@ class MNIST(Source):
         test = Dataset(f"{self.name}-test", test_images, test_labels, self.classes)
         return self._divided(self.name, train, test)
 
+    def expected(self) -> dict[str, int]:
+        whole = {"train": self.files[0].shape[0], "test": self.files[2].shape[0]}  # a limit shows a part of them
+        return {} if self.storage == "sharded" else whole
+
     def fingerprint(self) -> str:
         """The digests of the files, and what is made of them."""
         parts = [self.name, *(file.sha256 for file in self.files), self.validation, self.limit]

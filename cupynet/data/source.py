@@ -100,6 +100,13 @@ class Source(ABC):
         """
         return None
 
+    def expected(self) -> dict[str, int]:
+        """How many training and test images `load` is about to hold in memory, as `train` and `test`.
+
+        Empty where that is not known before, or where they are read from files when they are needed.
+        """
+        return {}
+
     def check_workers(self, workers: int) -> None:
         """Refuse workers that are not as many as the shards, where there are shards. ConfigError, DataError."""
         if self.storage == "sharded":

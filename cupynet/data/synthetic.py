@@ -69,10 +69,16 @@ class Synthetic(Source):
         """Draws the digits, about 0.03 ms each; takes as many as there are where they lie in shards already."""
         if self.storage == "sharded":
             return self._sharded()
-        wanted = self.train if self.limit is None or self.validation else min(self.train, self.limit)
-        train = self._drawn("train", TRAIN_STREAM, wanted)
-        test = self._drawn("test", TEST_STREAM, self.test if self.limit is None else min(self.test, self.limit))
+        wanted = self.expected()
+        train = self._drawn("train", TRAIN_STREAM, wanted["train"])
+        test = self._drawn("test", TEST_STREAM, wanted["test"])
         return self._divided(self.name, train, test)
+
+    def expected(self) -> dict[str, int]:
+        if self.storage == "sharded":
+            return {}
+        most = self.limit or max(self.train, self.test)
+        return {"train": self.train if self.validation else min(self.train, most), "test": min(self.test, most)}
 
     def _shards(self) -> Shards:
         shards = super()._shards()

@@ -102,12 +102,19 @@ class Conv2D(Layer):
     def fuse(self, following: Layer) -> Layer | None:
         if not isinstance(following, MaxPool2D) or self.activation not in MONOTONE or not isinstance(self.input, Image):
             return None
-        convolution = Convolution(self.input.shape, self.filters, self.window)
-        pair = self.backend.fused_pair(convolution, MaxPool(following.window))
+        pair = self.backend.fused_pair(self._operation(), MaxPool(following.window))
         return None if pair is None else ConvMaxPool(self, following, pair)
 
     def multiply_adds(self) -> int:
         return self.weight.size * self.output.features // self.filters
+
+    def buffers(self) -> int:
+        rows = self.backend.conv2d_buffers(self._operation(), need_dx=self.needs_dx)
+        return super().buffers() + rows
+
+    def _operation(self) -> Convolution:
+        height, width, channels = self.input.shape
+        return Convolution((height, width, channels), self.filters, self.window)
 
     def describe(self) -> str:
         text = f"{by(self.kernel)}, {self.filters} filters, stride {one_or_both(self.stride)}"
@@ -120,6 +127,10 @@ class ConvMaxPool(Layer):
 
     def __init__(self, conv: Conv2D, pool: MaxPool2D, pair: Pair) -> None:
         self.conv, self.pool, self.pair = conv, pool, pair
+
+    def buffers(self) -> int:
+        output = self.pool.output.features * self.conv.backend.policy.storage.itemsize
+        return 2 * output + self.pair.buffers(need_dx=self.conv.needs_dx)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         conv, pair, backend, activation = self.conv, self.pair, self.conv.backend, self.conv._activation

@@ -57,6 +57,10 @@ class Dense(Layer):
     def multiply_adds(self) -> int:
         return self.weight.size
 
+    def buffers(self) -> int:
+        policy, copies = self.backend.policy, self.input.features + 2 * self.output.features
+        return super().buffers() + (copies * policy.compute.itemsize if policy.compute != policy.storage else 0)
+
     def describe(self) -> str:
         return f"{self.units} units, {self.activation}"
 
@@ -69,6 +73,9 @@ class Flatten(Layer):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         return x.reshape(len(x), -1), lambda dy: None if dy is None else dy.reshape(x.shape)
+
+    def buffers(self) -> int:
+        return 0
 
 
 class Activation(Layer):

@@ -49,6 +49,9 @@ class MaxPool2D(Layer):
 
         return y, backward
 
+    def buffers(self) -> int:
+        return super().buffers() + self.output.features * int(self.backend.winner_dtype(self.window).itemsize)
+
     def describe(self) -> str:
         return f"{by(self.window.kernel)}, stride {one_or_both(self.window.stride)}"
 

@@ -109,6 +109,11 @@ class MpiJob:
         content = np.frombuffer(text.encode(), np.uint8)
         return self.communicator().all_gather_ragged(content)[0].tobytes().decode()
 
+    def first_word(self, text: str) -> str:
+        """Of the texts that ranks give, "" for none, that of the lowest; on all of them."""
+        texts = self.communicator().all_gather_ragged(np.frombuffer(text.encode(), np.uint8))
+        return next((each.tobytes().decode() for each in texts if len(each)), "")
+
     def where(self) -> str:
         """Which rank is on which machine, for people: `n01 (0, 1), n02 (2, 3)`."""
         there: dict[tuple[str, int], list[int]] = {}

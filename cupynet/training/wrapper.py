@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
-from cupynet.backend import Backend, blas, create_backend
+from cupynet.backend import Backend, blas, create_backend, memory
 from cupynet.backend.array import Array
 from cupynet.checkpoints import Checkpoints
 from cupynet.checks import instance, integer, one_of
@@ -40,6 +40,7 @@ from cupynet.parallel import (
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.checkpoint import found, resumed, save
+from cupynet.training.memory import Demand, vectors_of, verdict
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
@@ -218,6 +219,7 @@ class ParallelWrapper:
         Fit.check(epochs, evaluate_every, split, least=0 if unfinished else 1)  # before any worker begins: no harm done
         several = self.placement.workers > 1
         self._warn_of_idle(loader)
+        self._check_memory(loader)
         evaluated = None if held_out is None else split
         check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
 
@@ -312,6 +314,31 @@ class ParallelWrapper:
         loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features)
         check_data(loader.dataset, self.model)
         return loader
+
+    def _check_memory(self, loader: Batches) -> None:
+        """Refuse batches that cannot fit into the machine's memory. ConfigError.
+
+        Ranks are not asked: they might find different answers, and some would wait for the others.
+        """
+        there = memory()
+        if there is None or self.placement.devices or self.placement.seats:
+            return
+        demand = Demand(
+            network=self.model.network,
+            weights=self.model.params.count,
+            policy=self.model.backend.policy,
+            vectors=vectors_of(self.optimizer) + self.synchronizer.vectors(self.placement.workers),
+            batch_size=min(loader.batch_size, len(loader.dataset)),
+            workers=self.placement.workers,
+            stages=self.placement.stages,
+            micro_batches=1 if self.pipeline is None else self.pipeline.micro_batches,
+            prefetch=self._prefetch * self.placement.workers,
+            trained=len(loader.dataset),
+        )
+        names = {"batch_size": "batch_size", "workers": "workers", "prefetch": "prefetch_buffer", "layer": "layer "}
+        found = verdict(demand, *there, names)
+        if found.refused:
+            raise ConfigError(found.text)
 
     def _warn_of_idle(self, loader: Batches) -> None:
         """Say that some replicas will never train, where there are more of them than batches."""

@@ -191,3 +191,12 @@ def test_no_images_of_none(name: str) -> None:
     backend = create_backend(name, "float")
     for images in (np.zeros((0, 2, 2, 1), np.uint8), np.zeros((3, 2, 2, 1), np.uint8)):
         assert backend.load_images(images, np.zeros(0, np.int64)).shape == (0, 2, 2, 1)
+
+
+def test_images_that_kernels_cannot_number_are_not_fused() -> None:
+    """They number the values of a padded image in 32 bits; and nothing as large as an image is made before training."""
+    wide = Window((5, 5), padding=((20_000, 20_000), (20_000, 20_000)))
+    wider = Window((5, 5), padding=((30_000, 30_000), (30_000, 30_000)))
+    backend = create_backend("numba")
+    assert backend.fused_pair(Convolution((28, 28, 1), 4, wide), MaxPool(TWO)) is not None
+    assert backend.fused_pair(Convolution((28, 28, 1), 4, wider), MaxPool(TWO)) is None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cupynet.backend import available_cores, cpu_model, environment
+from cupynet.backend import available_cores, cpu_model, environment, memory
 from cupynet.backend.environment import commit
+
+module = importlib.import_module("cupynet.backend.environment")  # the package has a function of that name
 
 
 def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
@@ -46,6 +50,38 @@ def test_cores_by_affinity_and_quota(contents: dict[str, str], cores: int, monke
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
     files(monkeypatch, contents)
     assert available_cores() == cores
+
+
+def test_memory_is_the_least_of_what_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get)
+    monkeypatch.setattr(module, "_limits", list)
+    groups, swap = "/proc/self/cgroup", {"/proc/meminfo": "MemTotal: 9 kB\nSwapTotal:    100 kB\n"}
+    for contents, expected in (
+        ({}, (4096000, "this machine has")),
+        (swap, (4096000 + 102400, "this machine has")),
+        ({groups: "0::/a/b\n", "/sys/fs/cgroup/a/b/memory.max": "max\n"}, (4096000, "this machine has")),
+        ({groups: "0::/a/b\n", "/sys/fs/cgroup/a/memory.max": "5000\n"}, (5000, "this process may use")),
+        ({groups: "0::/a/b\n", "/sys/fs/cgroup/memory.max": "5000\n"}, (5000, "this process may use")),
+        (
+            {groups: "4:memory:/a\n3:cpu:/a\n", "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": "7000\n"},
+            (7000, "this process may use"),
+        ),
+        ({groups: "nonsense\n"}, (4096000, "this machine has")),
+    ):
+        files(monkeypatch, contents)
+        assert memory() == expected
+    monkeypatch.setattr(module, "_limits", lambda: [3000])
+    assert memory() == (3000, "this process may use")
+    monkeypatch.setattr(module, "_limits", list)
+    monkeypatch.delattr("os.sysconf")
+    assert memory() is None
+
+
+def test_the_limits_of_the_shell_count() -> None:
+    code = "from cupynet.backend import memory; print(*memory())"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (10**9, resource.RLIM_INFINITY)); "
+    done = subprocess.run([sys.executable, "-c", limit + code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1000000000 this process may use\n"
 
 
 def test_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,175 @@
+"""What a run needs is known before it begins, about; what cannot fit is refused, and nothing that fits is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cupynet import experiment as experiment_module
+from cupynet.backend import create_backend, cuda
+from cupynet.data import Synthetic
+from cupynet.errors import ConfigError
+from cupynet.experiment import Experiment
+from cupynet.nn import Image, Model
+from cupynet.optim import SGD, Nesterov
+from cupynet.parallel import DiLoCo, ElasticAveraging, GradientSharing, ParameterAveraging, Placement, Synchronizer
+from cupynet.training import ParallelWrapper, wrapper
+from cupynet.training.memory import MARGIN, PROCESS, Demand, vectors_of, verdict
+from tests.nn.networks import SMALL, examples, lenet, small_networks, train_step
+from tests.test_conf_files import settings_of
+from tests.training.conftest import small_dataset, small_model
+
+NETWORKS = {**small_networks(), "wide lenet": lenet((8, 12), 40)}
+NAMES = {"batch_size": "batch_size", "workers": "workers", "prefetch": "buffer", "train": "data.train", "layer": "l "}
+
+
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_know_what_they_borrow(name: str, backend: str, dtype: str) -> None:
+    """The estimate of each is near what a step really takes, large enough a batch that weights do not count."""
+    count, image, classes = (64, Image(28, 28, 1), 10) if name == "wide lenet" else (64, SMALL, 3)
+    made = create_backend(backend, dtype)
+    model = Model(NETWORKS[name], image, made, 1)
+    x, labels = examples(made, count, image, classes)
+    train_step(model, x, labels)
+    small = train_bytes(NETWORKS[name], image, backend, dtype, 1, classes)
+    taken = (made.workspace.allocated_bytes - small) / (count - 1)
+    assert taken / 1.6 < model.network.buffers() < 1.6 * taken
+
+
+def train_bytes(network: Any, image: Image, backend: str, dtype: str, count: int, classes: int) -> int:
+    made = create_backend(backend, dtype)
+    train_step(Model(network, image, made, 1), *examples(made, count, image, classes))
+    return made.workspace.allocated_bytes
+
+
+def demand(**changes: Any) -> Demand:
+    model = small_model("float")
+    given = {"network": model.network, "weights": model.params.count, "policy": model.backend.policy, "vectors": 1}
+    return Demand(**{**given, "batch_size": 100, **changes})
+
+
+def test_what_grows_with_what() -> None:
+    one, parts = demand(workers=2, prefetch=4, trained=10**6, images={"train": 1000}), ("activations", "batches ahead")
+    for part in parts:
+        assert replace(one, batch_size=200).parts()[part] == 2 * one.parts()[part]
+    assert replace(one, workers=4).parts()["activations"] == 2 * one.parts()["activations"]
+    assert replace(one, workers=4).parts()["weights"] == 2 * one.parts()["weights"]
+    assert replace(one, prefetch=8).parts()["batches ahead"] == 2 * one.parts()["batches ahead"]
+    assert replace(one, trained=300, prefetch=10**5).parts()["batches ahead"] == 3 * 100 * (64 * 4 + 16)
+    assert one.parts()["images"] == 1000 * (64 + 8) and one.parts()["the program"] == PROCESS
+    assert replace(one, where="device").total() + replace(one, where="host").total() == one.total()
+    assert replace(one, stages=2, micro_batches=8).parts()["activations"] < one.parts()["activations"]
+
+
+def test_vectors_beside_the_weights() -> None:
+    assert (vectors_of(SGD(0.1)), vectors_of(Nesterov(0.1))) == (0, 1)
+    for synchronizer in (Synchronizer(), ParameterAveraging(3), ElasticAveraging(3), GradientSharing()):
+        assert synchronizer.vectors(1) == 0
+    exact = ParameterAveraging(3, measure_every=0)
+    assert (exact.vectors(4), ParameterAveraging(3, measure_every=0, wire="half").vectors(4)) == (0, 2)
+    assert (ParameterAveraging(3, outer=DiLoCo()).vectors(4), ElasticAveraging(3).vectors(4)) == (3, 2)
+    assert (GradientSharing().vectors(4), GradientSharing(encoding="threshold").vectors(4)) == (0, 3)
+
+
+def test_what_fits_is_not_refused_and_what_may_not_is_told() -> None:
+    asked = demand(batch_size=10**6)
+    total = asked.total()
+    assert verdict(asked, total, "here is", NAMES).text == ""
+    tight = verdict(asked, int(total / MARGIN) + 1, "here is", NAMES)
+    assert not tight.refused and tight.text.endswith("it may be killed for that")
+    assert verdict(asked, int(total / MARGIN) - 1, "here is", NAMES).refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "knob"),
+    [
+        ({"batch_size": 10**9}, "batch_size=1000000000: needs about ", "batch_size"),
+        ({"workers": 10**5}, "workers=100000: needs about ", "workers"),
+        ({"prefetch": 10**6, "trained": 10**9}, "buffer=1000000: needs about ", "prefetch"),
+        ({"images": {"train": 10**9, "test": 5}}, "data.train=1000000000: needs about ", "train"),
+        ({"batch_size": 10**9, "workers": 8}, "batch_size=1000000000: needs about ", "batch_size"),
+    ],
+)
+def test_the_setting_that_weighs_most_is_named_with_one_that_fits(changes: Any, said: str, knob: str) -> None:
+    asked, there = demand(**changes), 2 * 10**9
+    found = verdict(asked, there, "this machine has", NAMES)
+    assert found.refused and found.text.startswith(said) and "and this machine has 2.0 GB: lower it, to " in found.text
+    fits = int(found.text.split("lower it, to ")[1].split()[0])
+    lower = {"images": {**asked.images, "train": fits}} if knob == "train" else {knob: fits}
+    assert replace(asked, **lower).total() <= there < replace(asked, **lower).total() * 1.2
+
+
+def test_a_network_that_is_too_large_by_itself_is_named_by_its_layer() -> None:
+    for layer, override in (("conv1", "filters=1000000"), ("conv1", "padding=100000"), ("dense1", "units=100000000")):
+        one = Experiment(settings_of("data=synthetic", "workers=2", f"model.layers.{layer}.{override}"))
+        number = override.split("=")[1]
+        with pytest.raises(
+            ConfigError, match=rf"^model.layers.{layer} \(.*{number}.*\): needs about .*: make it small"
+        ):
+            one.check_memory()
+
+
+def test_the_settings_are_named_as_on_the_command_line() -> None:
+    for setting in (
+        "batch_size=1000000000",
+        "data.train=1000000000",
+        "data.test=1000000000",
+        "batch_size=1" + "0" * 18,
+    ):
+        one = Experiment(settings_of("data=synthetic", "workers=1", setting))
+        with pytest.raises(ConfigError, match=f"^{setting}: needs about .* this (machine has|process may use)"):
+            one.check_memory()
+
+
+def test_devices_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Experiment(settings_of("data=synthetic", "workers=4", "backend=numpy", "batch_size=100000"))
+    one.placement = Placement(4, (0, 1))
+    monkeypatch.setattr(cuda, "memory", lambda devices: 10**9)
+    with pytest.raises(ConfigError, match=r"^batch_size=100000: needs about .* the device has 1.0 GB: lower it, to "):
+        one.check_memory()
+    monkeypatch.setattr(cuda, "memory", lambda devices: 10**12)
+    monkeypatch.setattr(experiment_module, "memory", lambda: (10**9, "this machine has"))
+    one.check_memory()  # what lies on the devices does not count here
+
+
+def test_every_rank_hears_the_refusal_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Job:
+        machines, rank = ("n01", "n02"), 0
+
+        def first_word(self, text: str) -> str:
+            assert text == ""
+            return "batch_size=5: told by another"
+
+    one = Experiment(settings_of("data=synthetic", "workers=2"))
+    one.job = Job()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="^batch_size=5: told by another$"):
+        one.check_memory()
+
+
+def test_a_system_that_does_not_tell_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment_module, "memory", lambda: None)
+    Experiment(settings_of("data=synthetic", "workers=1", "batch_size=1000000000")).check_memory()
+
+
+def test_a_fit_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapper, "memory", lambda: (PROCESS // 2, "this machine has"))
+    with (
+        ParallelWrapper(small_model(), 1, 1) as one,
+        pytest.raises(ConfigError, match=r"^layer .* needs about 170.* of memory, 170.0 MB of it for the program"),
+    ):
+        one.fit(small_dataset(12), batch_size=10**9)
+    monkeypatch.undo()
+    with ParallelWrapper(small_model(), 1, 1) as one:
+        one.fit(small_dataset(12), batch_size=10**9)  # no batch is larger than the data
+
+
+def test_sources_know_what_they_load() -> None:
+    for validation in (0, 30):
+        source = Synthetic(train=100, test=50, limit=40, validation=validation)
+        data = source.load()
+        held = len(data.train) + (0 if data.validation is None else len(data.validation))
+        assert source.expected() == {"train": 100 if validation else held, "test": len(data.test)}
