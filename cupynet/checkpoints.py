@@ -71,10 +71,16 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Of which iterations there are checkpoints, in order."""
-        if not self.folder.is_dir():
-            return []
-        found = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(self._places())
+
+    def _places(self) -> dict[int, Path]:
+        """Where each is: under its name, or where it was moved to by who was killed before the next had that name."""
+        places: dict[int, Path] = {}
+        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
+            match = re.fullmatch(r"step-(\d{8,})(\.old-\d+)?", entry.name)
+            if match and (not match[2] or (int(match[1]) not in places and _is_whole(entry))):
+                places[int(match[1])] = entry
+        return places
 
     @undisturbed()
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -115,6 +121,7 @@ class Checkpoints:
     def keep(self, steps: Collection[int]) -> None:
         """Remove the checkpoints of all other iterations. OutputError."""
         try:
+            self.clean()
             for step in self.steps():
                 if step not in steps:
                     self._remove(self.path(step))
@@ -130,9 +137,9 @@ class Checkpoints:
             DataError: there are some, and none is whole.
         """
         first: DataError | None = None
-        for step in reversed(self.steps()):
+        for _, place in sorted(self._places().items(), reverse=True):
             try:
-                return read(self.path(step))
+                return read(place)
             except DataError as error:
                 first = first or error
                 if warn:

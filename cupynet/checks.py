@@ -179,7 +179,7 @@ def amount(size: int) -> str:
     units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
     power = min((len(str(size)) - 1) // 3, len(units) - 1)
     if power == len(units) - 1 and size >= 1000 ** (power + 1):
-        return f"more than 1000 {units[-1]}"
+        return f"10^{len(str(size)) - 19} {units[-1]}"
     return f"{size / 1000**power:.{1 if power else 0}f} {units[power]}"
 
 

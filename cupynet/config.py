@@ -392,6 +392,8 @@ class _Door(Generic[S, T]):
             ranks.timeout_s = settings.parallel.timeout_s
             ranks.agree({"the version of cupynet": __version__, **_flat(asdict(settings), leave_out=LOCAL)})
         self._hold(folder, make=False)  # what is there must not change while it is looked at
+        if self.schema is Settings and self._resumed is None:
+            resume.refuse_unfinished(folder)
         prepared = self.prepare(settings)
         self._hold(folder, make=True)
         self._prepared.append(prepared)
@@ -580,7 +582,7 @@ def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules:
         raise ConfigError(explain(error, overrides)) from error
 
 
-def overrides_of(folder: str | Path) -> list[str]:
+def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
     """What the command line of the job in `folder` asked for, as it was written; nothing where that is not stored.
 
     Of Hydra's own settings nothing is kept. DataError where the file cannot be read, or holds anything else.
@@ -601,7 +603,7 @@ def overrides_of(folder: str | Path) -> list[str]:
         key, value = override.key_or_group, override.value()
         if key.startswith("hydra"):
             continue
-        known = key.partition(".")[0] in {*_names(Settings), *GROUPS}
+        known = key.partition(".")[0] in {*_names(schema), *GROUPS}
         names = (value if isinstance(value, list) else [value]) if key in GROUPS else []
         plain = all(FILE.fullmatch(name) for name in names if isinstance(name, str))
         if not known or not plain or override.package is not None or override.is_sweep_override():

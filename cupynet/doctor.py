@@ -491,9 +491,9 @@ def check_data(asked: list[str]) -> Iterator[Finding]:
     way_out = f"bring the files there, or name the folder that holds {source.name}/ in CUPYNET_DATA"
     if not offline():
         yield Finding(
-            "data", "note", f"{there}: a run would download what is missing", "" if source.fallback else way_out
+            "data", "note", f"{there}: a run would download what is missing", "" if source.may_stand_in else way_out
         )
-    elif source.fallback is None:
+    elif not source.may_stand_in:
         text = f"{there}, and CUPYNET_OFFLINE forbids downloads"
         yield Finding("data", "problem", text, way_out, DataError.exit_code)
     else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,15 +48,18 @@ def undisturbed() -> Iterator[None]:
     """No signal ends the process in the middle of this, which takes a moment; from any thread."""
     with _saving.lock:
         _saving.threads += 1
+    failed = True
     try:
         yield
+        failed = False
     finally:
         with _saving.lock:
             _saving.threads -= 1
             number = 0 if _saving.threads else _saving.waiting
         if number:
             _saving.waiting = 0
-            signal.pthread_kill(threading.main_thread().ident or 0, number)  # it may be waiting, and wakes up so
+            if not failed:  # else that is what ends the process, and has to be told
+                signal.pthread_kill(threading.main_thread().ident or 0, number)  # it may be waiting, and wakes up so
 
 
 @contextmanager
@@ -79,20 +83,31 @@ def command(main: Callable[[], None]) -> None:
     """Be a command, whose process ends with it: a signal ends that in one line and with the exit code of `Interrupted`.
 
     main: what it does; it imports what takes long to import, so that this stands around that too. When it is done a
-    signal comes too late to change anything: from then on none is heard.
+    signal comes too late to change anything: whatever the process still waits for, it leaves with main's exit code.
     """
+    code = 1
     try:
         with handled(leave):
             main()
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+        raise
     except KeyboardInterrupt as stopped:  # where nobody has told of it yet
         error = Interrupted.by(stopped)
         rank = started()
         if rank is None or rank[0] == 0:
             say(f"cupynet: {error}\n")
-        raise SystemExit(error.exit_code) from None
+        code = error.exit_code
+        raise SystemExit(code) from None
     finally:
-        for number in NUMBERS:
-            signal.signal(number, signal.SIG_IGN)
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        if threading.current_thread() is threading.main_thread():
+            for number in NUMBERS:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, lambda number, frame: os._exit(code))
 
 
 def say(text: str) -> None:

@@ -27,6 +27,7 @@ except ImportError:  # Windows: no lock; renaming alone keeps two processes safe
 NAME = "running.json"  # in a run's folder as long as the run lives, or if it was killed
 BEAT_S = 5.0
 SILENT_S = 20.0  # a process that has not touched its file for so long is taken for dead
+LONG_SILENT_S = 600.0  # and for so long, without another look: no clocks differ that much
 PATIENCE_S = 0.5  # whoever only looks (`at_work`) holds the lock for a moment
 _POLL_S = 0.1
 
@@ -138,8 +139,8 @@ class Hold:
         os.close(descriptor)
 
 
-def at_work(folder: Path) -> bool:
-    """Whether a run is going on in a folder."""
+def at_work(folder: Path, *, patient: bool = True) -> bool:
+    """Whether a run is going on in a folder. patient: take a while, where it may be on another machine; else it may."""
     path = folder / NAME
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -149,7 +150,7 @@ def at_work(folder: Path) -> bool:
         held, found = _flock(descriptor, shared=True), _holder(descriptor)
     finally:
         os.close(descriptor)
-    return held is False or (found is not None and _lives(found, path, sure=held is True))
+    return held is False or (found is not None and _lives(found, path, sure=held is True, patient=patient))
 
 
 def _flock(descriptor: int, *, shared: bool = False) -> bool | None:
@@ -165,19 +166,29 @@ def _flock(descriptor: int, *, shared: bool = False) -> bool | None:
     return True
 
 
-def _lives(holder: Holder, path: Path, *, sure: bool) -> bool:
+def _lives(holder: Holder, path: Path, *, sure: bool, patient: bool = True) -> bool:
     """Whether the process that left its name in `path` is still there. Takes a while where it may be elsewhere.
 
     sure: the lock was to be had, which says all of a process of this machine.
     """
     if holder.host == platform.node() and (sure or not _exists(holder.pid)):
         return False
+    if _age_s(path) > LONG_SILENT_S:
+        return False
+    if not patient:
+        return True
     first, deadline = _touched(path), time.monotonic() + SILENT_S
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
         if _touched(path) != first:
             return True
     return False
+
+
+def _age_s(path: Path) -> float:
+    """Since the file was last touched, by this machine's clock, which may not be that of who keeps it."""
+    touched = _touched(path)
+    return 0.0 if touched is None else time.time() - touched / 1e9
 
 
 def _touched(path: Path) -> int | None:

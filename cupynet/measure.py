@@ -336,7 +336,7 @@ def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:
     own = own_names(kind)
     asked = [
         each
-        for each in config.overrides_of(folder)
+        for each in config.overrides_of(folder, kind)
         if (name := each.lstrip("+~").partition("=")[0]) not in without and name.partition(".")[0] not in own
     ]
     return [*([] if any(each.startswith("data=") for each in asked) else ["data=synthetic"]), *asked]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,14 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
 
 def offer() -> str:
-    """A line about the run that `latest` would go on with; empty where there is none."""
-    run = _unfinished()
+    """A line about the run that `latest` would go on with; empty where there is none, or it takes long to know."""
+    run = _unfinished(patient=False)
     return "" if run is None else f"the run in {run} was not finished: resume=latest goes on with it"
 
 
 def _refuse_links(run: Path) -> None:
     """Refuse a run whose files lie elsewhere: what goes on would be written there. DataError."""
-    for name in ("history.jsonl", "train.log", ".hydra"):
+    for name in ("history.jsonl", "train.log", ".hydra", "checkpoints", "summary.json", "weights.safetensors"):
         if (run / name).is_symlink():
             raise DataError(f"{run / name}: is a link, and going on would write where it leads: put a plain file there")
 
@@ -119,14 +120,35 @@ def quoted(path: Path) -> str:
     return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
 
 
-def _unfinished() -> Path | None:
-    """The newest run under outputs/ that has a checkpoint and did not come to its end."""
+def refuse_unfinished(run: Path) -> None:
+    """Refuse to begin anew in the folder of a run that did not come to its end: its work would be lost. ConfigError."""
+    if _checkpoints(run) and _goes_on(run):
+        raise ConfigError(
+            f"{run}: holds a run that was not finished, and beginning there would remove it: "
+            f"{shlex.quote(f'resume={run}')} goes on with it; or name another folder, or remove this one"
+        )
+
+
+def _unfinished(*, patient: bool = True) -> Path | None:
+    """The newest run under outputs/ that has a checkpoint and did not come to its end.
+
+    patient: take the time to see whether a run of another machine is still going on.
+    """
     runs = {path.parent for path in Path("outputs").glob("*/*/checkpoints") if _checkpoints(path.parent)}
-    return next((run for run in sorted(runs, key=_written, reverse=True) if _goes_on(run) and not at_work(run)), None)
+    return next(
+        (
+            run
+            for run in sorted(runs, key=_written, reverse=True)
+            if _goes_on(run) and not at_work(run, patient=patient)
+        ),
+        None,
+    )
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    return [entry for entry in (run / "checkpoints").glob("step-*") if STEP.fullmatch(entry.name)]
+    return [
+        entry for entry in (run / "checkpoints").glob("step-*") if STEP.match(entry.name) and ".tmp" not in entry.name
+    ]
 
 
 def _written(run: Path) -> float:
@@ -135,9 +157,11 @@ def _written(run: Path) -> float:
 
 
 def _goes_on(run: Path) -> bool:
-    """Whether a run with checkpoints did not come to its end."""
+    """Whether a run with checkpoints did not come to its end, or has gone on since."""
     try:
         summary = json.loads((run / "summary.json").read_bytes())
-    except (OSError, ValueError):
+        reason, iterations = summary.get("stop_reason"), summary.get("iterations")
+    except (OSError, ValueError, AttributeError, RecursionError):
         return True  # there is none: it was killed
-    return isinstance(summary, dict) and summary.get("stop_reason") in ("signal", "request", "diverged")
+    newest = max(int(found[0]) for entry in _checkpoints(run) if (found := re.findall(r"\d+", entry.name)))
+    return reason in ("signal", "request", "diverged") or (isinstance(iterations, int) and newest > iterations)

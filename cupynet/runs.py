@@ -90,10 +90,11 @@ class Run:
         folder: holds `.hydra/`, train.log and what is named here; and running.json while the run is going on (lock.py).
         summary_path, weights_path, history_path: summary.json, weights.safetensors, history.jsonl.
         checkpoints_path: the folder checkpoints/.
+        saved: whether this object has written results.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder, self.saved = Path(folder), False
         self.summary_path = self.folder / "summary.json"
         self.weights_path = self.folder / "weights.safetensors"
         self.history_path = self.folder / "history.jsonl"
@@ -134,8 +135,10 @@ class Run:
     def save(self, summary: Summary, weights: dict[str, Any]) -> None:
         """Write the results, the summary last: where it is, the rest is. OutputError."""
         with undisturbed():
+            self.summary_path.unlink(missing_ok=True)  # it is of other weights
             save_weights(self.weights_path, weights)
             write_json(self.summary_path, asdict(summary))
+        self.saved = True
 
     def summary(self) -> Summary:
         """What `save` wrote. ConfigError where there is no finished run, DataError for a damaged file."""
@@ -155,6 +158,13 @@ class Run:
         if missing:
             raise DataError(f"{path}: is not a whole summary, it lacks {', '.join(missing)}")
         return Summary(**{name: value for name, value in found.items() if name in known})
+
+    def iterations(self) -> int | None:
+        """How many iterations the results are of; None where there are none that can be read."""
+        try:
+            return self.summary().iterations
+        except (ConfigError, DataError):
+            return None
 
     def weights(self) -> dict[str, Any]:
         """Name -> array of the trained weights. DataError for a missing or damaged file."""

@@ -76,22 +76,23 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     try:
         return _train(experiment, run)
     except KeyboardInterrupt as stopped:
-        raise Interrupted.by(stopped, _left(run, "its last checkpoint")) from None
+        raise Interrupted.by(stopped, _left(run)) from None
 
 
 def _train(experiment: Experiment, run: Run) -> float | None:
     """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
-    from cupynet.training import unlearned
+    from cupynet.training import StopReason, unlearned
     from cupynet.training.console import result_table
 
     began, settings = time.perf_counter(), experiment.settings
     if experiment.rank == 0:
+        experiment.announce()
+    data = experiment.load()
+    if experiment.rank == 0:  # not before there is anything to train on: what is in the folder is not lost for nothing
         if settings.resume is None:
             run.begin()
         else:
             run.tidy()
-        experiment.announce()
-    data = experiment.load()
     split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
     with experiment.wrapper(run) as wrapper:
         if wrapper.blas_threads:
@@ -110,7 +111,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             except CupynetError:
                 _keep_best(experiment, wrapper, data, run, compile_s, began)
                 raise
-            complete = wrapper.trainer.epoch >= settings.epochs  # where a signal came too late to stop anything
+            early = wrapper.trainer.stopped
+            complete = early is None or early.reason != StopReason.SIGNAL  # a signal came too late to stop anything
             stopped = wrapper.greatest(told.number) and not complete  # it may reach one process of several
             speed = _pipeline_speed(wrapper)
             if speed is not None:
@@ -131,8 +133,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
     if experiment.rank == 0 and (summary.test is not None or not number):
         result_table(summary, run)
     if number:  # which may also have come too late to stop anything: a sweep must not go on
-        whole = f"training was complete, and its results are in {run}"
-        raise Interrupted(number, whole if complete else _left(run, "what was trained"))
+        raise Interrupted(number, _left(run, complete=complete))
     return summary.test_accuracy if data.validation is None else summary.validation_accuracy
 
 
@@ -163,11 +164,9 @@ def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool
     settings = experiment.settings
     wrapper.restore(resume.checkpoint_of(Path(settings.resume or "")))
     log.info("going on after iteration %d, epoch %d", wrapper.trainer.iteration, wrapper.trainer.epoch)
-    if wrapper.trainer.epoch >= settings.epochs and run.summary_path.is_file():
+    if wrapper.trainer.epoch >= settings.epochs and run.iterations() == wrapper.trainer.iteration:
         log.info("all of its %d epochs are complete: epochs=... asks for more", wrapper.trainer.epoch)
         return False
-    if experiment.rank == 0:
-        run.summary_path.unlink(missing_ok=True)  # it is of less than what is to come
     return True
 
 
@@ -197,11 +196,15 @@ def _keep_best(
         log.info("the weights of epoch %d, the best, are in %s", found["best_epoch"], run)
 
 
-def _left(run: Run, what: str) -> str:
-    """What a run that a signal ended has left, and how to go on with it."""
-    if any(run.checkpoints_path.glob("step-*")):
-        return f"{what} is in {run}; {shlex.quote(f'resume={run}')} goes on"
-    return f"{what} is in {run}" if run.summary_path.is_file() else "nothing of this run was saved"
+def _left(run: Run, *, complete: bool = False) -> str:
+    """What a run that a signal ended has left, and how to go on with it. complete: training had come to its end."""
+    if run.saved and complete:
+        return f"training was complete, and its results are in {run}"
+    steps = any(run.checkpoints_path.glob("step-*"))
+    goes_on = f"; {shlex.quote(f'resume={run}')} goes on" if steps else ""
+    if run.saved:
+        return f"what was trained is in {run}{goes_on}"
+    return f"its last checkpoint is in {run}{goes_on}" if steps else "nothing of this run was saved"
 
 
 def summarise(

@@ -35,8 +35,8 @@ def refusal(check: Any, *arguments: Any, **options: Any) -> str:
         *(
             (5_210 * 10**9, "5.2 TB"),
             (999 * 10**18, "999.0 EB"),
-            (10**21, "more than 1000 EB"),
-            (HUGE, "more than 1000 EB"),
+            (10**21, "10^3 EB"),
+            (HUGE, "10^382 EB"),
         ),
     ],
 )

@@ -154,14 +154,56 @@ def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path
 def test_other_workers_and_another_dtype_go_on(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     stdout, stderr = run(tmp_path, "resume=outputs/day/run", "workers=3", "dtype=double", "backend=numpy", FAULTY[0])
-    assert stderr == "" and "3 workers go on from what 2 left: all begin with the mean of their weights" in stdout
+    assert stderr == "" and "workers: 3 go on from what 2 left: all begin with the mean of their weights" in stdout
     assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float;" in stdout
     summary = json.loads((tmp_path / "outputs/day/run/summary.json").read_text())
     assert (summary["workers"], summary["dtype"], summary["epochs"]) == (3, "double", 3)
 
 
+def test_beginning_anew_loses_no_work(stopped, tmp_path):
+    """An unfinished run is not overwritten; a finished one only when there is something to train on."""
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    folder, store = tmp_path / "outputs/day/run", Checkpoints(tmp_path / "outputs/day/run/checkpoints")
+    steps = store.steps()
+    _, stderr = run(tmp_path, *QUICK, "hydra.run.dir=outputs/day/run", code=2)
+    assert "outputs/day/run: holds a run that was not finished" in stderr and "resume=outputs/day/run goes on" in stderr
+    assert store.steps() == steps
+    run(tmp_path, "resume=outputs/day/run", FAULTY[0])
+    kept = (folder / "summary.json").read_bytes()
+    run(tmp_path, "resume=outputs/day/run", "epochs=9", FAULTY[0], code=-9, END_AFTER="40", END_BY="SIGKILL")
+    assert (folder / "summary.json").read_bytes() == kept  # until there are better ones
+    stdout, _ = run(tmp_path, "resume=latest", "epochs=5", FAULTY[0])
+    assert "going on after iteration" in stdout and json.loads((folder / "summary.json").read_text())["epochs"] == 5
+    kept = (folder / "summary.json").read_bytes()
+    run(tmp_path, "data=mnist", "data.folder=nowhere", "hydra.run.dir=outputs/day/run", code=65)
+    assert (folder / "summary.json").read_bytes() == kept and store.steps()
+
+
+def test_the_only_checkpoint_is_found_where_it_was_moved_to(stopped, tmp_path):
+    """Killed between the two renames that put one in place of another of the same iteration."""
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    store = Checkpoints(tmp_path / "outputs/day/run/checkpoints")
+    *others, newest = store.steps()
+    for step in others:
+        shutil.rmtree(store.path(step))
+    store.path(newest).rename(store.folder / f"{store.path(newest).name}.old-123")
+    assert store.steps() == [newest]
+    stdout, _ = run(tmp_path, "resume=latest", FAULTY[0])
+    assert f"going on after iteration {newest}" in stdout
+
+
+def test_a_link_in_place_of_the_checkpoints(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "outputs/day/run"
+    (folder / "checkpoints").rename(tmp_path / "elsewhere")
+    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    _, stderr = run(tmp_path, "resume=outputs/day/run", FAULTY[0], code=65)
+    assert "checkpoints: is a link, and going on would write where it leads" in stderr
+
+
 def test_a_new_run_in_an_old_folder_has_no_old_checkpoints(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    run(tmp_path, "resume=outputs/day/run", FAULTY[0])
     run(tmp_path, *QUICK, "data.train=100", "hydra.run.dir=outputs/day/run", "workers=1")
     assert Checkpoints(tmp_path / "outputs/day/run/checkpoints").steps() == [4]
 

@@ -127,7 +127,15 @@ class MNIST(Source):
         test = Dataset(f"{self.name}-test", test_images, test_labels, self.classes)
         return self._divided(self.name, train, test)
 
+    @property
+    def may_stand_in(self) -> bool:
+        """Whether synthetic digits are taken where these cannot be had."""
+        named = self.folder or os.environ.get("CUPYNET_DATA")
+        return self.fallback == "synthetic" or (self.fallback == "auto" and not named)
+
     def expected(self) -> dict[str, int]:
+        if len(self.files) != 4:
+            return {}
         whole = {"train": self.files[0].shape[0], "test": self.files[2].shape[0]}  # a limit shows a part of them
         return {} if self.storage == "sharded" else whole
 
@@ -160,7 +168,7 @@ class MNIST(Source):
         )
         if os.path.lexists(above / self.files[0].name):
             way_out = f"{above} itself has such files: they belong into a folder {self.name}/ in the one that is named"
-        if self.fallback is None or (self.fallback == "auto" and named):
+        if not self.may_stand_in:
             raise DataError(f"{absent}; {way_out}, or pass fallback='synthetic'")
         logger.warning(
             "%s; USING SYNTHETIC DIGITS INSTEAD, whose results say nothing about %s. To end this, %s.",

@@ -78,6 +78,9 @@ class Callback:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned, before the next `fit`, which goes on with the same."""
 
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Training goes back, within an epoch, to where `state` was asked for; what was told since is told again."""
+
 
 def check_validation(callbacks: Iterable[Callback], split: str | None, *, each: bool) -> None:
     """Refuse callbacks that choose by evaluations, in a fit that makes none on validation images. ConfigError.
@@ -157,6 +160,9 @@ class History(Callback):
         if self._file is not None:
             self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
             self._file.seek(0, os.SEEK_END)
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        self.restore(state)
 
     def _write(self, row: dict[str, Any]) -> None:
         if self._file is None:

@@ -275,7 +275,7 @@ def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
     again, epoch = trained_again(states, world.size, stages), states[0]["trainer"]["epoch"] + 1
     more = f"; {again} batch{'es' * (again > 1)} of epoch {epoch} are trained on once more" if again else ""
     log.info(
-        "%d workers go on from what %d left: all begin with the mean of their weights, by the samples that each had "
+        "workers: %d go on from what %d left: all begin with the mean of their weights, by the samples that each had "
         "seen since they last met%s",
         world.size,
         len(states),
@@ -372,7 +372,7 @@ def _check_like(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     for name in ("trainer", "clock", "epoch_start"):
         for key, value in own[name].items():
             found = state[name][key]
-            kinds = (type(value),) if isinstance(value, int) else (int, float)  # a flag is no number here
+            kinds = (int,) if isinstance(value, int) else (int, float)
             lowest = -MOST_COUNTED if key == "span_start" else 0  # other workers may count it from before the beginning
             if isinstance(value, np.ndarray):
                 if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != value.dtype:

@@ -20,7 +20,7 @@ from cupynet.nn import Context
 from cupynet.parallel import Groups, is_finite
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
-from cupynet.training.records import TrainerView
+from cupynet.training.records import EpochRecord, TrainerView
 from cupynet.training.replica import Replica
 
 ACTIONS = ("stop", "skip", "rollback")
@@ -36,8 +36,8 @@ class Guarded(TrainerView, Protocol):
     groups: Groups
     replica: Replica
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` returned before, in the same epoch of the same fit."""
 
 
 class GoBack(Exception):
@@ -49,8 +49,8 @@ class NonFinite(Callback):
 
     - `stop` ends the fit with a DivergedError that names the worker, the batch, its samples and the layer.
     - `skip` leaves that batch out, on that worker alone, as if it had had none; each is told of in a warning.
-    - `rollback` lets all workers go back to a state that they kept in memory, and leave the batch out when they come to
-      it again; three times in a fit at most.
+    - `rollback` lets all workers go back to a state of the same epoch that they kept in memory, and leave the batch out
+      when they come to it again; three times in a fit at most. (Not so where only an average brings it to light.)
 
     Weights that are not finite themselves are not mended by leaving a batch out: `skip` ends the fit then.
 
@@ -61,7 +61,8 @@ class NonFinite(Callback):
             the optimizer's and the synchronizer's vectors.
 
     Attributes:
-        left_out: batches that all workers left out, in all fits; known at the end of each.
+        left_out: batches that all workers left out, in all fits, known at the end of each; before that, what this
+            worker has since.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -78,7 +79,7 @@ class NonFinite(Callback):
         self._skipped: list[tuple[int, int]] = []  # epoch and batch, of this worker
         self._found: tuple[int, int] | None = None  # in this round
         self._text = ""
-        self._share = 1.0  # of a stage in its replica, which left the batch out together
+        self._count = 0  # of those that were left out in this fit
         self._backs = 0
         self._kept: dict[str, Any] = {}
 
@@ -88,23 +89,29 @@ class NonFinite(Callback):
         self._found, self._kept = None, {}
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        self._backs = 0
+        self._backs = self._count = 0
         self._keep(trainer)
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
         if trainer.iteration % self.every_iterations == 0:
             self._keep(trainer)
 
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        self._keep(trainer)  # nobody goes back behind an evaluation: what others made of it stands
+
     def on_fit_end(self, trainer: TrainerView) -> None:
         self._kept = {}
-        if self.action != "stop":
-            self.left_out = round(trainer.world.gather_numbers(len(self._skipped) * self._share).sum())
+        if self.action != "stop":  # stages of a replica leave a batch out together, and other workers may have taken
+            own = np.array(self._skipped, np.int64).reshape(-1)  # over what is known of it: each counts once
+            all_of_them = np.concatenate(trainer.world.all_gather_ragged(own)).reshape(-1, 2)
+            self.left_out = len(np.unique(all_of_them, axis=0))
 
     def state(self) -> dict[str, Any]:
         return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2), "backs": self._backs}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._skipped = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
+        self.left_out = len(self._skipped)
         self._backs = int(state["backs"])
 
     def _keep(self, trainer: TrainerView) -> None:
@@ -133,19 +140,19 @@ class NonFinite(Callback):
                 raise DivergedError(self._text + WAYS_OUT + ", or leave such batches out: NonFinite(action='skip')")
             return samples
         if stages.size > 1:
-            self._share = 1 / stages.size
             broken = bool(stages.gather_numbers(broken).any())
         self._found = None
         if not broken or batch is None:
             return samples
         self._found = batch.epoch, batch.index
         lost = self.action == "skip" and not _weights_are_finite(trainer)
-        if lost or (self.action == "skip" and len(self._skipped) >= self.most_skipped):
+        if lost or (self.action == "skip" and self._count >= self.most_skipped):
             often = "" if lost else f"; {self.most_skipped} batches of this worker were left out before"
             raise DivergedError((self._text or "another stage of the replica is not finite") + often + WAYS_OUT)
         if self._text:
             log.warning("%s; the batch is left out", self._text)
         self._skipped.append(self._found)
+        self._count, self.left_out = self._count + 1, self.left_out + 1
         replica.params.grad[...] = 0
         replica.losses = None if replica.losses is None else 0.0
         return 0
@@ -172,15 +179,13 @@ class NonFinite(Callback):
         raise GoBack(whose)
 
     def go_back(self, trainer: Guarded) -> None:
-        """Take over the state that was kept, but for what is known of batches to be left out."""
-        skipped, backs, at = self._skipped, self._backs + 1, trainer.iteration
-        trainer.restore(copy.deepcopy(self._kept))
-        self._skipped, self._backs, self._found = skipped, backs, None
-        trainer.replica.begin()
+        """Let the weights, and whatever moves them, be as they were kept; what was spent and judged stays so."""
+        at, self._backs, self._found = trainer.iteration, self._backs + 1, None
+        trainer.rewind(copy.deepcopy(self._kept))
         if trainer.rank == 0:
             log.warning(
                 "not finite: all workers go back from iteration %d to %d, time %d of %d",
-                at, trainer.iteration, backs, MOST_ROLLBACKS,
+                at, trainer.iteration, self._backs, MOST_ROLLBACKS,
             )  # fmt: skip
 
 

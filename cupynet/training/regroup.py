@@ -41,7 +41,7 @@ def regrouped(
         replica, stage = divmod(rank, stages)
         own = replica < before
         source = states[replica * stages + stage] if own else states[stage]
-        state = copy.deepcopy({**means[stage], "callbacks": source["callbacks"]})
+        state = copy.deepcopy({**means[stage], "callbacks": {**source["callbacks"], **_known(states)}})
         for name in ("clock", "epoch_start"):
             state[name] = source[name] if own else _new_clock(source[name])
         start = source["since"]["start"]
@@ -106,6 +106,15 @@ def _of_stage(
         "synchronizer": joined(mean([state["synchronizer"] for state in states], shares)),
         "own": {},
     }
+
+
+def _known(states: Sequence[Tree]) -> Tree:
+    """What `NonFinite` knows of batches to be left out, of all workers: each may be given any of them now."""
+    found = [state["callbacks"]["NonFinite"] for state in states if "NonFinite" in state["callbacks"]]
+    if not found:
+        return {}
+    every = np.concatenate([each["skipped"] for each in found])
+    return {"NonFinite": {**found[0], "skipped": np.unique(every, axis=0).reshape(-1, 2)}}
 
 
 def _new_clock(clock: Mapping[str, Any]) -> Tree:

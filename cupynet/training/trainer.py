@@ -503,8 +503,8 @@ class Trainer:
         return {
             "trainer": {
                 **{name: getattr(self, name) for name in ("iteration", "epoch", "round")},
-                "fitting": self.unfinished,
-                "finished": self._finished,
+                "fitting": int(self.unfinished),
+                "finished": int(self._finished),
                 "span_start": self._span_start or 0,
                 "deal": np.array(self._deal, np.int64),
             },
@@ -527,7 +527,7 @@ class Trainer:
         position = state["trainer"]
         self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
         self._span_start = position["span_start"] if position["fitting"] else None
-        self._finished = position["finished"]
+        self._finished = bool(position["finished"])
         self._deal = tuple(int(count) for count in position["deal"])
         self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
@@ -537,6 +537,21 @@ class Trainer:
         for name, callback in self._named_callbacks().items():
             if name in state["callbacks"]:  # the others are new
                 callback.restore(state["callbacks"][name])
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` returned before, in the same epoch of the same fit: weights and whatever moves them.
+
+        What was spent counts all the same, and callbacks are told by `rewind`, not by `restore`.
+        """
+        position = state["trainer"]
+        self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
+        self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
+        self._agreement.own = Average(**state["own"]) if state["own"] else None
+        self.replica.restore(state["replica"])
+        self.replica.begin()
+        self.synchronizer.restore(state["synchronizer"])
+        for name, callback in self._named_callbacks().items():
+            callback.rewind(state["callbacks"][name])
 
     def _named_callbacks(self) -> dict[str, Callback]:
         """This worker's callbacks by their kind, and a number where there are several of one."""

@@ -9,13 +9,14 @@ import random
 import numpy as np
 import pytest
 
+from cupynet.checkpoints import Checkpoints
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.nn import Layer
 from cupynet.nn.layer import no_backward
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training import Callback, Checkpoint, EarlyStopping, History, NonFinite, ParallelWrapper, Replica, Trainer
 from tests.training.conftest import WAYS, alone, fingerprint, on_threads, small_dataset, small_model
 
 DATA = small_dataset(97)
@@ -240,6 +241,33 @@ def test_the_fourth_time_is_the_end():
         ParallelWrapper(model, 2, callbacks=[NonFinite("rollback")]) as wrapper,
     ):
         wrapper.fit(Loader(DATA, 4), 1)
+
+
+def test_rollback_leaves_alone_what_others_made_of_training(tmp_path):
+    """Early stopping judges the next fit anew, and the best checkpoint is still known."""
+    stopping, checkpoint = EarlyStopping("loss", max_epochs=1), Checkpoint(best="loss", keep_last=1, path=tmp_path)
+    callbacks = [NonFinite("rollback", every_iterations=4), stopping, checkpoint]
+    held_out = small_dataset(9)
+    with ParallelWrapper(network(Poisoned(17)), 2, callbacks=callbacks) as wrapper:
+        for epochs in (1, 2):
+            wrapper.fit(Loader(DATA, 4, seed=3), 3, evaluate_on=held_out, split="validation")
+            assert wrapper.trainer.epoch == epochs and stopping.result.reason == "max_epochs"
+            assert checkpoint._best_step in Checkpoints(tmp_path).steps()
+        assert callbacks[0].left_out == 2
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_other_workers_know_what_was_left_out(tmp_path, workers):
+    guard = NonFinite("skip")
+    with ParallelWrapper(network(Poisoned(17)), 2, 3, callbacks=[guard]) as wrapper:
+        wrapper.fit(Loader(DATA, 4, seed=3), 2)
+        path = wrapper.checkpoint(tmp_path)
+    assert guard.left_out == 2
+    again = NonFinite("skip")
+    with ParallelWrapper(network(Poisoned(17)), workers, 3, callbacks=[again]) as wrapper:
+        wrapper.restore(path)
+        wrapper.fit(Loader(DATA, 4, seed=3), 1)
+    assert again.left_out == 3
 
 
 @pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"most_skipped": 0}, {"every_iterations": 0.5}])

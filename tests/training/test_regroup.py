@@ -131,8 +131,8 @@ def test_nothing_is_left_out_and_little_is_trained_twice(tmp_path, caplog):
     assert sorted(seen) == list(range(6, 15))
     (told,) = [record.getMessage() for record in caplog.records if "go on from what" in record.getMessage()]
     assert told == (
-        "3 workers go on from what 4 left: all begin with the mean of their weights, by the samples that each had seen "
-        "since they last met; 2 batches of epoch 1 are trained on once more"
+        "workers: 3 go on from what 4 left: all begin with the mean of their weights, by the samples that each had "
+        "seen since they last met; 2 batches of epoch 1 are trained on once more"
     )
 
 
