@@ -447,6 +447,8 @@ def check_mpi(asked: list[str]) -> Iterator[Finding]:
         return
     hello = [mpiexec, "-n", "2", sys.executable, "-c", HELLO]
     done = subprocess.run(hello, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:  # once more: a network device may have come or gone in that moment
+        done = subprocess.run(hello, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     lines = sorted(each for each in done.stdout.splitlines() if each.startswith("rank "))
     own = Path(mpiexec).parent == Path(sys.executable).parent
     if [each.split()[3] for each in lines] == ["1", "1"]:

@@ -39,14 +39,14 @@ class Batches(Callback):
         self.rates.append((report.iteration, report.learning_rate))
 
 
-def wrapper_of(folder, workers, way=None, *callbacks, dtype="double", **options):
+def wrapper_of(folder, workers, way=None, *callbacks, every=100, dtype="double", **options):
     folder.mkdir(exist_ok=True)
     return ParallelWrapper(
         small_model(dtype),
         workers,
         synchronizer=ParameterAveraging(5) if way is None else way,
         optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
-        callbacks=[Checkpoint(every_iterations=1, keep_last=100), NonFinite("skip"), *callbacks, History()],
+        callbacks=[Checkpoint(every_iterations=every, keep_last=100), NonFinite("skip"), *callbacks, History()],
         report_every=1,
         run=folder,
         **options,
@@ -54,7 +54,7 @@ def wrapper_of(folder, workers, way=None, *callbacks, dtype="double", **options)
 
 
 def left_by(folder, workers, iteration, way=None, **options):
-    with wrapper_of(folder, workers, way, StopAfter(iteration), **options) as wrapper:
+    with wrapper_of(folder, workers, way, StopAfter(iteration), every=iteration, **options) as wrapper:
         wrapper.fit(LOADER, 3)
     return Checkpoints(folder / "checkpoints").path(iteration)
 
@@ -65,7 +65,9 @@ def states(wrapper):
     return [found[rank] for rank in sorted(found)]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_goes_on_with_other_workers(tmp_path, way, workers):
     path = left_by(tmp_path, 3, 7, WAYS[way])
@@ -79,7 +81,7 @@ def test_every_way_goes_on_with_other_workers(tmp_path, way, workers):
         assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
 def test_several_go_on_from_what_one_left(tmp_path, way, workers):
     path = left_by(tmp_path, 1, 7, WAYS[way])
