@@ -449,7 +449,8 @@ def check_mpi(asked: list[str]) -> Iterator[Finding]:
     done = subprocess.run(hello, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:  # once more: a network device may have come or gone in that moment
         done = subprocess.run(hello, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    lines = sorted(each for each in done.stdout.splitlines() if each.startswith("rank "))
+    # what two ranks say at once may stand in one line
+    lines = sorted(f"rank {each.strip()}" for each in done.stdout.split("rank ")[1:])
     own = Path(mpiexec).parent == Path(sys.executable).parent
     if [each.split()[3] for each in lines] == ["1", "1"]:
         other = "it is of another MPI than mpi4py" if not own else "mpi4py is of another MPI"

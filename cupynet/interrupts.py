@@ -82,12 +82,13 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
 def command(main: Callable[[], None]) -> None:
     """Be a command, whose process ends with it: a signal ends that in one line and with the exit code of `Interrupted`.
 
-    main: what it does; it imports what takes long to import, so that this stands around that too. When it is done a
-    signal comes too late to change anything: whatever the process still waits for, it leaves with main's exit code.
+    main: what it does; it imports what takes long to import, so that this stands around that too. Until it handles
+    signals itself the process ends in the handler: an exception might be met by code that thinks nothing of it. When
+    main is done a signal comes too late to change anything: whatever is still waited for, main's exit code counts.
     """
     code = 1
     try:
-        with handled(leave):
+        with handled(_end):
             main()
         code = 0
     except SystemExit as left:
@@ -108,6 +109,13 @@ def command(main: Callable[[], None]) -> None:
             for number in NUMBERS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, lambda number, frame: os._exit(code))
+
+
+def _end(number: int) -> None:
+    error, rank = Interrupted(number), started()
+    if rank is None or rank[0] == 0:
+        say(f"cupynet: {error}\n")
+    os._exit(error.exit_code)
 
 
 def say(text: str) -> None:

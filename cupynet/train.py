@@ -74,7 +74,8 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 
     run = Run(folder)
     try:
-        return _train(experiment, run)
+        with interrupts.handled(interrupts.leave):
+            return _train(experiment, run)
     except KeyboardInterrupt as stopped:
         raise Interrupted.by(stopped, _left(run)) from None
 

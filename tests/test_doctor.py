@@ -339,7 +339,7 @@ def test_a_machine_without_a_gpu(monkeypatch):
 @needs_mpi[1]
 def test_two_ranks_meet():
     (found,) = doctor.check_mpi([])
-    assert found.state == "ok" and found.text.startswith("two ranks meet: ")
+    assert found.text.startswith("two ranks meet: ") and found.state == "ok", found
 
 
 @pytest.mark.parametrize(
