@@ -51,8 +51,9 @@ THREADS = (
     "GOMP_CPU_AFFINITY",
 )
 MODULES = {"hydra-core": "hydra"}  # what a package is imported as, where that is not its name
-HELLO = "from cupynet.parallel.mpi import library as l; m = l(); w = m.COMM_WORLD; w.Barrier(); "
-HELLO += "print('rank', w.Get_rank(), 'of', w.Get_size(), m.Get_library_version().splitlines()[0][:60], flush=True)"
+HELLO = "import os; from cupynet.parallel.mpi import library as l; m = l(); w = m.COMM_WORLD; w.Barrier(); "
+HELLO += "v = m.Get_library_version().splitlines()[0][:60]; "
+HELLO += "os.write(1, f'rank {w.Get_rank()} of {w.Get_size()} {v}\\n'.encode())"  # at once: the other writes too
 
 
 @dataclass(frozen=True)
@@ -447,10 +448,7 @@ def check_mpi(asked: list[str]) -> Iterator[Finding]:
         return
     hello = [mpiexec, "-n", "2", sys.executable, "-c", HELLO]
     done = subprocess.run(hello, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:  # once more: a network device may have come or gone in that moment
-        done = subprocess.run(hello, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    # what two ranks say at once may stand in one line
-    lines = sorted(f"rank {each.strip()}" for each in done.stdout.split("rank ")[1:])
+    lines = sorted(each for each in done.stdout.splitlines() if each.startswith("rank "))
     own = Path(mpiexec).parent == Path(sys.executable).parent
     if [each.split()[3] for each in lines] == ["1", "1"]:
         other = "it is of another MPI than mpi4py" if not own else "mpi4py is of another MPI"
