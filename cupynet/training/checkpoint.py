@@ -281,8 +281,7 @@ def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
         len(states),
         more,
     )
-    synchronizer = trainer.synchronizer
-    return regrouped(states, world.size, stages, synchronizer.weighs, synchronizer.joined), True
+    return regrouped(states, world.size, stages, trainer.synchronizer), True
 
 
 def made_by(trainer: TrainerView) -> dict[str, Any]:

@@ -11,31 +11,25 @@ most as many batches as they are less one are trained on once more, none is left
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from cupynet.parallel import Synchronizer
 
 Tree: TypeAlias = "dict[str, Any]"  # numbers and arrays by name, in dictionaries
 
 COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a clock: the same on all workers
 
 
-def regrouped(
-    states: Sequence[Tree],
-    size: int,
-    stages: int,
-    weighs: Callable[[Mapping[str, Any]], float],
-    joined: Callable[[Mapping[str, Any]], Tree],
-) -> list[Tree]:
-    """The states of `size` workers, of `stages` each, made from those of others, as `Trainer.state` returns them.
+def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer) -> list[Tree]:
+    """The states of `size` workers, replicas of `stages` each, made from those of others, as `Trainer.state` has them.
 
-    Args:
-        weighs: what a replica weighs in the mean, by the state of its synchronizer.
-        joined: the state of a synchronizer whose replicas have just become one.
+    synchronizer: says what a replica weighs in the mean, and what its own state is when they have become one.
     """
     before, after = len(states) // stages, size // stages
-    means = [_of_stage(states[stage::stages], before, after, weighs, joined) for stage in range(stages)]
+    means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
     made = []
     for rank in range(size):
         replica, stage = divmod(rank, stages)
@@ -83,15 +77,9 @@ def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
     return found
 
 
-def _of_stage(
-    states: Sequence[Tree],
-    before: int,
-    after: int,
-    weighs: Callable[[Mapping[str, Any]], float],
-    joined: Callable[[Mapping[str, Any]], Tree],
-) -> Tree:
+def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
     """What all replicas have in common of one stage, or of the whole network."""
-    weights = [weighs(state["synchronizer"]) for state in states]
+    weights = [synchronizer.weighs(state["synchronizer"]) for state in states]
     total = sum(weights)
     shares = [weight / total if total else 1 / before for weight in weights]
     position = dict(states[0]["trainer"])
@@ -103,7 +91,7 @@ def _of_stage(
     return {
         "trainer": position,
         "replica": {**mean(replicas, shares), "updates": max(each["updates"] for each in replicas)},
-        "synchronizer": joined(mean([state["synchronizer"] for state in states], shares)),
+        "synchronizer": synchronizer.joined(mean([state["synchronizer"] for state in states], shares)),
         "own": {},
     }
 

@@ -76,6 +76,17 @@ class Recorder(Callback):
         self.epochs.append(record)
 
 
+class StopAfter(Callback):
+    """Asks for a stop after an iteration."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == self.iteration:
+            trainer.stop("enough")
+
+
 class RecordingReplica(Replica):
     """Notes the samples of each update, per epoch."""
 

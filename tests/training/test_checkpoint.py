@@ -13,19 +13,10 @@ from cupynet.errors import ConfigError, DataError
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper
-from tests.training.conftest import WAYS, fingerprint, small_dataset, small_model
+from tests.training.conftest import WAYS, StopAfter, fingerprint, small_dataset, small_model
 
 EPOCHS, WORKERS = 3, 3
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
-
-
-class StopAfter(Callback):
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
-
-    def on_iteration_end(self, trainer):
-        if trainer.iteration == self.iteration:
-            trainer.stop("enough")
 
 
 def wrapper_of(folder, synchronizer=None, *callbacks, workers=WORKERS, dtype="float", **options) -> ParallelWrapper:

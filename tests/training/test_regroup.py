@@ -14,23 +14,14 @@ from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, ThresholdEncoding
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper
 from cupynet.training.regroup import filled, mean
-from tests.training.conftest import WAYS, fingerprint, small_dataset, small_model
+from tests.training.conftest import WAYS, StopAfter, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(57)  # 15 batches of 4
 LOADER = Loader(DATA, 4, seed=3)
 
 
-class StopAfter(Callback):
-    def __init__(self, iteration):
-        self.iteration = iteration
-
-    def on_iteration_end(self, trainer):
-        if trainer.iteration == self.iteration:
-            trainer.stop("enough")
-
-
-class Batches(Callback):
-    """The learning rates of reports; on every worker, but told by rank 0."""
+class Rates(Callback):
+    """The learning rates of reports, with their iterations."""
 
     def __init__(self):
         self.rates = []
@@ -140,7 +131,7 @@ def test_nothing_is_left_out_and_little_is_trained_twice(tmp_path, caplog):
 
 def test_the_learning_rate_goes_on_at_the_same_part_of_training(tmp_path):
     """3 epochs of 4 rounds with four workers, left after the first; of 15 with one: its 4 rounds count as 16."""
-    path, seen = left_by(tmp_path, 4, 4), Batches()
+    path, seen = left_by(tmp_path, 4, 4), Rates()
     with wrapper_of(tmp_path, 1, None, seen) as wrapper:
         wrapper.restore(path)
         wrapper.fit(LOADER, 2)
