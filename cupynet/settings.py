@@ -1,7 +1,7 @@
 """The settings of a run: a line for each, with its type, its default and the rule that says what it may be.
 
 `Settings` is what a command works with: plain Python values, whatever they were read from. It is also the schema that
-the configuration is composed against (config.py). A group is a dataclass of its own. A part is open here: what a layer,
+the configuration is composed against (config/). A group is a dataclass of its own. A part is open here: what a layer,
 an optimizer or a source of data may be given is told by its constructor (parts.py).
 
 The file is long because all settings and all their rules stand in one place.

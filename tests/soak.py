@@ -344,7 +344,10 @@ class Soak:
         if kind == "moment":
             there = killed_at_once_or_later() and (rng.random() < 0.5 or killed_at_once_or_later())
         elif kind in ("mid-removal", "mid-settings"):
-            there = killed("before rename", reference.saves) and killed(kind, 2 if kind == "mid-settings" else 1)
+            left = (
+                "after rename" if kind == "mid-settings" else "before rename"
+            )  # something to go on with, or to remove
+            there = killed(left, reference.saves) and killed(kind, 2 if kind == "mid-settings" else 1)
         else:
             often = {"mid-results": 2, "mid-replacement": reference.epochs, "mid-prune": reference.saves // 2}
             files = 4 if kind in ("temporary file open", "mid-write", "before fsync") else 1

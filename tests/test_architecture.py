@@ -29,7 +29,6 @@ SHARED = ("experiment", "measure")  # what the commands share: settings turned i
 DOOR = (
     "config",
     "exits",
-    "explain",
     "parts",
     "settings",
     "resume",
@@ -78,9 +77,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ml_dtypes": ("backend/",),
     "numba": ("backend/kernels/",),
     "llvmlite": ("backend/kernels/",),
-    "hydra": ("config.py", "explain.py"),
-    "omegaconf": ("config.py", "explain.py"),
-    "packaging": ("doctor.py",),
+    "hydra": ("config/",),
+    "omegaconf": ("config/",),
+    "packaging": ("doctor/",),
     "mnist": ("data/mnist.py",),
     "platformdirs": ("data/",),
     "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
@@ -109,7 +108,8 @@ BUILD_FROM_CONFIGURATION = {
     "_locate",
 }  # Hydra's: parts.py builds
 SHELLS = ("os.system", "os.popen", "os.startfile", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.getoutput")
-BY_NAME = {"parts.py", "__init__.py", "doctor.py"}  # import what a name says that they have checked, or have of us
+# These import what a name says that they have checked, or have of us.
+BY_NAME = {"parts.py", "__init__.py", "doctor/machine.py"}
 REGISTRIES = ("pypi" + ".org", "pythonhosted" + ".org", "anaconda" + ".org", "anaconda" + ".com", "npmjs" + ".")
 TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "LICENSE", "conf", "cupynet", "tests", "outputs"}
 FILE_LINES, FUNCTION_LINES = 300, 40
@@ -331,7 +331,12 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
         "training may not import cupynet.experiment",
     ),
     (import_directions, "training/trainer.py", "from ..train import main", "training may not import cupynet.train"),
-    (import_directions, "config.py", "from cupynet.training import Trainer", "config may not import cupynet.training"),
+    (
+        import_directions,
+        "config/door.py",
+        "from cupynet.training import Trainer",
+        "config may not import cupynet.training",
+    ),
     (import_directions, "errors.py", "import cupynet.backend", "errors may not import cupynet.backend"),
     (import_directions, "cellar/x.py", "", "unknown room 'cellar'"),
     (third_party_homes, "nn/conv.py", "import cupy", "cupy belongs into backend/cuda.py"),
@@ -342,8 +347,8 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
         "def f():\n    from numba import njit",
         "line 2: numba belongs into backend/kernels/",
     ),
-    (third_party_homes, "train.py", "from hydra.core import x", "hydra belongs into config.py"),
-    (third_party_homes, "settings.py", "import omegaconf as oc", "omegaconf belongs into config.py"),
+    (third_party_homes, "train.py", "from hydra.core import x", "hydra belongs into config/"),
+    (third_party_homes, "settings.py", "import omegaconf as oc", "omegaconf belongs into config/"),
     (third_party_homes, "data/idx.py", "import mnist", "mnist belongs into data/mnist.py"),
     (third_party_homes, "training/report.py", "__import__('platformdirs')", "platformdirs belongs into data/"),
     (third_party_homes, "training/trainer.py", "from rich.table import Table", "rich belongs into training/console.py"),
@@ -352,20 +357,25 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     (third_party_homes, "nn/conv.py", "import jax", "jax belongs into no file yet"),
     (no_code_from_data, "data/x.py", "import pickle", "pickle runs code"),
     (no_code_from_data, "data/x.py", "from joblib import load", "joblib runs code"),
-    (no_code_from_data, "config.py", "x = eval(text)", "eval runs code"),
-    (no_code_from_data, "config.py", "run = builtins.exec", "exec runs code"),
-    (no_code_from_data, "config.py", "compile(text, name, 'exec')", "compile runs code"),
-    (no_code_from_data, "config.py", "__import__(name)", "__import__ runs code"),
+    (no_code_from_data, "config/door.py", "x = eval(text)", "eval runs code"),
+    (no_code_from_data, "config/door.py", "run = builtins.exec", "exec runs code"),
+    (no_code_from_data, "config/door.py", "compile(text, name, 'exec')", "compile runs code"),
+    (no_code_from_data, "config/door.py", "__import__(name)", "__import__ runs code"),
     (no_code_from_data, "train.py", "os.system('ls')", "os.system runs a command"),
     (no_code_from_data, "train.py", "os.execvp(name, names)", "os.execvp runs a command"),
     (no_code_from_data, "train.py", "subprocess.run(text, shell=True)", "shell runs a command"),
     (no_code_from_data, "data/x.py", "np.load(f)", "np.load without allow_pickle=False"),
     (no_code_from_data, "data/x.py", "torch.load(f, weights_only=True)", "torch.load rebuilds objects"),
-    (no_code_from_data, "config.py", "yaml.load(f, Loader=yaml.FullLoader)", "yaml.load rebuilds objects"),
-    (no_code_from_data, "config.py", "yaml.unsafe_load(f)", "yaml.unsafe_load rebuilds objects"),
+    (no_code_from_data, "config/door.py", "yaml.load(f, Loader=yaml.FullLoader)", "yaml.load rebuilds objects"),
+    (no_code_from_data, "config/door.py", "yaml.unsafe_load(f)", "yaml.unsafe_load rebuilds objects"),
     (no_code_from_data, "data/x.py", "tarfile.open(f).extractall(folder)", "extractall writes where"),
     (no_code_from_data, "data/x.py", "shutil.unpack_archive(f)", "unpack_archive writes where"),
-    (no_code_from_data, "config.py", "hydra.utils.instantiate(config)", "instantiate builds what a configuration says"),
+    (
+        no_code_from_data,
+        "config/door.py",
+        "hydra.utils.instantiate(config)",
+        "instantiate builds what a configuration says",
+    ),
     (no_code_from_data, "experiment.py", "importlib.import_module(name)", "imports what a name says"),
     (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=True)", "allow_pickle runs code"),
     (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=trusted)", "allow_pickle runs code"),
@@ -396,7 +406,11 @@ KEPT: list[tuple[Rule, str, str]] = [
     (third_party_homes, "data/folders.py", "from platformdirs import user_cache_path"),
     (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=False); model.eval(); re.compile('x')"),
     (no_code_from_data, "data/x.py", "tar.extractall(folder, filter='data'); subprocess.run([a, b], check=True)"),
-    (no_code_from_data, "config.py", "yaml.safe_load(f); OmegaConf.load(f); import_module('cupynet.backend.cuda')"),
+    (
+        no_code_from_data,
+        "config/door.py",
+        "yaml.safe_load(f); OmegaConf.load(f); import_module('cupynet.backend.cuda')",
+    ),
     (long_ones_say_why, "nn/x.py", '"""Long because one shape rules all."""\n' + "x = 1\n" * FILE_LINES),
     (long_ones_say_why, "nn/x.py", 'def f():\n    """Forty-one lines: one formula."""\n' + "    x = 1\n" * 45),
     (long_ones_say_why, "nn/x.py", 'def f():\n    """A\n    B\n    """\n' + "    x = 1\n" * (FUNCTION_LINES - 1)),
@@ -426,7 +440,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     The keys of the groups that are dataclasses stand in settings.py; what is in a part is found in the files of conf/.
     Docstrings may show code, in which `data.train` is an attribute.
     """
-    if source.path.removesuffix(".py") in (*DOOR, *SHARED):
+    if source.room in (*DOOR, *SHARED):
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     tree = source.tree

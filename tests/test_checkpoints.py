@@ -237,6 +237,16 @@ def test_one_that_was_about_to_be_replaced_is_put_back(tmp_path):
     assert store.steps() == [3, 4] and read(store.path(3)).state["step"] == 3 and leftovers(tmp_path) == []
 
 
+def test_one_that_was_about_to_be_replaced_is_found_before_anybody_puts_it_back(tmp_path):
+    """Reading changes nothing; half of one, which was being removed, is none."""
+    store = saved(tmp_path, 2, 3)
+    os.rename(store.path(3), tmp_path / "step-00000003.old-1")
+    assert store.steps() == [2, 3] and newest_step(store) == 3
+    (tmp_path / "step-00000003.old-1" / MANIFEST).unlink()
+    assert store.steps() == [2] and newest_step(store) == 2
+    assert (tmp_path / "step-00000003.old-1").is_dir()
+
+
 def die_at(point: str) -> None:
     """Replace what the save path calls, so that this process is gone at that point."""
 

@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from cupynet import config
+from cupynet.config import composing
 from cupynet.parallel import ParameterAveraging
 from cupynet.parts import build
 from cupynet.settings import BackendSettings, PrioritySettings, Settings, without_stand_in
@@ -31,7 +32,7 @@ def settings_of(*overrides: str) -> Settings:
     with pytest.MonkeyPatch.context() as patch, initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
             patch.delenv(name, raising=False)
-        return config._settings(compose("config", list(overrides)), overrides, Settings, ("trusted_modules",))
+        return composing.settings_of(compose("config", list(overrides)), overrides, Settings, ("trusted_modules",))
 
 
 def plain(settings: Settings) -> dict[str, Any]:

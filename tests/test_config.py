@@ -17,11 +17,12 @@ from hydra.core.hydra_config import HydraConfig
 
 from cupynet import config
 from cupynet.checks import listed
+from cupynet.config import composing
 from cupynet.errors import ConfigError, DataError, DivergedError, Interrupted, annotate
 from cupynet.parts import build, build_as
 from cupynet.settings import BackendSettings, PrioritySettings, Settings
 
-REPOSITORY = Path(config.__file__).parents[1]
+REPOSITORY = Path(config.__file__).parents[2]
 
 
 # --- stand-ins for parts
@@ -594,7 +595,7 @@ def test_conf_is_found_inside_a_wheel_and_beside_the_package(tmp_path: Path, mon
     assert config.conf_folder() == REPOSITORY / "conf"
     (tmp_path / "cupynet").mkdir()
     (tmp_path / "conf").mkdir()
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "cupynet" / "config.py"))
+    monkeypatch.setattr(composing, "__file__", str(tmp_path / "cupynet" / "config" / "composing.py"))
     assert config.conf_folder() == tmp_path.resolve() / "conf"
     (tmp_path / "cupynet" / "conf").mkdir()
     assert config.conf_folder() == tmp_path.resolve() / "cupynet" / "conf"

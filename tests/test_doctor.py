@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from cupynet import doctor
 from cupynet.data import MNIST
 from cupynet.data.idx import IdxFile
-from cupynet.doctor import Finding
+from cupynet.doctor import __main__ as command
+from cupynet.doctor import machine, surroundings
+from cupynet.doctor.finding import Finding
 from tests.backend.test_cuda import StandIn
 from tests.mpi import needs_mpi
 from tests.test_train import environment
@@ -98,7 +99,7 @@ def test_one_check_alone_and_as_json(tmp_path):
 def test_what_it_cannot_do_is_refused(arguments, line, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["doctor", *arguments])
     with pytest.raises(SystemExit) as left:
-        doctor.main()
+        command.main()
     assert left.value.code == 2 and capsys.readouterr().err.startswith(line)
 
 
@@ -107,7 +108,7 @@ def test_it_is_one_process(monkeypatch, capsys):
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(SystemExit) as left:
-        doctor.main()
+        command.main()
     assert left.value.code == 2 and "without mpiexec" in capsys.readouterr().err
 
 
@@ -117,9 +118,9 @@ def test_the_exit_code_is_that_of_the_first_problem(monkeypatch, capsys):
         "data": [Finding("data", "problem", "damaged", "bring others", 65)],
         "training": [Finding("training", "problem", "refused", "", 2), Finding("training", "note", "x")],
     }
-    monkeypatch.setattr(doctor, "examined", lambda name, *_: findings.get(name, []))
-    assert doctor.report(["cpu"], [], 1.0, as_json=False) == 0
-    assert doctor.report(list(doctor.CHECKS), [], 1.0, as_json=False) == 65
+    monkeypatch.setattr(command, "examined", lambda name, *_: findings.get(name, []))
+    assert command.report(["cpu"], [], 1.0, as_json=False) == 0
+    assert command.report(list(command.CHECKS), [], 1.0, as_json=False) == 65
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "problem  data      damaged: bring others"
     assert lines[-1] == "training would end with exit code 65: see the first problem"
@@ -127,10 +128,10 @@ def test_the_exit_code_is_that_of_the_first_problem(monkeypatch, capsys):
 
 def test_a_long_line_is_broken_on_a_terminal(monkeypatch):
     finding = Finding("data", "note", "word " * 40, "go on")
-    assert "\n" not in doctor.line(finding)
+    assert "\n" not in command.line(finding)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "70")
-    lines = doctor.line(finding).splitlines()
+    lines = command.line(finding).splitlines()
     assert len(lines) > 3 and max(map(len, lines)) <= 70 and all(each.startswith(" " * 19) for each in lines[1:])
 
 
@@ -170,11 +171,11 @@ def test_what_a_library_prints_is_no_finding(tmp_path):
 
 
 def test_packages_are_here(monkeypatch):
-    found = list(doctor.check_packages([]))
+    found = list(machine.check_packages([]))
     assert states(found) == [("python", "ok"), ("packages", "ok")]
     assert "numpy 2" in found[1].text and "hydra-core 1.3" in found[1].text
-    monkeypatch.setattr(doctor, "requirements", lambda: [])
-    assert states(list(doctor.check_packages([]))) == [("python", "ok"), ("packages", "note")]
+    monkeypatch.setattr(machine, "requirements", lambda: [])
+    assert states(list(machine.check_packages([]))) == [("python", "ok"), ("packages", "note")]
 
 
 def test_packages_that_are_missing_or_of_another_version(monkeypatch):
@@ -187,8 +188,8 @@ def test_packages_that_are_missing_or_of_another_version(monkeypatch):
         "mpi4py>=99; extra == 'mpi'",
         "rich",
     ]
-    monkeypatch.setattr(doctor, "requirements", lambda: [requirement(each) for each in wanted])
-    found = list(doctor.check_packages([]))
+    monkeypatch.setattr(machine, "requirements", lambda: [requirement(each) for each in wanted])
+    found = list(machine.check_packages([]))
     assert states(found) == [
         ("python", "problem"),
         ("numpy", "problem"),
@@ -214,40 +215,40 @@ def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path, missing):
 
 def test_cores_and_memory(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    assert states(list(doctor.check_cpu([]))) == [("cpu", "ok"), ("memory", "ok")]
+    assert states(list(machine.check_cpu([]))) == [("cpu", "ok"), ("memory", "ok")]
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    monkeypatch.setattr(doctor, "memory", lambda: (100_000_000, 4_000_000_000))
-    found = list(doctor.check_cpu([]))
+    monkeypatch.setattr(machine, "memory", lambda: (100_000_000, 4_000_000_000))
+    found = list(machine.check_cpu([]))
     assert states(found) == [("cpu", "ok"), ("cpu", "note"), ("memory", "note")]
     assert found[2].text == "0.1 GB free of 4.0 GB"
-    monkeypatch.setattr(doctor, "memory", lambda: (0, 0))
-    assert ("memory", "ok") not in states(list(doctor.check_cpu([])))
+    monkeypatch.setattr(machine, "memory", lambda: (0, 0))
+    assert ("memory", "ok") not in states(list(machine.check_cpu([])))
 
 
 def test_what_binds_blas(monkeypatch):
-    for name in doctor.THREADS:
+    for name in machine.THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("cupynet.backend.blas.held_below", lambda: None)
     monkeypatch.setattr("cupynet.backend.blas.threads_now", lambda: 1)
-    assert states(list(doctor.check_blas([]))) == [("blas", "ok")]
+    assert states(list(machine.check_blas([]))) == [("blas", "ok")]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr("cupynet.backend.blas.threads_now", lambda: 10_000)
     monkeypatch.setattr("cupynet.backend.blas.held_below", lambda: "OPENBLAS_CORETYPE=x holds BLAS: unset it")
-    found = list(doctor.check_blas([]))
+    found = list(machine.check_blas([]))
     assert states(found) == [("blas", "ok"), *[("blas", "note")] * 3]
     assert "10000 threads for" in found[1].text and "OMP_NUM_THREADS=3 decide" in found[2].text
 
 
 def test_numba_compiles_in_threads(monkeypatch):
     pytest.importorskip("numba")
-    (found,) = doctor.check_numba([])
+    (found,) = machine.check_numba([])
     assert found.state == "ok" and "kernels are kept in " in found.text
     from cupynet.backend.kernels import loops
 
     monkeypatch.setattr(loops.squared_norm._cache, "trouble", "no folder")  # type: ignore[attr-defined]
-    assert "compiled kernels are not kept" in next(doctor.check_numba([])).text
+    assert "compiled kernels are not kept" in next(machine.check_numba([])).text
     monkeypatch.setattr(loops, "sgd_update", lambda *_: None)
-    (found,) = doctor.check_numba([])
+    (found,) = machine.check_numba([])
     assert (found.state, found.code) == ("problem", 1)
 
 
@@ -302,7 +303,7 @@ def gpu(tmp_path, monkeypatch):
 
 
 def test_gpus_are_told_one_by_one(gpu):
-    found = list(doctor.check_gpu([]))
+    found = list(machine.check_gpu([]))
     assert states(found) == [("driver", "ok"), ("cupy", "ok"), ("gpu 0", "ok"), ("gpu 1", "ok"), ("nccl", "ok")]
     assert found[0].text == "NVIDIA 570.86, 2 GPUs"
     assert found[1].text == "14.0.1 for CUDA 12.4; the driver takes up to 12.9"
@@ -313,32 +314,32 @@ def test_gpus_are_told_one_by_one(gpu):
 def test_a_driver_that_is_too_old_and_no_nccl(gpu):
     gpu.cuda.runtime.runtimeGetVersion = lambda: 12100
     del gpu.cuda.nccl
-    found = list(doctor.check_gpu([]))
+    found = list(machine.check_gpu([]))
     assert states(found)[2:] == [("cupy", "note"), ("gpu 0", "ok"), ("gpu 1", "ok"), ("nccl", "note")]
 
 
 def test_a_gpu_that_cannot_be_used(gpu, tmp_path, monkeypatch):
     monkeypatch.setattr("cupynet.backend.cuda.probe", lambda: "CuPy cannot run a kernel (no kernel image)")
-    found = list(doctor.check_gpu([]))
+    found = list(machine.check_gpu([]))
     assert states(found) == [("driver", "ok"), ("gpu", "note")]
     assert "no kernel image" in found[1].text and "nvidia-smi" in found[1].way_out
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "cupynet[cuda12x]" in list(doctor.check_gpu([]))[1].way_out
+    assert "cupynet[cuda12x]" in list(machine.check_gpu([]))[1].way_out
     program(tmp_path, "nvidia-smi", "echo 'cannot talk to the driver'; exit 9")
-    assert list(doctor.check_gpu([]))[0].text == "nvidia-smi fails (cannot talk to the driver)"
+    assert list(machine.check_gpu([]))[0].text == "nvidia-smi fails (cannot talk to the driver)"
 
 
 def test_a_machine_without_a_gpu(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
-    (found,) = doctor.check_gpu([])
+    (found,) = machine.check_gpu([])
     assert found == Finding("gpu", "note", "there is no NVIDIA driver and no CuPy: the processor computes")
 
 
 @needs_mpi[0]
 @needs_mpi[1]
 def test_two_ranks_meet():
-    (found,) = doctor.check_mpi([])
+    (found,) = surroundings.check_mpi([])
     assert found.text.startswith("two ranks meet: ") and found.state == "ok", found
 
 
@@ -352,19 +353,19 @@ def test_two_ranks_meet():
     ],
 )
 def test_ranks_that_do_not_meet(tmp_path, monkeypatch, text, said):
-    monkeypatch.setattr(doctor, "find_mpiexec", lambda: str(program(tmp_path, "mpiexec", text)))
+    monkeypatch.setattr(surroundings, "find_mpiexec", lambda: str(program(tmp_path, "mpiexec", text)))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    (found,) = doctor.check_mpi([])
+    (found,) = surroundings.check_mpi([])
     assert found.state == "note" and said in found.text and found.way_out
 
 
 def test_without_mpi(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert states(list(doctor.check_mpi([]))) == [("mpi", "note")]
+    assert states(list(surroundings.check_mpi([]))) == [("mpi", "note")]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
-    (found,) = doctor.check_mpi([])
+    (found,) = surroundings.check_mpi([])
     assert found.state == "note" and "there is no mpiexec" in found.text
 
 
@@ -386,37 +387,37 @@ def small_mnist(tmp_path, monkeypatch):
 
 def test_data_that_are_whole_missing_or_damaged(small_mnist, monkeypatch):
     whole = ("data", "ok", f"mnist is whole in {small_mnist}", "", 0)
-    assert list(doctor.check_data([])) == [Finding(*whole)]
+    assert list(surroundings.check_data([])) == [Finding(*whole)]
     labels = small_mnist / "labels.gz"
     content = labels.read_bytes()
     labels.unlink()
-    (found,) = doctor.check_data(["data.fallback=synthetic"])
+    (found,) = surroundings.check_data(["data.fallback=synthetic"])
     assert found.state == "note" and "synthetic digits would be used" in found.text and "lacks labels.gz" in found.text
     for asked in ([], ["data.fallback=null"]):  # CUPYNET_DATA says where they are to be
-        (found,) = doctor.check_data(asked)
+        (found,) = surroundings.check_data(asked)
         assert (found.state, found.code) == ("problem", 65)
     monkeypatch.delenv("CUPYNET_OFFLINE")
-    (found,) = doctor.check_data([])
+    (found,) = surroundings.check_data([])
     assert found.state == "note" and "would download" in found.text
     labels.write_bytes(content[:-9])
-    (found,) = doctor.check_data([])
+    (found,) = surroundings.check_data([])
     assert (found.state, found.code) == ("problem", 65) and str(labels) in found.text
-    assert states(list(doctor.check_data(["data=synthetic"]))) == [("data", "ok")]
-    (found,) = doctor.check_data(["workrs=3"])  # settings that are refused: that is said elsewhere
+    assert states(list(surroundings.check_data(["data=synthetic"]))) == [("data", "ok")]
+    (found,) = surroundings.check_data(["workrs=3"])  # settings that are refused: that is said elsewhere
     assert found.code == 65
 
 
 def test_where_runs_would_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = list(doctor.check_disk([]))
+    found = list(surroundings.check_disk([]))
     assert states(found)[0] == ("disk", "ok") and states(found)[-1] == ("clock", "ok")
     assert found[0].text.startswith(f"{tmp_path} on ") and list(tmp_path.iterdir()) == []
     (tmp_path / "outputs").mkdir()
-    assert next(doctor.check_disk([])).text.startswith(f"{tmp_path / 'outputs'} on ")
-    monkeypatch.setattr(doctor, "file_system", lambda folder: "nfs4")
-    assert states(list(doctor.check_disk([])))[1] == ("disk", "note")
-    monkeypatch.setattr(doctor, "ROOM", 1 << 60)
-    found = list(doctor.check_disk([]))
+    assert next(surroundings.check_disk([])).text.startswith(f"{tmp_path / 'outputs'} on ")
+    monkeypatch.setattr(surroundings, "file_system", lambda folder: "nfs4")
+    assert states(list(surroundings.check_disk([])))[1] == ("disk", "note")
+    monkeypatch.setattr(surroundings, "ROOM", 1 << 60)
+    found = list(surroundings.check_disk([]))
     assert found[0].state == "note" and found[0].way_out == "make room"
 
 
@@ -426,27 +427,27 @@ def test_where_runs_cannot_be_written(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
-    (found,) = doctor.check_disk([])
+    (found,) = surroundings.check_disk([])
     assert (found.state, found.code) == ("problem", 74) and "(Permission denied)" in found.text
 
 
 @pytest.mark.parametrize("behind_s", [600.0, -600.0])
 def test_clocks_that_disagree(behind_s):
-    (found,) = doctor.check_clock(behind_s)
+    (found,) = surroundings.check_clock(behind_s)
     assert found.state == "note" and ("600 s earlier" if behind_s > 0 else "600 s later") in found.text
 
 
 def test_a_clock_that_was_never_set(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1000.0)
-    assert states(list(doctor.check_clock(0.0))) == [("clock", "note")]
+    assert states(list(surroundings.check_clock(0.0))) == [("clock", "note")]
 
 
 def test_the_run_that_is_asked_about(monkeypatch):
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
-    (found,) = doctor.check_training([*SMALL, "backend=numpy"])
+    (found,) = surroundings.check_training([*SMALL, "backend=numpy"])
     assert found.state == "ok" and found.text.startswith("backend numpy, 1 worker on cpu: a batch goes through")
-    (found,) = doctor.check_training([*SMALL, "workers=0"])
+    (found,) = surroundings.check_training([*SMALL, "workers=0"])
     assert (found.state, found.code) == ("problem", 2) and found.text.startswith("workers=0: ")
     monkeypatch.setattr("cupynet.training.ParallelWrapper.warm_up", lambda *_: [][1])
-    (found,) = doctor.check_training([*SMALL, "backend=numpy"])
+    (found,) = surroundings.check_training([*SMALL, "backend=numpy"])
     assert (found.state, found.code) == ("problem", 1) and "IndexError" in found.text

@@ -162,7 +162,7 @@ PLANTED = {  # file -> (what is there, what a slip of the pen would make of it)
     "bench.py": ("experiment.placement.workers", "experiment.placement.wrokers"),
     "measure.py": ("wrapper.trainer.clock.images_per_s", "wrapper.trainer.clock.images_pre_s"),
     "plan.py": ("each.images_per_s", "each.images_pre_s"),
-    "doctor.py": ("found.settings.batch_size", "found.settings.bacth_size"),
+    "doctor/surroundings.py": ("found.settings.batch_size", "found.settings.bacth_size"),
     "shard.py": ("written.counts", "written.cuonts"),
     "experiment.py": ("settings.parallel.synchronizer", "settings.parallel.sychronizer"),
 }

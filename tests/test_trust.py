@@ -27,6 +27,7 @@ from omegaconf import OmegaConf, open_dict
 
 from cupynet import config, resume, trust
 from cupynet.checkpoints import Checkpoints, _write_manifest, read
+from cupynet.config import door, stored
 from cupynet.data import Loader
 from cupynet.data.idx import Damaged
 from cupynet.data.stored import map_array, write_array
@@ -198,8 +199,8 @@ def composed() -> Any:
 @pytest.mark.parametrize("name", HYDRA)
 def test_what_hydra_is_told_to_build_is_refused(name: str, composed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text, said = HYDRA[name]
-    plugins = config._plugins()
-    trust.check_hydra(config._hydra_of(composed), (), plugins)
+    plugins = door._plugins()
+    trust.check_hydra(door._hydra_of(composed), (), plugins)
     told = OmegaConf.create({"hydra": OmegaConf.create(text)})
     if "by the environment" in name or "Optional" in said:
         return  # known when the run's folder is, and to Hydra itself
@@ -208,7 +209,7 @@ def test_what_hydra_is_told_to_build_is_refused(name: str, composed: Any, monkey
         assert isinstance(changed, dict)
         changed["hydra"].pop("help"), changed["hydra"].pop("runtime")
         merged = OmegaConf.merge(OmegaConf.create(changed), told)
-        trust.check_hydra(config._hydra_of(merged), (), plugins)
+        trust.check_hydra(door._hydra_of(merged), (), plugins)
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
 
 
@@ -381,7 +382,7 @@ def test_a_run_goes_on_in_a_folder_of_any_name(name: str, run: Path, command: Co
 
 def test_a_name_that_is_a_reference(refused: Any, in_folder: Path) -> None:  # noqa: F811
     for name in ("a${b}", "a\\${b}", "${"):
-        parsed = config.OverridesParser.create().parse_override(f"x={resume.quoted(Path(name))}").value()
+        parsed = stored.OverridesParser.create().parse_override(f"x={resume.quoted(Path(name))}").value()
         assert OmegaConf.create({"x": parsed}).x == name
         refused("with ${ in its name cannot be a run's", f"hydra.run.dir={resume.quoted(Path(name))}")
 

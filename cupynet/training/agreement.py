@@ -66,8 +66,8 @@ class Agreement:
     def meet(self, clock: Clock, *, begun: bool = True) -> Agreed:
         """What everybody wishes, has sent and has measured.
 
-        begun: whether the fit has begun; where it has not, nothing measured is told: one that goes on from a saved
-        state meets there once more.
+        begun: whether rounds were trained since the last state was taken up, a saved one or one gone back to; where
+        none was, nothing measured is told: who was not disturbed does not meet there.
         """
         world = self.groups.world
         if world.size == 1:

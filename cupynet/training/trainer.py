@@ -226,11 +226,13 @@ class Trainer:
                 self._tell("on_fit_start")
                 self._agreed(self._agreement.meet(self.clock, begun=False))
                 while self.epoch < fit.last and not self.stopped:
+                    on = True
                     try:
                         self._epoch(fit)
                     except GoBack:
                         self._guard.go_back(self)
-                    self._agreed(self._agreement.meet(self.clock))
+                        on = False
+                    self._agreed(self._agreement.meet(self.clock, begun=on))
                 if self.stopped and not self._finished:
                     self._tell("on_stop")
                 self._finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,6 +139,19 @@ def test_skip_leaves_out_one_batch_of_one_worker(way):
     assert {count for _, count in skipped} == {2}  # one in each epoch, known on every worker
 
 
+def test_the_loss_of_a_report_is_that_of_the_other_batches(tmp_path):
+    losses = []
+    for layer in (Poisoned(17), None):
+        history = tmp_path / "history.jsonl"
+        callbacks = [History(history), NonFinite("skip")]
+        with ParallelWrapper(network(layer), 2, 3, callbacks=callbacks, report_every=5) as wrapper:
+            wrapper.fit(Loader(DATA, 4, seed=3), 1)
+        rows = [json.loads(line) for line in history.read_text().splitlines()]
+        losses.append([row["loss"] for row in rows if row["kind"] == "report"])
+        history.unlink()
+    assert len(losses[0]) == 2 and None not in losses[0] and np.allclose(*losses, rtol=0.2)
+
+
 def test_too_many_are_too_many():
     trainer = alone(network(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", most_skipped=2)])
     with pytest.raises(DivergedError, match="2 batches of this worker were left out before: lower"):
@@ -205,6 +219,47 @@ def test_rollback_goes_back_and_leaves_the_batch_out(tmp_path, workers, stages):
     skipped, rolled = fitted("skip"), fitted("rollback")
     assert skipped[0] == rolled[0] and skipped[1] == rolled[1] and skipped[3] == rolled[3]
     assert len(rolled[2]) > len(skipped[2]) and sorted(set(rolled[2])) == skipped[2]
+
+
+def test_rollback_does_not_go_behind_an_epoch():
+    """What was made of an epoch, its evaluation above all, is not made again."""
+    loader = Loader(DATA, 4, seed=3)  # 25 batches, 9 rounds of three workers
+
+    class InTheSecond(Poisoned):
+        def forward(self, x, context):
+            return super().forward(x, context if context.epoch == 1 else replace(context, samples=None))
+
+    seen, told = Seen(), []
+
+    class Told(Callback):
+        def on_epoch_end(self, trainer, record):
+            told.append(record.epoch)
+
+    callbacks = [seen, Told(), NonFinite("rollback", every_iterations=100)]
+    sample = int(next(batch for batch in loader.epoch(1, small_model().backend) if batch.index == 12).samples[0])
+    with ParallelWrapper(network(InTheSecond(sample)), 3, callbacks=callbacks) as wrapper:
+        wrapper.fit(loader, 2, evaluate_on=DATA)
+    assert told == [1, 2] and seen.iterations[:9] == list(range(1, 10)) and min(seen.iterations[9:]) == 10
+    assert len(seen.iterations) > 18
+
+
+def test_rollback_tells_the_same_divergence(tmp_path):
+    """What stages measured before they told each other of it is of the weights that all went back to."""
+    loader = Loader(DATA, 4, seed=3)  # 13 rounds of two replicas
+    sample = int(next(batch for batch in loader.epoch(0, small_model().backend) if batch.index == 22).samples[0])
+
+    def written(action):
+        history = tmp_path / f"{action}.jsonl"
+        callbacks = [History(history), NonFinite(action, every_iterations=4)]
+        way = ParameterAveraging(7, measure_every=1)
+        options = {"callbacks": callbacks, "pipeline": Pipeline(2, 2), "timeout_s": 20, "report_every": 1}
+        with ParallelWrapper(network(Poisoned(sample)), 2, synchronizer=way, **options) as wrapper:
+            wrapper.fit(loader, 1)
+        rows = [json.loads(line) for line in history.read_text().splitlines()]
+        return {row["iteration"]: row["divergence"] for row in rows if row.get("divergence") is not None}
+
+    skipped = written("skip")
+    assert 11 in skipped and written("rollback") == skipped  # averaged after 7, told after 10, back to 8 from the 12th
 
 
 def test_rollback_heals_weights_that_a_single_fault_spoiled():

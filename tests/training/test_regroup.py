@@ -101,13 +101,14 @@ def test_the_mean_is_that_of_the_next_average(tmp_path):
             assert state["synchronizer"]["tally"]["rounds"] == 0
 
 
-def test_nothing_is_left_out_and_little_is_trained_twice(tmp_path, caplog):
+@pytest.mark.parametrize(("workers", "again"), [(3, 2), (2, 0), (1, 0), (5, 3)])
+def test_nothing_is_left_out_and_little_is_trained_twice(tmp_path, caplog, workers, again):
     """Four workers leave after 2 rounds of 15 batches: 8 are done. Three go on behind the sixth: 2 again."""
     path = left_by(tmp_path, 4, 2, ParameterAveraging(1))
     seen: list[int] = []
-    with wrapper_of(tmp_path, 3, ParameterAveraging(1)) as wrapper, caplog.at_level(logging.INFO):
+    with wrapper_of(tmp_path, workers, ParameterAveraging(1)) as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)
-        assert (wrapper.trainer.epoch, wrapper.trainer.round) == (0, 2)
+        assert (wrapper.trainer.epoch, wrapper.trainer.round) == (0, 8 // workers)
 
         def watch(trainer):
             original = trainer.replica.gradient
@@ -121,12 +122,29 @@ def test_nothing_is_left_out_and_little_is_trained_twice(tmp_path, caplog):
 
         wrapper.on_workers(watch)
         wrapper.fit(LOADER, 1)
-    assert sorted(seen) == list(range(6, 15))
-    (told,) = [record.getMessage() for record in caplog.records if "go on from what" in record.getMessage()]
-    assert told == (
+    assert sorted(seen) == list(range(8 - again, 15))
+    (told,) = [record.getMessage() for record in caplog.records if " on from what 4 left" in record.getMessage()]
+    assert f"; {again} batches of epoch 1 are trained on once more" in told if again else "once more" not in told
+    assert workers != 3 or told == (
         "workers: 3 go on from what 4 left: all begin with the mean of their weights, by the samples that each had "
         "seen since they last met; 2 batches of epoch 1 are trained on once more"
     )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 6])
+def test_what_was_spent_is_counted_once(tmp_path, workers):
+    """A worker that was not there before has spent nothing; what all count alike, such as images, all know."""
+    path = left_by(tmp_path, 4, 4)
+    with wrapper_of(tmp_path / "same", 4) as wrapper:
+        wrapper.restore(path)
+        before = [state["clock"] for state in states(wrapper)]
+    with wrapper_of(tmp_path / "other", workers) as wrapper:
+        wrapper.restore(path)
+        clocks = [state["clock"] for state in states(wrapper)]
+    assert [clock["samples"] for clock in clocks] == [16, 16, 13, 12, 0, 0][:workers]
+    for name in ("compute_s", "data_s", "averaging_s", "bytes_sent"):
+        assert sum(clock[name] for clock in clocks) == pytest.approx(sum(clock[name] for clock in before[:workers]))
+    assert {clock["images"] for clock in clocks} == {57}
 
 
 def test_the_learning_rate_goes_on_at_the_same_part_of_training(tmp_path):

@@ -1,8 +1,6 @@
-"""The door: how settings come in from the command line, conf/ and a finished run, and how a command leaves.
+"""A command's way in and out: Hydra composes its settings, what cannot work is refused, the job or the sweep is done.
 
-With explain.py the only file that imports Hydra and OmegaConf; behind it there are plain values (`Settings`) and typed
-errors. What cannot work is refused before any work and before a folder is made: one line that names the setting, exit
-code 2.
+What cannot work is refused before any work and before a folder is made: one line that names the setting, exit code 2.
 
 Hydra 1.3 composes a run, calls `on_run_start` of its callbacks, and only then makes the run's folder: `Gate` stands
 there. Hydra swallows what callbacks raise unless it is no `Exception`, so a refusal travels past it as `_Leave`. Errors
@@ -11,7 +9,7 @@ of the composition come out of `hydra.main` as they are when HYDRA_FULL_ERROR is
 Where mpiexec started several processes, all compose the same settings. Rank 0 goes on as ever; the others do their part
 of the job at the gate and leave: they make no folder, write no log, and what ends the job is told by one rank.
 
-The file is long (over 300 lines) because nobody else may see Hydra.
+The file is long (over 300 lines) because a job's way through Hydra is read in one place.
 """
 
 from __future__ import annotations
@@ -19,19 +17,16 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, field, fields, make_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import UnionType
-from typing import Any, Generic, Protocol, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -41,24 +36,23 @@ from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf._utils import get_yaml_loader
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet import __version__, resume, trust
 from cupynet.checks import one_line
-from cupynet.errors import ConfigError, CupynetError, DataError, Interrupted, OutputError
+from cupynet.config.composing import asked_in, conf_folder, flat, names, register, settings_of
+from cupynet.config.explain import explain
+from cupynet.config.stored import load, overrides_of, store
+from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, steady_streams, tell
-from cupynet.explain import GROUPS, explain
 from cupynet.lock import Hold
 from cupynet.mpiexec import started
-from cupynet.parts import for_chosen_classes
-from cupynet.settings import AS_RANKS, Group, Settings, read, without_stand_in
+from cupynet.settings import AS_RANKS, Settings
 
 S = TypeVar("S", bound=Settings)  # what a command is asked for
 T = TypeVar("T")  # what it makes of that before it starts
 
-FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
 LOCAL = ("data.folder", "data.shards", "devices")  # what may be another on each machine of a job
 
 _log = logging.getLogger("cupynet")
@@ -80,50 +74,6 @@ class Ranks(Protocol):
 
     def speaks(self, error: BaseException) -> bool:
         """An error ends this rank: whether it is the one, of all that end, that tells what happened."""
-
-
-def _names(schema: type[Settings]) -> list[str]:
-    return [each.name for each in fields(schema)]
-
-
-def _spine(schema: type[Settings]) -> DictConfig:
-    """The typed root that conf/config.yaml is merged into."""
-    spine: DictConfig = OmegaConf.structured(_thawed(schema))
-    return spine
-
-
-_thawed_of: dict[type[Group], type] = {}  # OmegaConf tells a class from a second one made alike
-
-
-def _thawed(kind: type[Group]) -> type:
-    """The dataclass, and the groups in it, as OmegaConf can work with them.
-
-    Not frozen, which OmegaConf takes for read-only; and what OmegaConf 2.3 gets wrong is left to the rule of the
-    setting: `bool`, for which it takes 2 too, and unions, with which it cannot merge (an AssertionError of its own).
-    """
-    if kind in _thawed_of:
-        return _thawed_of[kind]
-    hints, members = get_type_hints(kind), []
-    for each in fields(kind):
-        hint = _thawed(each.metadata["group"]) if "group" in each.metadata else hints[each.name]
-        union = isinstance(hint, UnionType) and len(set(get_args(hint)) - {type(None)}) > 1
-        default = field(default=each.default, default_factory=each.default_factory)
-        members.append((each.name, Any if union or hint is bool else hint, default))
-    _thawed_of[kind] = make_dataclass(kind.__name__, members, kw_only=True)
-    return _thawed_of[kind]
-
-
-def _register(schema: type[Settings]) -> None:
-    ConfigStore.instance().store(name="spine", node=_spine(schema), provider="cupynet")
-
-
-_register(Settings)
-
-
-def conf_folder() -> Path:
-    """conf/ inside the package, where a wheel has it, else beside it, where the repository has it."""
-    package = Path(__file__).resolve().parent
-    return next((folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir()), package / "conf")
 
 
 def run(
@@ -150,14 +100,14 @@ def run(
     global _door
     steady_streams()
     door = _door = _Door(task, prepare, schema, join)
-    _register(schema)
+    register(schema)
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         code = _enter(door, config_name)
     finally:
         _door = None
-        _register(Settings)
+        register(Settings)
         os.environ.pop("HYDRA_FULL_ERROR")
         if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error
@@ -178,7 +128,7 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
         if (
             option.startswith("--")
             and "=" in option
-            and option[2:].partition("=")[0].partition(".")[0] in _names(door.schema)
+            and option[2:].partition("=")[0].partition(".")[0] in names(door.schema)
         ):
             return door.tell(ConfigError(f"{option}: settings are written without dashes: {option[2:]}"))
     try:
@@ -247,7 +197,7 @@ class Gate(Callback):
         trust.check_folder("hydra.sweep.dir", OmegaConf.select(config, "hydra.sweep.dir"), typed)
         if config.hydra.sweeper.get("_target_") != f"{BasicSweeper.__module__}.{BasicSweeper.__name__}":
             return  # another sweeper chooses its jobs on the way
-        asked, schema = _asked(config), _door.schema if _door is not None else Settings
+        asked, schema = asked_in(config), _door.schema if _door is not None else Settings
         loader = GlobalHydra.instance().config_loader()
         swept = [f"{key}={values}" for key, values in (config.hydra.sweeper.get("params") or {}).items()]
         try:
@@ -312,7 +262,7 @@ class _Door(Generic[S, T]):
         try:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}; Hydra itself does it only later
             self._check_folder(os.path.abspath(str(OmegaConf.select(config, "hydra.run.dir"))), config)
-            self._prepare(config, _asked(config), Path(str(config.hydra.run.dir)))
+            self._prepare(config, asked_in(config), Path(str(config.hydra.run.dir)))
             offer = resume.offer() if self.schema is Settings and self._resumed is None else ""
             if offer:
                 self._notes.append((logging.INFO, offer))
@@ -377,11 +327,11 @@ class _Door(Generic[S, T]):
             raise ConfigError(f"{folder}: a folder with ${{ in its name cannot be a run's: it is read as a reference")
 
     def _prepare(self, config: DictConfig, asked: list[str], folder: Path) -> None:
-        settings = _settings(config, asked, self.schema, self.typed)
+        settings = settings_of(config, asked, self.schema, self.typed)
         if self._resumed is not None:
             run = resume.run_of(self._resumed)
             stored = load(run, (), settings.trusted_modules)
-            resume.refuse_other(_flat(asdict(settings)), _flat(asdict(stored)), self._resumed)
+            resume.refuse_other(flat(asdict(settings)), flat(asdict(stored)), self._resumed)
             trust.check_path_of_parts(settings.callbacks, run, self.typed)
         if self.started is not None and (self.join is None or settings.parallel.launcher != "mpi"):
             several = "several processes" if self.started[1] is None else f"{self.started[1]} processes"
@@ -390,7 +340,7 @@ class _Door(Generic[S, T]):
         if self.started is not None and self.join is not None:
             ranks = self.join()
             ranks.timeout_s = settings.parallel.timeout_s
-            ranks.agree({"the version of cupynet": __version__, **_flat(asdict(settings), leave_out=LOCAL)})
+            ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=LOCAL)})
         self._hold(folder, make=False)  # what is there must not change while it is looked at
         if self.schema is Settings and self._resumed is None:
             resume.refuse_unfinished(folder)
@@ -455,14 +405,14 @@ class _Door(Generic[S, T]):
         sweep = now.mode == RunMode.MULTIRUN
         try:
             if not self._prepared:
-                self._prepare(config, _asked(HydraConfig.instance().cfg), own)
+                self._prepare(config, asked_in(HydraConfig.instance().cfg), own)
             folder = "" if self.rank else str(own)
             if self.started is not None and self.join is not None:
                 folder = self.join().share(folder)
             while self._notes:
                 _log.log(*self._notes.pop(0))
             if self._resumed is not None and not self.rank:
-                _store(config, Path(folder))
+                store(config, Path(folder))
             result = self.task(self._prepared.pop(), Path(folder))
             self.codes.append(0)
             return result
@@ -495,153 +445,3 @@ def _plugins() -> set[str]:
         for kind in (Launcher, Sweeper)
         for each in Plugins.instance().discover(kind)
     }
-
-
-def _asked(config: Any) -> list[str]:
-    """The overrides as they were written: reading them like any setting would fill in what stands in ${}."""
-    return cast("list[str]", OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
-
-
-def _store(config: DictConfig, folder: Path) -> None:
-    """Write the settings of a run that goes on over those it had: each file whole or as it was. OutputError."""
-    from cupynet.files import write_whole
-
-    asked = HydraConfig.get().overrides.task
-    for name, content in (("config.yaml", config), ("overrides.yaml", asked)):
-        write_whole(folder / ".hydra" / name, OmegaConf.to_yaml(content).encode())
-
-
-def _settings(config: DictConfig, overrides: Sequence[str], schema: type[S], typed: Sequence[str]) -> S:
-    """The composed configuration as plain, valid values; ConfigError. typed: the keys that no file gave."""
-    try:
-        ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
-    except OmegaConfBaseException as error:
-        raise ConfigError(explain(error, overrides, schema)) from error
-    trust.check_text(plain)
-    trust.check_trusted(plain.get("trusted_modules") or (), typed)
-    asked = [(each.key_or_group, each.value()) for each in OverridesParser.create().parse_overrides(list(overrides))]
-    return read(schema, without_stand_in(for_chosen_classes(plain, asked), dict(asked)))
-
-
-def _flat(values: Mapping[str, Any], leave_out: Sequence[str] = (), above: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{above}{name}"
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, leave_out, f"{key}.")
-        elif key not in leave_out:
-            flat[key] = value
-    return flat
-
-
-def compose(overrides: Sequence[str] = ()) -> Settings:
-    """The settings that such a command line asks for, without a run. ConfigError."""
-    try:
-        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            config = hydra.compose("config", overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, overrides)) from error
-    return _settings(config, overrides, Settings, trust.typed(overrides))
-
-
-def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:
-    """The settings of a finished run, from its `.hydra/config.yaml`, with some changed.
-
-    overrides: settings (`batch_size=512`), or files for groups (`data=synthetic`).
-
-    A stored configuration names classes to build but never who is trusted: its own trusted_modules are left out, and
-    only the caller's count (the argument, or an override). ConfigError; DataError for a file that cannot be read.
-    """
-    path = Path(run_folder) / ".hydra" / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{run_folder}: is not the folder of a run: there is no {path}")
-    stored = _stored(path)
-    if not isinstance(stored, DictConfig):
-        raise DataError(f"{path}: is not a configuration")
-    stored["trusted_modules"] = list(trusted_modules)
-    try:
-        config = _spine(Settings)
-        try:
-            config.merge_with(stored)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{path}: {explain(error, ())}: is this a run of another version?") from error
-        OmegaConf.set_struct(config, True)
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, as Hydra does
-            if each.is_delete() or each.is_sweep_override():
-                raise ConfigError(f"{each.input_line}: only single settings can be changed here, as key=value")
-            key, value = each.key_or_group, each.value()
-            if key in GROUPS and isinstance(value, str):
-                config[key] = _group_file(key, value)
-            else:
-                OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
-        return _settings(config, [*overrides_of(run_folder), *overrides], Settings, ("trusted_modules",))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, overrides)) from error
-
-
-def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
-    """What the command line of the job in `folder` asked for, as it was written; nothing where that is not stored.
-
-    Of Hydra's own settings nothing is kept. DataError where the file cannot be read, or holds anything else.
-    """
-    path = Path(folder) / ".hydra" / "overrides.yaml"
-    if not path.is_file():
-        return []
-    stored = _stored(path)
-    found = OmegaConf.to_container(stored, resolve=False) if isinstance(stored, ListConfig) else None
-    if not isinstance(found, list) and not (isinstance(stored, DictConfig) and not stored):
-        raise DataError(f"{path}: is not a list of settings")
-    kept = []
-    for each in found or ():
-        try:
-            override = OverridesParser.create().parse_override(str(each))
-        except Exception as error:
-            raise DataError(f"{path}: {one_line(each)}: is not written as a setting") from error
-        key, value = override.key_or_group, override.value()
-        if key.startswith("hydra"):
-            continue
-        known = key.partition(".")[0] in {*_names(schema), *GROUPS}
-        names = (value if isinstance(value, list) else [value]) if key in GROUPS else []
-        plain = all(FILE.fullmatch(name) for name in names if isinstance(name, str))
-        if not known or not plain or override.package is not None or override.is_sweep_override():
-            raise DataError(f"{path}: {one_line(each)}: is not a setting that a run is made with")
-        kept.append(str(each))
-    return kept
-
-
-def _stored(path: Path) -> Any:
-    """What a run has stored, as OmegaConf has it. DataError where it cannot be read, or would unfold endlessly."""
-    try:
-        if path.is_symlink() or path.stat().st_size > 4 * trust.MOST_BYTES:
-            raise DataError(f"{path}: must be a plain file of at most {trust.MOST_BYTES} characters")
-        text = path.read_text(encoding="utf-8")
-        trust.check_stored(text, path, _events(text))
-        return OmegaConf.create(text)
-    except DataError:
-        raise
-    except Exception as error:  # YAML, encoding, permissions
-        raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
-
-
-def _events(text: str) -> Iterator[tuple[str, int]]:
-    """The parts of a YAML text, one after the other, before anything is made of it."""
-    kinds = {
-        "Alias": "alias",
-        "SequenceStart": "begin",
-        "MappingStart": "begin",
-        "SequenceEnd": "end",
-        "MappingEnd": "end",
-    }
-    loader = get_yaml_loader()(text)
-    while loader.check_event():
-        event = loader.get_event()
-        yield kinds.get(type(event).__name__.removesuffix("Event"), ""), event.start_mark.line + 1
-
-
-def _group_file(group: str, name: str) -> Any:
-    """What `group=name` on a command line stands for: the composed content of conf/<group>/<name>.yaml."""
-    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return hydra.compose("config", overrides=[f"{group}={name}"])[group]

@@ -1,0 +1,135 @@
+"""What a run has stored of its settings: read as from a stranger, and written again where it goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
+from omegaconf.errors import OmegaConfBaseException
+
+from cupynet import trust
+from cupynet.checks import one_line
+from cupynet.config.composing import conf_folder, names, settings_of, spine
+from cupynet.config.explain import GROUPS, explain
+from cupynet.errors import ConfigError, DataError
+from cupynet.settings import Settings
+
+FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
+
+
+def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:
+    """The settings of a finished run, from its `.hydra/config.yaml`, with some changed.
+
+    overrides: settings (`batch_size=512`), or files for groups (`data=synthetic`).
+
+    A stored configuration names classes to build but never who is trusted: its own trusted_modules are left out, and
+    only the caller's count (the argument, or an override). ConfigError; DataError for a file that cannot be read.
+    """
+    path = Path(run_folder) / ".hydra" / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{run_folder}: is not the folder of a run: there is no {path}")
+    stored = _stored(path)
+    if not isinstance(stored, DictConfig):
+        raise DataError(f"{path}: is not a configuration")
+    stored["trusted_modules"] = list(trusted_modules)
+    try:
+        config = spine(Settings)
+        try:
+            config.merge_with(stored)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{path}: {explain(error, ())}: is this a run of another version?") from error
+        OmegaConf.set_struct(config, True)
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, as Hydra does
+            if each.is_delete() or each.is_sweep_override():
+                raise ConfigError(f"{each.input_line}: only single settings can be changed here, as key=value")
+            key, value = each.key_or_group, each.value()
+            if key in GROUPS and isinstance(value, str):
+                config[key] = _group_file(key, value)
+            else:
+                OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
+        return settings_of(config, [*overrides_of(run_folder), *overrides], Settings, ("trusted_modules",))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, overrides)) from error
+
+
+def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
+    """What the command line of the job in `folder` asked for, as it was written; nothing where that is not stored.
+
+    Of Hydra's own settings nothing is kept. DataError where the file cannot be read, or holds anything else.
+    """
+    path = Path(folder) / ".hydra" / "overrides.yaml"
+    if not path.is_file():
+        return []
+    stored = _stored(path)
+    found = OmegaConf.to_container(stored, resolve=False) if isinstance(stored, ListConfig) else None
+    if not isinstance(found, list) and not (isinstance(stored, DictConfig) and not stored):
+        raise DataError(f"{path}: is not a list of settings")
+    kept = []
+    for each in found or ():
+        try:
+            override = OverridesParser.create().parse_override(str(each))
+        except Exception as error:
+            raise DataError(f"{path}: {one_line(each)}: is not written as a setting") from error
+        key, value = override.key_or_group, override.value()
+        if key.startswith("hydra"):
+            continue
+        known = key.partition(".")[0] in {*names(schema), *GROUPS}
+        chosen = (value if isinstance(value, list) else [value]) if key in GROUPS else []
+        plain = all(FILE.fullmatch(name) for name in chosen if isinstance(name, str))
+        if not known or not plain or override.package is not None or override.is_sweep_override():
+            raise DataError(f"{path}: {one_line(each)}: is not a setting that a run is made with")
+        kept.append(str(each))
+    return kept
+
+
+def _stored(path: Path) -> Any:
+    """What a run has stored, as OmegaConf has it. DataError where it cannot be read, or would unfold endlessly."""
+    try:
+        if path.is_symlink() or path.stat().st_size > 4 * trust.MOST_BYTES:
+            raise DataError(f"{path}: must be a plain file of at most {trust.MOST_BYTES} characters")
+        text = path.read_text(encoding="utf-8")
+        trust.check_stored(text, path, _events(text))
+        return OmegaConf.create(text)
+    except DataError:
+        raise
+    except Exception as error:  # YAML, encoding, permissions
+        raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _events(text: str) -> Iterator[tuple[str, int]]:
+    """The parts of a YAML text, one after the other, before anything is made of it."""
+    kinds = {
+        "Alias": "alias",
+        "SequenceStart": "begin",
+        "MappingStart": "begin",
+        "SequenceEnd": "end",
+        "MappingEnd": "end",
+    }
+    loader = get_yaml_loader()(text)
+    while loader.check_event():
+        event = loader.get_event()
+        yield kinds.get(type(event).__name__.removesuffix("Event"), ""), event.start_mark.line + 1
+
+
+def _group_file(group: str, name: str) -> Any:
+    """What `group=name` on a command line stands for: the composed content of conf/<group>/<name>.yaml."""
+    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        return hydra.compose("config", overrides=[f"{group}={name}"])[group]
+
+
+def store(config: DictConfig, folder: Path) -> None:
+    """Write the settings of a run that goes on over those it had: each file whole or as it was. OutputError."""
+    from cupynet.files import write_whole  # brings NumPy, which --help can do without
+
+    asked = HydraConfig.get().overrides.task
+    for name, content in (("config.yaml", config), ("overrides.yaml", asked)):
+        write_whole(folder / ".hydra" / name, OmegaConf.to_yaml(content).encode())
