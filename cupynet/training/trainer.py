@@ -226,13 +226,8 @@ class Trainer:
                 self._tell("on_fit_start")
                 self._agreed(self._agreement.meet(self.clock, begun=False))
                 while self.epoch < fit.last and not self.stopped:
-                    on = True
-                    try:
-                        self._epoch(fit)
-                    except GoBack:
-                        self._guard.go_back(self)
-                        on = False
-                    self._agreed(self._agreement.meet(self.clock, begun=on))
+                    went_on = self._epoch_or_back(fit)
+                    self._agreed(self._agreement.meet(self.clock, begun=went_on))
                 if self.stopped and not self._finished:
                     self._tell("on_stop")
                 self._finish()
@@ -261,6 +256,15 @@ class Trainer:
             self._finished and self.unfinished and self.epoch == fit.last
         )  # restored after its last average
         self.stopped, self._span_start = None, start
+
+    def _epoch_or_back(self, fit: Fit) -> bool:
+        """Go on to the end of an epoch; False where all workers had to go back instead."""
+        try:
+            self._epoch(fit)
+        except GoBack:
+            self._guard.go_back(self)
+            return False
+        return True
 
     def _epoch(self, fit: Fit) -> None:
         """One epoch, or what is left of it: its rounds, the average that ends it, its evaluation."""
