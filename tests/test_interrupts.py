@@ -83,13 +83,28 @@ def test_what_is_being_saved_is_saved(where):
 
 
 def test_who_asks_twice_during_a_save_is_let_go():
+    waited = []
     with pytest.raises(KeyboardInterrupt), interrupts.handled(interrupts.leave), interrupts.undisturbed():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
+        waited.append(5)
+    assert waited == []
     with interrupts.handled(interrupts.leave), interrupts.undisturbed():
         pass  # nothing was left over
+
+
+def test_a_save_that_fails_is_told_of_though_a_signal_waited_for_it():
+    with (
+        pytest.raises(OSError, match="disk is full"),
+        interrupts.handled(interrupts.leave),
+        interrupts.undisturbed(),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        raise OSError("disk is full")
+    time.sleep(0.1)  # it does not come after it
 
 
 SAVING = """
