@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from cupynet.parallel import Synchronizer
-
-Tree: TypeAlias = "dict[str, Any]"  # numbers and arrays by name, in dictionaries
+from cupynet.training.states import Tree
 
 COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a clock: the same on all workers
 
