@@ -54,7 +54,8 @@ def test_a_signal_while_machines_are_made_takes_them_down(monkeypatch, number):
 def test_a_command_is_handed_the_signals_that_come(tmp_path, number, handed_on):
     up = tmp_path / "up"
     child = (
-        f"import signal, sys; signal.signal({int(handed_on)}, lambda *_: sys.exit(7)); open({str(up)!r}, 'w').close()"
+        f"import signal, sys, time; signal.signal({int(handed_on)}, lambda *_: sys.exit(7)); "
+        f"open({str(up)!r}, 'w').close()"
     )
 
     def send() -> None:
@@ -63,7 +64,7 @@ def test_a_command_is_handed_the_signals_that_come(tmp_path, number, handed_on):
         os.kill(os.getpid(), number)
 
     threading.Thread(target=send, daemon=True).start()
-    assert machines.follow([sys.executable, "-c", f"{child}; signal.pause()"], dict(os.environ)) == 7
+    assert machines.follow([sys.executable, "-c", f"{child}\nwhile True: time.sleep(0.02)"], dict(os.environ)) == 7
 
 
 def test_no_ranks_are_refused(tmp_path):
