@@ -30,7 +30,8 @@ test: environment ## run the tests that this machine can run and that are not sl
 	if command -v nvidia-smi >/dev/null 2>&1; then gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU'); fi; \
 	[ "$$gpus" -ge 1 ] || marks="$$marks and not gpu"; \
 	[ "$$gpus" -ge 2 ] || marks="$$marks and not multi_gpu"; \
-	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "$$marks" $(ARGS)
+	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal -o faulthandler_timeout=600 \
+		-o faulthandler_exit_on_timeout=true -m "$$marks" $(ARGS)
 
 soak: environment ## train, kill, go on and compare for an hour, or for MINUTES=5; the results go to outputs/soak/
 	@$(PY) -m tests.soak --minutes $(MINUTES) $(ARGS)
