@@ -1,0 +1,137 @@
+"""Kernels of a .cu file, compiled for the CPU and launched as on a GPU: `host_library(path)["relu"](grid, block, args)`.
+
+The file is compiled as it stands, by g++, behind include/cuda_host.h. What a kernel takes is known from its C++ type, so
+what CUDA would silently misread is refused: a number of another size, an array of another kind, one too few.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+INCLUDE = Path(__file__).parent / "include"
+FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wextra"]
+FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
+OPTIMIZED, SANITIZED = ["-O2"], ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+EXPORTED = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(\w+)\s*\(')
+STATUS = {
+    1: "some threads of a block came to the end while others waited for them in __syncthreads()",
+    2: "a __syncthreads() was met that the text of the file did not show",
+}
+
+
+class LaunchError(Exception):
+    """What a kernel was given is not what it takes, or it did what no kernel may do."""
+
+
+class HostKernel:
+    """One kernel of a library.
+
+    Attributes:
+        name: as in the file.
+        takes: a word for each parameter: a type (`float32`, `int32`), or `in:` or `out:` and one for a pointer.
+    """
+
+    def __init__(self, library: ctypes.CDLL, name: str, with_barriers: bool) -> None:
+        self.name, self._with_barriers = name, with_barriers
+        signature = getattr(library, f"signature_of_{name}")
+        signature.restype = ctypes.c_char_p
+        self.takes: list[str] = signature().decode().split()
+        self._launch = getattr(library, f"launch_{name}")
+        self._launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+
+    def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+        """Run it to its end.
+
+        arguments: NumPy scalars for numbers; for pointers NumPy arrays, or addresses (int), None for a null pointer.
+        """
+        if len(arguments) != len(self.takes):
+            raise LaunchError(f"{self.name}: takes {len(self.takes)} arguments, was given {len(arguments)}")
+        boxes = [self._box(i, argument) for i, argument in enumerate(arguments)]
+        addresses = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
+        sizes = [np.array([*of, *(1,) * (3 - len(of))], np.uint32) for of in (grid, block)]
+        if any((size < 1).any() for size in sizes) or sizes[1].prod() > 1024:
+            raise LaunchError(
+                f"{self.name}: cannot be launched with a grid of {tuple(grid)} and blocks of {tuple(block)}"
+            )
+        status = self._launch(*(size.ctypes.data for size in sizes), self._with_barriers, addresses)
+        if status:
+            raise LaunchError(f"{self.name}: {STATUS[status]}")
+
+    def _box(self, position: int, argument: Any) -> Any:
+        """The argument's bytes, in an array that holds nothing else."""
+        way, _, kind = self.takes[position].rpartition(":")
+        if not way:
+            if not isinstance(argument, np.generic) or argument.dtype.name != kind:
+                raise LaunchError(f"{self.name}: argument {position} must be a NumPy {kind}, is {argument!r:.80}")
+            return np.array([argument])
+        if isinstance(argument, np.ndarray):
+            if argument.dtype.name != kind or not argument.flags.c_contiguous:
+                form = "" if argument.flags.c_contiguous else ", not contiguous"
+                raise LaunchError(f"{self.name}: argument {position} must be {kind}, is {argument.dtype.name}{form}")
+            argument = argument.ctypes.data
+        return np.array([argument or 0], np.uint64)
+
+
+@functools.cache
+def host_library(path: Path, sanitized: bool = False) -> dict[str, HostKernel]:
+    """The kernels of a .cu file by name. Compiled once for each content of the file and of the headers.
+
+    sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer; the process must have been started with the former
+    loaded (LD_PRELOAD).
+    """
+    text = path.read_text()
+    flags = [*FLAGS, *(SANITIZED if sanitized else OPTIMIZED), f"-I{INCLUDE}"]
+    headers = [*sorted(INCLUDE.glob("*.h")), *sorted(path.parent.glob("*.cuh"))]
+    key = hashlib.sha256("\0".join([text, *(each.read_text() for each in headers), *flags]).encode()).hexdigest()[:20]
+    built = _folder() / f"{path.stem}-{key}.so"
+    names = exported(path)
+    if not built.exists():
+        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+            source, made = Path(folder) / f"{path.stem}.cpp", Path(folder) / "made.so"
+            exports = "\n".join(f"STANDIN_EXPORT({name})" for name in names)
+            source.write_text(f'#include "cuda_host.h"\n#include "{path}"\n{exports}\n')
+            _compile([*flags, str(source), "-o", str(made)])
+            os.replace(made, built)
+    library = ctypes.CDLL(str(built))
+    return {name: HostKernel(library, name, "__syncthreads" in text) for name in names}
+
+
+def exported(path: Path) -> list[str]:
+    """The names of the kernels that a .cu file has for others, those that its macros make too."""
+    return EXPORTED.findall(_compile(["-E", "-P", "-x", "c++", f"-I{INCLUDE}", "-DSTANDIN_NAMES_ONLY", str(path)]))
+
+
+def compiler() -> str | None:
+    """The C++ compiler, or None where there is none."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def _compile(arguments: list[str]) -> str:
+    found = compiler()
+    if found is None:
+        raise LaunchError("there is no C++ compiler: install g++, or name one in CXX")
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    done = subprocess.run([found, *arguments], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(f"{' '.join(arguments[-3:])}: {done.stderr}")
+    return done.stdout
+
+
+def _folder() -> Path:
+    """Where compiled files are kept from one test run to the next; each name says what its content follows from."""
+    folder = Path(tempfile.gettempdir()) / f"cupynet-standin-{os.getuid()}-{sysconfig.get_platform()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
