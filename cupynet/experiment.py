@@ -167,6 +167,7 @@ class Experiment:
             "learning_rate_scale": parallel.learning_rate_scale,
             "timeout_s": parallel.timeout_s,
             "launcher": parallel.launcher,
+            "reduce": parallel.reduce,
             "report_every": self.settings.report_every_iterations,
         }
         return ParallelWrapper(
@@ -312,12 +313,12 @@ class Experiment:
         return all_of_them if self.job is None or not all_of_them else [self.placement.device(self.rank)]
 
     def limit_memory(self) -> None:
-        """Cap the memory pools of the GPUs in use; nothing to do on a CPU."""
+        """Cap the memory pools of the GPUs in use, or take back the cap of a job before; nothing to do on a CPU."""
         limit, devices = self.settings.memory.device_pool_limit, self.devices()
-        if devices and limit is not None:
+        if devices:
             from cupynet.backend import cuda
 
-            cuda.limit_pools(devices, size(limit, share=True))
+            cuda.limit_pools(devices, None if limit is None else size(limit, share=True))
 
     def trimming(self) -> list[Callback]:
         """The callback that keeps the memory pools small during training; none on a CPU."""

@@ -64,7 +64,7 @@ class MpiCommunicator(Communicator):
         self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._scratch: dict[tuple[int, int, str], NDArray[Any]] = {}
 
-    def attach(self, backend: Backend) -> None:
+    def attach(self, backend: Backend, reduce: str = "auto") -> None:
         self._backend = backend
 
     def split(self, color: int, key: int) -> Communicator:

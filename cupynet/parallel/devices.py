@@ -1,0 +1,188 @@
+"""Means of vectors that live on GPUs: added up on each device first, then between devices, then taken back by all.
+
+The workers are threads, each with the arrays and the stream of its own device. On a device the first of its workers,
+its leader, adds up what all there have, times their shares, in rank order and in double precision. Where there are
+several devices these sums meet: over NCCL, one rank for each device, or on the first device, in the order of the
+devices. With one device the bits are those of a mean in host memory; with several they are those of the same devices
+again, but of no other way.
+
+Nobody on the host waits for a device: what has to wait for another stream waits on it, for a mark that was set there.
+Buffers are made in the first mean and kept, so that nothing is allocated while others stand in a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from cupynet.backend import Backend
+from cupynet.backend.array import Array
+from cupynet.errors import ConfigError
+
+Exchange: TypeAlias = Callable[
+    [Any], list[Any]
+]  # every worker's value by reference, in rank order; all have met when it returns
+
+
+class Sum(Protocol):
+    """How the leaders of several devices make one sum of theirs."""
+
+    def sum(self, arrays: Sequence[Array]) -> None:
+        """Overwrite each array with its sum over the leaders, in the order of this leader's stream."""
+
+    def close(self) -> None:
+        """Let go of what it holds; every leader calls it."""
+
+
+Connect: TypeAlias = Callable[[Exchange, "int | None", int, Backend], "Sum | None"]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a worker brings to a mean.
+
+    mark: set on its stream behind all that made the arrays what they are.
+    """
+
+    backend: Backend
+    arrays: list[Array]
+    weight: float
+    mark: Any
+
+    @property
+    def forms(self) -> list[tuple[Any, Any]]:
+        """Of each array its length and dtype, which must be those of all."""
+        return [(array.shape, array.dtype) for array in self.arrays]
+
+
+class DeviceMeans:
+    """One worker's part in the means of a group.
+
+    Args:
+        exchange: how it hands things to the others of the group, and meets them.
+        rank: its number in the group.
+        backend: where its arrays live.
+        nccl: makes the leaders' sum over NCCL where there are several devices; called by every worker, with its place
+            among the leaders or None, how many these are, and its backend. Without it they meet on the first device.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        rank: int,
+        backend: Backend,
+        nccl: Connect | None = None,
+    ) -> None:
+        self._exchange, self.rank, self._backend = exchange, rank, backend
+        self._nccl = nccl
+        self._buffers: dict[tuple[int, Any, Any], Array] = {}  # by place among the vectors, and form
+        self._staging: dict[tuple[int, int, Any, Any], Array] = {}  # of the first leader, for what the others have
+        self._devices: list[int] = []  # of each rank
+        self._over_nccl = False
+        self._between: Sum | None = None  # of a leader, where they meet over NCCL
+
+    def mean(self, arrays: list[Array], weight: float) -> None:
+        """See `Communicator.allreduce_mean`. RuntimeError where workers bring arrays of different forms."""
+        told: list[Contribution] = self._exchange(Contribution(self._backend, arrays, weight, self._backend.mark()))
+        for rank, each in enumerate(told):
+            if each.forms != told[0].forms:
+                raise RuntimeError(f"worker {rank} brings {each.forms} to a mean, and worker 0 {told[0].forms}")
+        self._meet_first(told)
+        total = sum(each.weight for each in told)
+        if total <= 0:
+            return
+        leader = self._leader(self.rank)
+        buffers: list[Array] = []
+        if leader == self.rank:
+            buffers = self._sum_here(told, total)
+        if self._over_nccl:
+            if self._between is not None:
+                self._between.sum(buffers)
+        elif len(self._leaders) > 1:
+            self._sum_on_first(buffers)
+        found, mark = self._exchange((buffers, self._backend.mark()))[leader]
+        self._backend.after(mark)
+        for array, buffer in zip(arrays, found, strict=True):
+            array[...] = buffer
+
+    def close(self) -> None:
+        """Let go of NCCL; every worker calls it, or none."""
+        if self._between is not None:
+            self._between.close()
+            self._between = None
+
+    def _meet_first(self, told: list[Contribution]) -> None:
+        """In the first mean: who is where, and how leaders meet. Every worker comes by here with the same."""
+        if self._devices:
+            return
+        self._devices = [each.backend.device for each in told]
+        leaders = self._leaders
+        if len(leaders) > 1 and self._nccl is not None:
+            place = leaders.index(self.rank) if self.rank in leaders else None
+            self._between = self._nccl(self._exchange, place, len(leaders), self._backend)
+            self._over_nccl = True
+
+    @property
+    def _leaders(self) -> list[int]:
+        """The first rank of each device, in the order of ranks."""
+        return [rank for rank, device in enumerate(self._devices) if device not in self._devices[:rank]]
+
+    def _leader(self, rank: int) -> int:
+        return self._devices.index(self._devices[rank])
+
+    def _sum_here(self, told: list[Contribution], total: float) -> list[Array]:
+        """The part of this device in the mean, of each vector."""
+        mine = [each for each, device in zip(told, self._devices, strict=True) if device == self._devices[self.rank]]
+        self._backend.after(*(each.mark for each in told))  # those elsewhere may still be fetching the last sum
+        shares = [each.weight / total for each in mine]
+        buffers = []
+        for place, array in enumerate(told[self.rank].arrays):
+            buffer = self._buffer(place, array)
+            self._backend.weighted_sum([each.arrays[place] for each in mine], shares, buffer)
+            buffers.append(buffer)
+        return buffers
+
+    def _buffer(self, place: int, array: Array) -> Array:
+        key = (place, array.shape, array.dtype)
+        if key not in self._buffers:
+            self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
+        return self._buffers[key]
+
+    def _sum_on_first(self, buffers: list[Array]) -> None:
+        """The first leader fetches what the others have, adds it up in their order, and the others fetch the sum."""
+        backend, leaders = self._backend, self._leaders
+        told = self._exchange((backend, buffers, backend.mark()))
+        first = leaders[0]
+        if self.rank == first:
+            backend.after(*(told[rank][2] for rank in leaders))
+            for place, buffer in enumerate(buffers):
+                parts = [buffer]
+                for rank in leaders[1:]:
+                    theirs = told[rank][1][place]
+                    key = (rank, place, theirs.shape, theirs.dtype)
+                    if key not in self._staging:
+                        self._staging[key] = backend.allocate(theirs.shape, theirs.dtype)
+                    backend.fetch(self._staging[key], theirs, told[rank][0])
+                    parts.append(self._staging[key])
+                backend.weighted_sum(parts, [1.0] * len(parts), buffer)
+        done = self._exchange(backend.mark())
+        if self.rank in leaders[1:]:
+            backend.after(done[first])
+            for mine, theirs in zip(buffers, told[first][1], strict=True):
+                backend.fetch(mine, theirs, told[first][0])
+
+
+def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
+    """What computes means of this backend's arrays without the host; None where the host does.
+
+    ConfigError: NCCL is asked for, and missing.
+    """
+    if not backend.on_gpu or reduce == "host":
+        return None
+    from cupynet.parallel import nccl
+
+    why = nccl.missing() if reduce in ("auto", "nccl") else None
+    if why and reduce == "nccl":
+        raise ConfigError(f"reduce=nccl: {why}: install it with pip install 'cupynet[cuda12x]', or take reduce=device")
+    return DeviceMeans(exchange, rank, backend, None if why or reduce == "device" else nccl.connect)
