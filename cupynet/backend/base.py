@@ -77,7 +77,7 @@ class Backend:
         return 0
 
     def mark(self) -> Any:
-        """The end of what this backend was asked to do so far, for others to wait for; None where it is done at once."""
+        """The end of what this backend was asked for so far, for others to wait for; None where it is done at once."""
 
     def after(self, *marks: Any) -> None:
         """Let what is asked for from now on happen after these marks of other backends; nobody waits on the host."""
