@@ -76,6 +76,11 @@ class Backend:
         """The address of the stream that this backend's work is done on, for libraries that take one; 0 on a CPU."""
         return 0
 
+    @property
+    def place(self) -> str:
+        """Which GPU of which machine this is, alike for all processes; "" on a CPU."""
+        return ""
+
     def mark(self) -> Any:
         """The end of what this backend was asked for so far, for others to wait for; None where it is done at once."""
 

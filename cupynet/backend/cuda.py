@@ -6,6 +6,7 @@ returns the reason as text. All GEMMs are 2-D (see `Backend._product`).
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -141,6 +142,10 @@ class CupyBackend(Backend):
     @property
     def stream(self) -> int:
         return int(self._stream.ptr)
+
+    @property
+    def place(self) -> str:
+        return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
 
     def mark(self) -> Any:
         with self._here():

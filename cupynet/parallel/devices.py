@@ -12,13 +12,19 @@ Buffers are made in the first mean and kept, so that nothing is allocated while 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
+from cupynet.parallel.communicator import Communicator
+
+log = logging.getLogger(__name__)
 
 Exchange: TypeAlias = Callable[
     [Any], list[Any]
@@ -35,7 +41,8 @@ class Sum(Protocol):
         """Let go of what it holds; every leader calls it."""
 
 
-Connect: TypeAlias = Callable[[Exchange, "int | None", int, Backend], "Sum | None"]
+Hand: TypeAlias = Callable[[bytes], bytes]  # what one worker gives and the others, who give nothing, get
+Connect: TypeAlias = Callable[[Hand, "int | None", int, Backend], "Sum | None"]
 
 
 @dataclass(frozen=True)
@@ -120,8 +127,12 @@ class DeviceMeans:
         leaders = self._leaders
         if len(leaders) > 1 and self._nccl is not None:
             place = leaders.index(self.rank) if self.rank in leaders else None
-            self._between = self._nccl(self._exchange, place, len(leaders), self._backend)
+            self._between = self._nccl(self._hand, place, len(leaders), self._backend)
             self._over_nccl = True
+
+    def _hand(self, own: bytes) -> bytes:
+        given: bytes = next(filter(None, self._exchange(own)))
+        return given
 
     @property
     def _leaders(self) -> list[int]:
@@ -171,6 +182,84 @@ class DeviceMeans:
             backend.after(done[first])
             for mine, theirs in zip(buffers, told[first][1], strict=True):
                 backend.fetch(mine, theirs, told[first][0])
+
+
+class RankMeans:
+    """The same where workers are processes: each is alone on its GPU, and all meet over NCCL.
+
+    Every worker makes it, and closes it. (Not by the name of a device: of what each process sees that is number 0.)
+
+    Args:
+        communicator: of the group, for small things on the host.
+        backend: where this worker's arrays live.
+        connect: makes the sum.
+    """
+
+    def __init__(self, communicator: Communicator, backend: Backend, connect: Connect) -> None:
+        self._communicator, self._backend = communicator, backend
+        self._buffers: dict[tuple[int, Any, Any], Array] = {}
+        made = connect(self._hand, communicator.rank, communicator.size, backend)
+        assert made is not None  # every rank is a leader
+        self._sum = made
+
+    def mean(self, arrays: list[Array], weight: float) -> None:
+        """See `Communicator.allreduce_mean`. RuntimeError where workers bring arrays of different lengths."""
+        told = self._communicator.gather_numbers(
+            weight, *map(len, arrays)
+        )  # all have met: nobody is waited for in vain
+        for rank, lengths in enumerate(told[:, 1:].tolist()):
+            if lengths != told[0, 1:].tolist():
+                raise RuntimeError(
+                    f"worker {rank} brings {lengths} numbers to a mean, and worker 0 {told[0, 1:].tolist()}"
+                )
+        total = sum(told[:, 0].tolist())
+        if total <= 0:
+            return
+        buffers = []
+        for place, array in enumerate(arrays):
+            key = (place, array.shape, array.dtype)
+            if key not in self._buffers:
+                self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
+            buffers.append(self._buffers[key])
+            self._backend.weighted_sum([array], [weight / total], buffers[-1])
+        self._sum.sum(buffers)
+        for array, buffer in zip(arrays, buffers, strict=True):
+            array[...] = buffer
+
+    def close(self) -> None:
+        """Let go of NCCL."""
+        self._sum.close()
+
+    def _hand(self, own: bytes) -> bytes:
+        told = self._communicator.all_gather_ragged(np.frombuffer(own, np.uint8))
+        return next(each.tobytes() for each in told if len(each))
+
+
+def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
+    """What computes means of this backend's arrays without the host; None where the host does. Every rank calls it.
+
+    ConfigError, on all ranks: something is asked for that they cannot do.
+    """
+    if not backend.on_gpu or reduce == "host":
+        return None
+    if reduce == "device":
+        raise ConfigError("reduce=device: processes cannot read each other's arrays: take reduce=nccl or reduce=host")
+    from cupynet.parallel import nccl
+
+    why = nccl.missing() or ""
+    places = communicator.all_gather_ragged(np.frombuffer((f"!{why}" if why else backend.place).encode(), np.uint8))
+    told = [place.tobytes().decode() for place in places]
+    missing = [f"on rank {rank} {place[1:]}" for rank, place in enumerate(told) if place.startswith("!")]
+    shared = sorted({place for place in told if told.count(place) > 1})
+    if not missing and shared:
+        missing = [f"several ranks share a GPU ({shared[0]})"]
+    if missing and reduce == "nccl":
+        raise ConfigError(f"reduce=nccl: {missing[0]}: start one rank for each GPU, with NCCL, or take reduce=host")
+    if missing:
+        if communicator.rank == 0:
+            log.info("averages are computed in host memory: %s", missing[0])
+        return None
+    return RankMeans(communicator, backend, nccl.connect)
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.parallel.devices import Exchange
+from cupynet.parallel.devices import Hand
 
 
 def missing() -> str | None:
@@ -30,17 +30,15 @@ def missing() -> str | None:
     return None if getattr(nccl, "available", False) else "NCCL is not installed"
 
 
-def connect(exchange: Exchange, place: int | None, leaders: int, backend: Backend) -> NcclSum | None:
+def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> NcclSum | None:
     """The sum of the leaders, of whom this worker is number `place`; None for a worker that is none of them.
 
     Every worker calls it: the first leader's identifier is handed to the others.
     """
     from cupy.cuda import nccl
 
-    told = exchange(nccl.get_unique_id() if place == 0 else None)
-    if place is None:
-        return None
-    return NcclSum(next(each for each in told if each is not None), place, leaders, backend)
+    identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")
+    return None if place is None else NcclSum(identifier, place, leaders, backend)
 
 
 class NcclSum:

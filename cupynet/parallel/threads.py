@@ -145,14 +145,14 @@ class ThreadCommunicator(Communicator):
         self._backend: Backend = create_backend("numpy", "double") if backend is None else backend
         self._reduce = reduce
         self._on_devices = means_on_devices(self._exchange, rank, self._backend, reduce)
-        self._parts: list[ThreadCommunicator] = []
+        self._groups: list[ThreadCommunicator] = []
 
     def attach(self, backend: Backend, reduce: str = "auto") -> None:
         self._backend, self._reduce = backend, reduce
         self._on_devices = means_on_devices(self._exchange, self.rank, backend, reduce)
 
     def close(self) -> None:
-        for each in (*self._parts, self._on_devices):
+        for each in (*self._groups, self._on_devices):
             if each is not None:
                 each.close()
 
@@ -164,7 +164,7 @@ class ThreadCommunicator(Communicator):
         made = ThreadGroup([self.group.names[rank] for rank in ranks], self.group.team) if first else None
         group = self._exchange(made)[ranks[0]]
         part = ThreadCommunicator(group, ranks.index(self.rank), self._backend, self.traffic, self._reduce)
-        self._parts.append(part)
+        self._groups.append(part)
         return part
 
     def barrier(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
-from cupynet.parallel import ThreadCommunicator, ThreadGroup
-from cupynet.parallel.devices import DeviceMeans, means_on_devices
-from tests.training.conftest import small_model
+from cupynet.parallel import ThreadCommunicator, ThreadGroup, nccl
+from cupynet.parallel.devices import DeviceMeans, RankMeans, means_of_ranks, means_on_devices
+from tests.training.conftest import on_threads, small_model
 
 
 class Recorded:
     """Sums as NCCL makes them, among threads; notes what it was asked for."""
 
-    def __init__(self, exchange: Any, place: int | None, leaders: int, log: list[str], barrier: Any, slots: list[Any]):
+    def __init__(self, place: int, leaders: int, log: list[str], barrier: threading.Barrier, slots: list[Any]) -> None:
         self.place, self.leaders, self.log, self.barrier, self.slots = place, leaders, log, barrier, slots
 
     def sum(self, arrays: Any) -> None:
@@ -96,12 +97,9 @@ def test_on_several_devices_all_have_the_same_mean(devices, over_nccl):
     log: list[str] = []
     barrier, slots = threading.Barrier(len(set(devices))), [None] * len(devices)
 
-    def connect(exchange, place, leaders, backend):
-        told = exchange(place)
-        assert sorted(each for each in told if each is not None) == list(range(leaders)) and leaders == len(
-            set(devices)
-        )
-        return None if place is None else Recorded(exchange, place, leaders, log, barrier, slots)
+    def connect(hand, place, leaders, backend):
+        assert hand(b"who calls first" if place == 0 else b"") == b"who calls first" and leaders == len(set(devices))
+        return None if place is None else Recorded(place, leaders, log, barrier, slots)
 
     found = means(devices, vectors, weights, nccl=connect if over_nccl else None)
     wanted = on_host(vectors, weights)
@@ -110,13 +108,8 @@ def test_on_several_devices_all_have_the_same_mean(devices, over_nccl):
             assert vector.tobytes() == found[0][i].tobytes()
             assert np.allclose(vector, wanted[i], rtol=0, atol=1e-14)
     leaders = len(set(devices))
-    assert (
-        sorted(log)
-        == sorted(
-            f"{what} {place}{of}" for place in range(leaders) for what, of in [("sum", f" of {leaders}"), ("close", "")]
-        )
-        * over_nccl
-    )
+    wanted_log = [line for place in range(leaders) for line in (f"sum {place} of {leaders}", f"close {place}")]
+    assert sorted(log) == (sorted(wanted_log) if over_nccl else [])
 
 
 def test_what_counts_for_nothing_is_not_read():
@@ -153,3 +146,73 @@ def test_a_cpu_is_not_asked_for_what_gpus_do(reduce):
     with pytest.raises(ConfigError) as caught:
         ParallelWrapper(small_model(), 2, reduce=reduce)
     assert str(caught.value) == f"reduce={reduce}: is for GPUs, and numpy computes on the CPU: leave it out"
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_nccl(monkeypatch):
+    """NCCL among threads that act as processes; what was made and asked for."""
+    log: list[str] = []
+    barrier, slots = threading.Barrier(3), [None] * 3
+
+    def connect(hand, place, leaders, backend):
+        assert hand(b"x" if place == 0 else b"") == b"x"
+        return Recorded(place, leaders, log, barrier, slots)
+
+    monkeypatch.setattr(nccl, "missing", lambda: None)
+    monkeypatch.setattr(nccl, "connect", connect)
+    return log
+
+
+def as_ranks(places: list[str], reduce: str, weights: list[float]) -> Any:
+    """What each rank has after a mean of its number and 10, and of nothing; or None, where the host would do it."""
+
+    def task(communicator: Any) -> Any:
+        backend = backend_on(0)
+        backend.__class__ = type("Gpu", (type(backend),), {"on_gpu": True, "place": places[communicator.rank]})
+        made = means_of_ranks(communicator, backend, reduce)
+        if made is None:
+            return None
+        vectors = [np.array([float(communicator.rank), 10.0]), np.zeros(0)]
+        for _ in range(2):
+            made.mean(vectors, weights[communicator.rank])
+        made.close()
+        return vectors[0].tolist()
+
+    return on_threads(len(places), task)
+
+
+def test_ranks_with_a_gpu_each_meet_over_nccl(with_nccl):
+    found = as_ranks(["a 1", "a 2", "b 1"], "auto", [1.0, 1.0, 2.0])
+    assert found == [[1.25, 10.0]] * 3 and len(with_nccl) == 9
+    assert as_ranks(["a 1", "a 2", "b 1"], "nccl", [0.0, 0.0, 0.0]) == [[0.0, 10.0], [1.0, 10.0], [2.0, 10.0]]
+
+
+def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
+    with caplog.at_level(logging.INFO):
+        assert as_ranks(["a 1", "a 1", "b 1"], "auto", [1.0] * 3) == [None] * 3
+    assert caplog.messages == ["averages are computed in host memory: several ranks share a GPU (a 1)"]
+    with pytest.raises(
+        ConfigError, match=r"reduce=nccl: several ranks share a GPU \(a 1\): start one rank for each GPU"
+    ):
+        as_ranks(["a 1", "a 1", "b 1"], "nccl", [1.0] * 3)
+    assert as_ranks(["a 1", "a 2", "b 1"], "host", [1.0] * 3) == [None] * 3
+    with pytest.raises(ConfigError, match="reduce=device: processes cannot read each other's arrays"):
+        as_ranks(["a 1", "a 2", "b 1"], "device", [1.0] * 3)
+
+
+def test_one_rank_without_nccl_is_named(with_nccl, monkeypatch):
+    monkeypatch.setattr(nccl, "missing", lambda: "NCCL is not installed")
+    with pytest.raises(ConfigError, match="reduce=nccl: on rank 0 NCCL is not installed: start one rank"):
+        as_ranks(["a 1", "a 2", "b 1"], "nccl", [1.0] * 3)
+
+
+def test_ranks_that_bring_different_vectors_are_told_so(with_nccl):
+    def task(communicator: Any) -> None:
+        made = RankMeans(communicator, backend_on(0), nccl.connect)
+        made.mean([np.zeros(3 + communicator.rank)], 1.0)
+
+    with pytest.raises(RuntimeError, match=r"worker 1 brings \[4.0\] numbers to a mean, and worker 0 \[3.0\]"):
+        on_threads(3, task)
