@@ -18,7 +18,7 @@ from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, job
+from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
@@ -74,6 +74,10 @@ class Experiment:
             self.synchronizer.check(self.placement.workers, self.placement.stages)
         except ConfigError as error:
             raise ConfigError(f"parallel.synchronizer: {error}") from error
+        try:
+            check_reduce(settings.parallel.reduce, self.backend_name, processes=self.job is not None)
+        except ConfigError as error:
+            raise ConfigError(f"parallel.{error}") from error
         self._check_validation()
         self._tight = ""  # where memory may not do
 

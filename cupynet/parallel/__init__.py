@@ -2,6 +2,7 @@
 
 from cupynet.parallel.averaging import ParameterAveraging
 from cupynet.parallel.communicator import REDUCES, Communicator, PeerFailed, SerialCommunicator, Traffic, WorkerTimeout
+from cupynet.parallel.devices import check_reduce
 from cupynet.parallel.elastic import ElasticAveraging
 from cupynet.parallel.encoding import (
     AdaptiveThreshold,
@@ -25,6 +26,7 @@ from cupynet.parallel.when import Adaptive, PostLocal, When
 
 __all__ = [
     "REDUCES",
+    "check_reduce",
     "Adaptive",
     "AdaptiveThreshold",
     "Average",

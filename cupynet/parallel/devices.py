@@ -21,14 +21,32 @@ import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
+from cupynet.checks import one_of
 from cupynet.errors import ConfigError
-from cupynet.parallel.communicator import Communicator
+from cupynet.parallel import nccl
+from cupynet.parallel.communicator import REDUCES, Communicator
+from cupynet.parallel.nccl import Hand
 
 log = logging.getLogger(__name__)
 
 Exchange: TypeAlias = Callable[
     [Any], list[Any]
 ]  # every worker's value by reference, in rank order; all have met when it returns
+
+
+def check_reduce(reduce: str, backend: str, *, processes: bool) -> str:
+    """`reduce`, if averages can be computed there. ConfigError.
+
+    backend: its name. processes: whether the workers are processes.
+    """
+    one_of("reduce", reduce, REDUCES)
+    if reduce in ("nccl", "device") and backend != "cupy":
+        raise ConfigError(f"reduce={reduce}: is for GPUs, and {backend} computes on the CPU: leave it out")
+    if reduce == "device" and processes:
+        raise ConfigError("reduce=device: processes cannot read each other's arrays: take reduce=nccl or reduce=host")
+    if reduce == "nccl" and (why := nccl.missing()):
+        raise ConfigError(f"reduce=nccl: {why}: install it with pip install 'cupynet[cuda12x]', or take reduce=host")
+    return reduce
 
 
 class Sum(Protocol):
@@ -41,7 +59,6 @@ class Sum(Protocol):
         """Let go of what it holds; every leader calls it."""
 
 
-Hand: TypeAlias = Callable[[bytes], bytes]  # what one worker gives and the others, who give nothing, get
 Connect: TypeAlias = Callable[[Hand, "int | None", int, Backend], "Sum | None"]
 
 
@@ -242,10 +259,6 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
     """
     if not backend.on_gpu or reduce == "host":
         return None
-    if reduce == "device":
-        raise ConfigError("reduce=device: processes cannot read each other's arrays: take reduce=nccl or reduce=host")
-    from cupynet.parallel import nccl
-
     why = nccl.missing() or ""
     places = communicator.all_gather_ragged(np.frombuffer((f"!{why}" if why else backend.place).encode(), np.uint8))
     told = [place.tobytes().decode() for place in places]
@@ -263,15 +276,8 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
-    """What computes means of this backend's arrays without the host; None where the host does.
-
-    ConfigError: NCCL is asked for, and missing.
-    """
+    """What computes means of this backend's arrays without the host; None where the host does."""
     if not backend.on_gpu or reduce == "host":
         return None
-    from cupynet.parallel import nccl
-
-    why = nccl.missing() if reduce in ("auto", "nccl") else None
-    if why and reduce == "nccl":
-        raise ConfigError(f"reduce=nccl: {why}: install it with pip install 'cupynet[cuda12x]', or take reduce=device")
-    return DeviceMeans(exchange, rank, backend, None if why or reduce == "device" else nccl.connect)
+    over_nccl = reduce == "nccl" or (reduce == "auto" and nccl.missing() is None)
+    return DeviceMeans(exchange, rank, backend, nccl.connect if over_nccl else None)

@@ -7,14 +7,15 @@ in one nobody allocates or frees memory of a device, which waits for all its ker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.parallel.devices import Hand
+
+Hand: TypeAlias = Callable[[bytes], bytes]  # what one worker gives and the others, who give nothing, get
 
 
 def missing() -> str | None:

@@ -24,7 +24,6 @@ from cupynet.errors import ConfigError, CupynetError, DivergedError
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
 from cupynet.parallel import (
-    REDUCES,
     Communicator,
     Groups,
     Launcher,
@@ -36,6 +35,7 @@ from cupynet.parallel import (
     Synchronizer,
     ThreadLauncher,
     When,
+    check_reduce,
     job,
 )
 from cupynet.runs import Run
@@ -139,11 +139,7 @@ class ParallelWrapper:
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
         self.callbacks.sort(key=lambda each: each.last)
         self.report_every = integer("report_every", report_every, 0)
-        self.reduce = one_of("reduce", reduce, REDUCES)
-        if self.reduce in ("nccl", "device") and not model.backend.on_gpu:
-            raise ConfigError(
-                f"reduce={reduce}: is for GPUs, and {model.backend.name} computes on the CPU: leave it out"
-            )
+        self.reduce = check_reduce(reduce, model.backend.name, processes=launcher == "mpi")
         self.run = None if run is None else Run.of(run)
         own = model.backend
         if launcher == "mpi" and devices is None and own.name == "cupy":

@@ -12,7 +12,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
 from cupynet.parallel import ThreadCommunicator, ThreadGroup, nccl
-from cupynet.parallel.devices import DeviceMeans, RankMeans, means_of_ranks, means_on_devices
+from cupynet.parallel.devices import DeviceMeans, RankMeans, check_reduce, means_of_ranks, means_on_devices
 from tests.training.conftest import on_threads, small_model
 
 
@@ -199,8 +199,19 @@ def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
     ):
         as_ranks(["a 1", "a 1", "b 1"], "nccl", [1.0] * 3)
     assert as_ranks(["a 1", "a 2", "b 1"], "host", [1.0] * 3) == [None] * 3
-    with pytest.raises(ConfigError, match="reduce=device: processes cannot read each other's arrays"):
-        as_ranks(["a 1", "a 2", "b 1"], "device", [1.0] * 3)
+
+
+def test_what_cannot_be_is_refused_before_anything_is_made(monkeypatch):
+    for arguments, line in (
+        (("device", "cupy", True), "reduce=device: processes cannot read each other's arrays: take reduce=nccl or"),
+        (("nccl", "cupy", False), "reduce=nccl: CuPy has no NCCL"),
+        (("nccl", "numba", False), "reduce=nccl: is for GPUs, and numba computes on the CPU: leave it out"),
+        (("ring", "cupy", False), "reduce=ring: must be one of auto, nccl, device, host"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_reduce(arguments[0], arguments[1], processes=arguments[2])
+        assert str(caught.value).startswith(line), str(caught.value)
+    assert check_reduce("auto", "numba", processes=True) == "auto"
 
 
 def test_one_rank_without_nccl_is_named(with_nccl, monkeypatch):
