@@ -18,7 +18,7 @@ from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_loss, check_output
 from cupynet.optim import Optimizer
-from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, job
+from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
@@ -74,6 +74,10 @@ class Experiment:
             self.synchronizer.check(self.placement.workers, self.placement.stages)
         except ConfigError as error:
             raise ConfigError(f"parallel.synchronizer: {error}") from error
+        try:
+            check_reduce(settings.parallel.reduce, self.backend_name, processes=self.job is not None)
+        except ConfigError as error:
+            raise ConfigError(f"parallel.{error}") from error
         self._check_validation()
         self._tight = ""  # where memory may not do
 
@@ -167,6 +171,7 @@ class Experiment:
             "learning_rate_scale": parallel.learning_rate_scale,
             "timeout_s": parallel.timeout_s,
             "launcher": parallel.launcher,
+            "reduce": parallel.reduce,
             "report_every": self.settings.report_every_iterations,
         }
         return ParallelWrapper(
@@ -312,12 +317,12 @@ class Experiment:
         return all_of_them if self.job is None or not all_of_them else [self.placement.device(self.rank)]
 
     def limit_memory(self) -> None:
-        """Cap the memory pools of the GPUs in use; nothing to do on a CPU."""
+        """Cap the memory pools of the GPUs in use, or take back the cap of a job before; nothing to do on a CPU."""
         limit, devices = self.settings.memory.device_pool_limit, self.devices()
-        if devices and limit is not None:
+        if devices:
             from cupynet.backend import cuda
 
-            cuda.limit_pools(devices, size(limit, share=True))
+            cuda.limit_pools(devices, None if limit is None else size(limit, share=True))
 
     def trimming(self) -> list[Callback]:
         """The callback that keeps the memory pools small during training; none on a CPU."""

@@ -277,6 +277,7 @@ class ParallelSettings(Group):
     learning_rate_scale: float | str = setting("none", checks.learning_rate_scale)
     timeout_s: float = setting(300.0, seconds)
     launcher: str = setting("thread", one_of("thread", "mpi"))
+    reduce: str = setting("auto", one_of("auto", "nccl", "device", "host"))
     synchronizer: Any = part()
     pipeline: Any = part(default=None)
 

@@ -137,7 +137,7 @@ def test_defaults_of_the_contract() -> None:
     assert parallel == {
         **{"averaging_frequency": 3, "prefetch_buffer": 24, "report_score_after_averaging": True},
         **{"average_updaters": True, "learning_rate_scale": "none", "timeout_s": 300, "launcher": "thread"},
-        "pipeline": None,
+        **{"reduce": "auto", "pipeline": None},
     }
     assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
     assert set(plain(settings)["memory"].values()) == {None} and settings.report_every_iterations == 50

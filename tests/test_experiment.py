@@ -36,12 +36,12 @@ def test_pools_are_trimmed_after_every_epoch(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [([0, 2], 2048, 64)] * 3
 
 
-def test_pools_are_capped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(cuda, "limit_pools", lambda *arguments: asked.append(arguments))
     experiment((1,), "memory.device_pool_limit=80%").limit_memory()
     experiment((1,)).limit_memory()
-    assert asked == [([1], 0.8)]
+    assert asked == [([1], 0.8), ([1], None)]
 
 
 def test_a_cpu_has_no_pools() -> None:

@@ -32,6 +32,7 @@ class Backend:
     Attributes:
         name: `numpy`, `numba` or `cupy`.
         xp: the array module.
+        on_gpu: whether arrays live in the memory of a GPU.
         policy: which precision is stored, computed in and accumulated in.
         device: number of the GPU; 0 on a CPU.
         workspace: lends the buffers of activations and their gradients.
@@ -39,6 +40,7 @@ class Backend:
 
     name: str
     xp: ModuleType
+    on_gpu = False
 
     def __init__(self, policy: DtypePolicy, device: int = 0) -> None:
         self.policy = policy
@@ -68,6 +70,26 @@ class Backend:
 
     def activate(self) -> None:
         """Make this backend's device the current one of the calling thread; once, at the start of a worker."""
+
+    @property
+    def stream(self) -> int:
+        """The address of the stream that this backend's work is done on, for libraries that take one; 0 on a CPU."""
+        return 0
+
+    @property
+    def place(self) -> str:
+        """Which GPU of which machine this is, alike for all processes; "" on a CPU."""
+        return ""
+
+    def mark(self) -> Any:
+        """The end of what this backend was asked for so far, for others to wait for; None where it is done at once."""
+
+    def after(self, *marks: Any) -> None:
+        """Let what is asked for from now on happen after these marks of other backends; nobody waits on the host."""
+
+    def fetch(self, out: Array, array: Array, source: Backend) -> None:
+        """Overwrite `out` with an array that lives where `source` does, of the same shape and dtype."""
+        out[...] = array
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
         """An array with arbitrary content from the workspace, by default in the storage precision."""
@@ -343,6 +365,18 @@ class Backend:
             total += part.astype("float64") * share
         for part in parts:
             part[...] = total
+
+    def weighted_sum(self, parts: list[Array], shares: list[float], out: Array) -> None:
+        """Overwrite `out` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
+
+        Flat vectors of this backend's device, of one dtype; `out` may be one of them. Added up in double precision.
+        """
+        checks.alike("weighted_sum", out, *parts)
+        total = self.xp.zeros(out.shape, "float64")
+        for part, share in zip(parts, shares, strict=True):
+            if share:
+                total += part.astype("float64") * share
+        out[...] = total
 
     def squared_norm(self, grad: Array) -> Array:
         """The sum of squares of a (P,) vector, on the device: a number, or a 0-d array."""

@@ -6,6 +6,7 @@ returns the reason as text. All GEMMs are 2-D (see `Backend._product`).
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -99,6 +100,7 @@ class CupyBackend(Backend):
     """
 
     name = "cupy"
+    on_gpu = True
 
     def __init__(self, dtype: str = "float", device: int = 0) -> None:
         import cupy
@@ -137,19 +139,57 @@ class CupyBackend(Backend):
         with self._here():
             return super().load_images(images, samples)
 
+    @property
+    def stream(self) -> int:
+        return int(self._stream.ptr)
+
+    @property
+    def place(self) -> str:
+        return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
+
+    def mark(self) -> Any:
+        with self._here():
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record()
+            return event
+
+    def after(self, *marks: Any) -> None:
+        with self._here():
+            for mark in marks:
+                self.xp.cuda.get_current_stream().wait_event(mark)
+
+    def fetch(self, out: Array, array: Array, source: Backend) -> None:
+        with self._here():
+            if source.device == self.device:
+                out[...] = array
+                return
+            stream = self.xp.cuda.get_current_stream().ptr
+            self.xp.cuda.runtime.memcpyPeerAsync(
+                out.data.ptr, self.device, array.data.ptr, source.device, out.nbytes, stream
+            )
+
     def synchronize(self) -> None:
         with self._here():
             self.xp.cuda.get_current_stream().synchronize()
 
 
-def limit_pools(devices: list[int], limit: int | float) -> None:
-    """Cap what each device's pool may hold, used and cached: bytes, or a float as a fraction of the device."""
+_before: dict[int, int] = {}  # the limits that pools had when they were first limited here: CuPy's variable sets one
+
+
+def limit_pools(devices: list[int], limit: int | float | None) -> None:
+    """Cap what each device's pool may hold, used and cached: bytes, or a float as a fraction of the device.
+
+    None: as it was before it was capped here.
+    """
     import cupy
 
     for device in devices:
         with cupy.cuda.Device(device):
             pool = cupy.get_default_memory_pool()
-            if isinstance(limit, float):
+            before = _before.setdefault(device, int(pool.get_limit()))
+            if limit is None:
+                pool.set_limit(size=before)
+            elif isinstance(limit, float):
                 pool.set_limit(fraction=limit)
             else:
                 pool.set_limit(size=limit)

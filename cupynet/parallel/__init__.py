@@ -1,7 +1,8 @@
 """Replicas side by side: how workers talk, when replicas are brought together, how workers are started."""
 
 from cupynet.parallel.averaging import ParameterAveraging
-from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, Traffic, WorkerTimeout
+from cupynet.parallel.communicator import REDUCES, Communicator, PeerFailed, SerialCommunicator, Traffic, WorkerTimeout
+from cupynet.parallel.devices import check_reduce
 from cupynet.parallel.elastic import ElasticAveraging
 from cupynet.parallel.encoding import (
     AdaptiveThreshold,
@@ -24,6 +25,8 @@ from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
 from cupynet.parallel.when import Adaptive, PostLocal, When
 
 __all__ = [
+    "REDUCES",
+    "check_reduce",
     "Adaptive",
     "AdaptiveThreshold",
     "Average",

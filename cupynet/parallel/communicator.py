@@ -18,6 +18,8 @@ from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.errors import CupynetError
 
+REDUCES = ("auto", "nccl", "device", "host")  # where means of arrays on devices are computed
+
 
 class PeerFailed(CupynetError):
     """Another worker failed; this one stops because of it. The failed worker's own error is the one that is shown."""
@@ -74,11 +76,16 @@ class Communicator:
         """
         raise NotImplementedError
 
-    def attach(self, backend: Backend) -> None:
+    def attach(self, backend: Backend, reduce: str = "auto") -> None:
         """Learn where this worker's arrays live: `backend` brings them to the host and back, and computes the means.
 
         Called by the worker once it has its backend; before that, only arrays of the host are moved.
+
+        reduce: where means of arrays on a device are computed, one of `REDUCES`.
         """
+
+    def close(self) -> None:
+        """Let go of what the device's means hold; all workers call it, in their own threads, or none."""
 
     def barrier(self) -> None:
         """Wait until every worker is here."""

@@ -178,6 +178,9 @@ def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> 
             communicator.group.team.fail(communicator.rank, failure)
         results.put((communicator.rank, result))
         del task, result
+    if communicator.group.team.failure is None:  # else others may not come to let go of NCCL together
+        with suppress(Exception):  # nobody is there to be told
+            communicator.close()
 
 
 def _dismiss(inboxes: list[Inbox]) -> None:

@@ -20,6 +20,7 @@ from cupynet.backend.array import Array
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError
 from cupynet.parallel.communicator import Communicator, SerialCommunicator, Traffic, same_form
+from cupynet.parallel.devices import RankMeans, means_of_ranks
 from cupynet.parallel.team import RankTeam, Requests
 
 TOGETHER, LETTER = 1, 2  # tags: what all workers of a group do together, and messages from one to another
@@ -40,7 +41,10 @@ def library() -> Any:
 
 
 class MpiCommunicator(Communicator):
-    """A worker that is a process. Averages are computed in host memory, each worker its own part.
+    """A worker that is a process.
+
+    Averages of arrays on the host are computed there, each worker its own part; those of arrays on GPUs over NCCL where
+    each process has one of its own, see devices.py, else on the host too.
 
     Args:
         comm: the workers of this group, as mpi4py has them.
@@ -55,6 +59,7 @@ class MpiCommunicator(Communicator):
         names: Sequence[int] | None = None,
         backend: Backend | None = None,
         traffic: Traffic | None = None,
+        reduce: str = "auto",
     ) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.traffic = Traffic() if traffic is None else traffic
@@ -63,9 +68,17 @@ class MpiCommunicator(Communicator):
         self._backend: Backend = create_backend("numpy", "double") if backend is None else backend
         self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._scratch: dict[tuple[int, int, str], NDArray[Any]] = {}
+        self._reduce, self._decided = reduce, False
+        self._on_devices: RankMeans | None = None
+        self._groups: list[MpiCommunicator] = []
 
-    def attach(self, backend: Backend) -> None:
-        self._backend = backend
+    def attach(self, backend: Backend, reduce: str = "auto") -> None:
+        self._backend, self._reduce, self._decided = backend, reduce, False
+
+    def close(self) -> None:
+        for each in (*self._groups, self._on_devices):
+            if each is not None:
+                each.close()
 
     def split(self, color: int, key: int) -> Communicator:
         asked = self._gather(np.array([color, key], np.int64)).tolist()
@@ -76,7 +89,9 @@ class MpiCommunicator(Communicator):
         if names not in self.team.groups:  # MPI has some 2,000 of them and no more
             # it blocks; but everybody has just been here
             self.team.groups[names] = self._comm.Create_group(self._comm.Get_group().Incl(ranks))
-        return MpiCommunicator(self.team.groups[names], self.team, names, self._backend, self.traffic)
+        made = MpiCommunicator(self.team.groups[names], self.team, names, self._backend, self.traffic, self._reduce)
+        self._groups.append(made)
+        return made
 
     def barrier(self) -> None:
         self._gather(np.zeros(1, np.uint8))
@@ -130,6 +145,13 @@ class MpiCommunicator(Communicator):
             self._put(array, received)
 
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
+        if not all(isinstance(array, np.ndarray) for array in arrays):
+            if not self._decided:  # all ranks come by here together
+                self._on_devices, self._decided = means_of_ranks(self, self._backend, self._reduce), True
+            if self._on_devices is not None:
+                self.traffic.all_reduce(sum(array.nbytes for array in arrays), self.size)
+                self._on_devices.mean(arrays, weight)
+                return
         hosts = [self._backend.to_host(array) for array in arrays]
         self.traffic.all_reduce(sum(host.nbytes for host in hosts), self.size)
         weights = np.zeros((self.size, 1))

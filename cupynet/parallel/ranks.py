@@ -255,7 +255,9 @@ class MpiLauncher:
         return result if self._job.rank == 0 else None
 
     def close(self) -> None:
-        """Nothing more is run."""
+        """Nothing more is run; after a failure nobody waits for the others to let go of NCCL too."""
+        if self._usable:
+            self._communicator.close()
         self._usable = False
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
 from cupynet.parallel.communicator import Communicator, PeerFailed, Traffic, same_form
+from cupynet.parallel.devices import means_on_devices
 from cupynet.parallel.waiting import Patience, given_up
 
 
@@ -119,23 +120,41 @@ class LetterBox:
 
 
 class ThreadCommunicator(Communicator):
-    """A worker that is a thread of this process. Averages are computed in host memory, each worker its own part.
+    """A worker that is a thread of this process.
+
+    Averages of arrays on the host are computed there, each worker its own part; those of arrays on GPUs as devices.py
+    says, or on the host too.
 
     Args:
         group: what all of them share.
         rank: this one's number.
+        backend, reduce: see `attach`.
     """
 
     def __init__(
-        self, group: ThreadGroup, rank: int, backend: Backend | None = None, traffic: Traffic | None = None
+        self,
+        group: ThreadGroup,
+        rank: int,
+        backend: Backend | None = None,
+        traffic: Traffic | None = None,
+        reduce: str = "auto",
     ) -> None:
         self.group, self.rank, self.size = group, rank, group.size
         self.traffic = Traffic() if traffic is None else traffic
         self._turn = 0
         self._backend: Backend = create_backend("numpy", "double") if backend is None else backend
+        self._reduce = reduce
+        self._on_devices = means_on_devices(self._exchange, rank, self._backend, reduce)
+        self._groups: list[ThreadCommunicator] = []
 
-    def attach(self, backend: Backend) -> None:
-        self._backend = backend
+    def attach(self, backend: Backend, reduce: str = "auto") -> None:
+        self._backend, self._reduce = backend, reduce
+        self._on_devices = means_on_devices(self._exchange, self.rank, backend, reduce)
+
+    def close(self) -> None:
+        for each in (*self._groups, self._on_devices):
+            if each is not None:
+                each.close()
 
     def split(self, color: int, key: int) -> ThreadCommunicator:
         asked = self._exchange((color, key))
@@ -144,7 +163,9 @@ class ThreadCommunicator(Communicator):
         first = ranks[0] == self.rank
         made = ThreadGroup([self.group.names[rank] for rank in ranks], self.group.team) if first else None
         group = self._exchange(made)[ranks[0]]
-        return ThreadCommunicator(group, ranks.index(self.rank), self._backend, self.traffic)
+        part = ThreadCommunicator(group, ranks.index(self.rank), self._backend, self.traffic, self._reduce)
+        self._groups.append(part)
+        return part
 
     def barrier(self) -> None:
         self.group.meet(self.rank)
@@ -187,6 +208,10 @@ class ThreadCommunicator(Communicator):
         self.barrier()  # root does not change its array before all have copied it
 
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
+        if self._on_devices is not None and not all(isinstance(array, np.ndarray) for array in arrays):
+            self.traffic.all_reduce(sum(array.nbytes for array in arrays), self.size)
+            self._on_devices.mean(arrays, weight)
+            return
         hosts = [self._backend.to_host(array) for array in arrays]
         self.traffic.all_reduce(sum(host.nbytes for host in hosts), self.size)
         contributions = self._exchange((hosts, weight))

@@ -35,6 +35,7 @@ from cupynet.parallel import (
     Synchronizer,
     ThreadLauncher,
     When,
+    check_reduce,
     job,
 )
 from cupynet.runs import Run
@@ -86,6 +87,9 @@ class ParallelWrapper:
             this process is one worker, and mpiexec has started the others, which make the same calls.
         pipeline: cuts each replica into stages, each on a device or core of its own; by default it is whole. The model
             then holds the average wherever replicas are evaluated, and after `fit`.
+        reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
+            (Deeplearning4j's legacy averaging); `host`; by default NCCL where there are several devices and it is
+            there, else the device. On a CPU only `auto` and `host`, which are the same.
 
     Attributes:
         placement: how many workers, of how many stages, and on which devices.
@@ -116,6 +120,7 @@ class ParallelWrapper:
         run: Run | str | Path | None = None,
         launcher: str | Launcher = "thread",
         pipeline: Pipeline | None = None,
+        reduce: str = "auto",
     ) -> None:
         """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
@@ -134,6 +139,7 @@ class ParallelWrapper:
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
         self.callbacks.sort(key=lambda each: each.last)
         self.report_every = integer("report_every", report_every, 0)
+        self.reduce = check_reduce(reduce, model.backend.name, processes=launcher == "mpi")
         self.run = None if run is None else Run.of(run)
         own = model.backend
         if launcher == "mpi" and devices is None and own.name == "cupy":
@@ -308,7 +314,14 @@ class ParallelWrapper:
 
         RuntimeError after a failure or `close`, and in the middle of another task: a callback works with its trainer.
         """
-        return self._launcher.run(lambda world: task(self._trainer(world)))
+
+        def done(world: Communicator) -> T:
+            trainer = self._trainer(world)
+            result = task(trainer)
+            trainer.backend.synchronize()  # the caller's stream does not wait for the worker's
+            return result
+
+        return self._launcher.run(done)
 
     def _loader(self, data: Examples, batch_size: int, *, shuffle: bool = True) -> Batches:
         loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features)
@@ -384,7 +397,7 @@ class ParallelWrapper:
         first = world.rank == 0
         backend = self._backend(world.rank)
         backend.activate()
-        world.attach(backend)
+        world.attach(backend, self.reduce)
         groups = Groups.grid(world, self.placement.stages)
         replica = self._replica(backend, groups)
         synchronizer = copy.deepcopy(self.synchronizer)

@@ -1,0 +1,229 @@
+"""Means of vectors that live on devices: whose arithmetic is the host's, tried with made-up devices of a CPU."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.errors import ConfigError
+from cupynet.parallel import ThreadCommunicator, ThreadGroup, nccl
+from cupynet.parallel.devices import DeviceMeans, RankMeans, check_reduce, means_of_ranks, means_on_devices
+from tests.training.conftest import on_threads, small_model
+
+
+class Recorded:
+    """Sums as NCCL makes them, among threads; notes what it was asked for."""
+
+    def __init__(self, place: int, leaders: int, log: list[str], barrier: threading.Barrier, slots: list[Any]) -> None:
+        self.place, self.leaders, self.log, self.barrier, self.slots = place, leaders, log, barrier, slots
+
+    def sum(self, arrays: Any) -> None:
+        for array in arrays:
+            self.slots[self.place] = array.copy()
+            self.barrier.wait(10)
+            array[...] = sum(self.slots[: self.leaders])
+            self.barrier.wait(10)
+        self.log.append(f"sum {self.place} of {self.leaders}")
+
+    def close(self) -> None:
+        self.log.append(f"close {self.place}")
+
+
+def backend_on(device: int) -> Any:
+    made = create_backend("numpy", "double")
+    made.device = device
+    return made
+
+
+def means(
+    devices: list[int], vectors: list[list[np.ndarray]], weights: list[float], rounds: int = 1, nccl: Any = None
+) -> Any:
+    """What each worker has after so many means of copies of its vectors."""
+    group, failures = ThreadGroup.of(len(devices), 10.0), []
+    results = [[vector.copy() for vector in mine] for mine in vectors]
+
+    def work(rank: int) -> None:
+        try:
+            communicator = ThreadCommunicator(group, rank)
+            own = DeviceMeans(communicator._exchange, rank, backend_on(devices[rank]), nccl)
+            for _ in range(rounds):
+                own.mean(results[rank], weights[rank])
+            own.close()
+        except BaseException as error:
+            failures.append(error)
+            group.team.fail(rank, error)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(devices))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    if failures:
+        raise failures[0]
+    return results
+
+
+def vectors_of(workers: int, dtype: str = "float32") -> list[list[np.ndarray]]:
+    rng = np.random.default_rng(1)
+    return [[rng.normal(size=n).astype(dtype) for n in (37, 0, 5)] for _ in range(workers)]
+
+
+def on_host(vectors: list[list[np.ndarray]], weights: list[float]) -> list[np.ndarray]:
+    backend, made = create_backend("numpy", "double"), [[v.copy() for v in mine] for mine in vectors]
+    for i in range(len(made[0])):
+        backend.mean_in_place([mine[i] for mine in made], [weight / sum(weights) for weight in weights])
+    return made[0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [128.0, 0.0, 57.0]])
+def test_on_one_device_it_is_the_mean_of_the_host_bit_for_bit(dtype, weights):
+    vectors = vectors_of(3, dtype)
+    wanted = on_host(vectors, weights)
+    for mine in means([0, 0, 0], vectors, weights):
+        for found, right in zip(mine, wanted, strict=True):
+            assert found.dtype == right.dtype and found.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("over_nccl", [False, True])
+@pytest.mark.parametrize("devices", [[0, 1], [0, 1, 0, 1, 0], [2, 0, 2, 1]])
+def test_on_several_devices_all_have_the_same_mean(devices, over_nccl):
+    vectors, weights = vectors_of(len(devices), "float64"), [float(3 + rank) for rank in range(len(devices))]
+    log: list[str] = []
+    barrier, slots = threading.Barrier(len(set(devices))), [None] * len(devices)
+
+    def connect(hand, place, leaders, backend):
+        assert hand(b"who calls first" if place == 0 else b"") == b"who calls first" and leaders == len(set(devices))
+        return None if place is None else Recorded(place, leaders, log, barrier, slots)
+
+    found = means(devices, vectors, weights, nccl=connect if over_nccl else None)
+    wanted = on_host(vectors, weights)
+    for mine in found:
+        for i, vector in enumerate(mine):
+            assert vector.tobytes() == found[0][i].tobytes()
+            assert np.allclose(vector, wanted[i], rtol=0, atol=1e-14)
+    leaders = len(set(devices))
+    wanted_log = [line for place in range(leaders) for line in (f"sum {place} of {leaders}", f"close {place}")]
+    assert sorted(log) == (sorted(wanted_log) if over_nccl else [])
+
+
+def test_what_counts_for_nothing_is_not_read():
+    vectors = [[np.full(4, value)] for value in (1.0, np.nan, 3.0, np.nan)]
+    for devices in ([0, 0, 0, 0], [0, 1, 0, 1]):
+        for (found,) in means(devices, vectors, [1.0, 0.0, 1.0, 0.0]):
+            assert found.tolist() == [2.0] * 4
+    for mine, (before,) in zip(means([0, 1], vectors[:2], [0.0, 0.0]), vectors, strict=False):
+        assert np.array_equal(mine[0], before, equal_nan=True)  # nobody has seen anything: nothing happens
+
+
+def test_a_second_mean_uses_the_buffers_of_the_first():
+    vectors = vectors_of(4, "float64")
+    once, again = (means([0, 1, 0, 1], vectors, [1.0] * 4, rounds=rounds) for rounds in (1, 3))
+    for mine, theirs in zip(once, again, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert np.allclose(a, b, rtol=0, atol=1e-15)
+
+
+def test_workers_that_bring_different_vectors_are_told_so():
+    with pytest.raises(RuntimeError, match=r"worker 1 brings \[\(\(3,\), .*to a mean, and worker 0 \[\(\(4,\),"):
+        means([0, 0], [[np.zeros(4)], [np.zeros(3)]], [1.0, 1.0])
+
+
+def test_a_cpu_has_no_device_means():
+    exchange: Any = None
+    assert means_on_devices(exchange, 0, create_backend("numpy", "double"), "auto") is None
+
+
+@pytest.mark.parametrize("reduce", ["nccl", "device"])
+def test_a_cpu_is_not_asked_for_what_gpus_do(reduce):
+    from cupynet import ParallelWrapper
+
+    with pytest.raises(ConfigError) as caught:
+        ParallelWrapper(small_model(), 2, reduce=reduce)
+    assert str(caught.value) == f"reduce={reduce}: is for GPUs, and numpy computes on the CPU: leave it out"
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_nccl(monkeypatch):
+    """NCCL among threads that act as processes; what was made and asked for."""
+    log: list[str] = []
+    barrier, slots = threading.Barrier(3), [None] * 3
+
+    def connect(hand, place, leaders, backend):
+        assert hand(b"x" if place == 0 else b"") == b"x"
+        return Recorded(place, leaders, log, barrier, slots)
+
+    monkeypatch.setattr(nccl, "missing", lambda: None)
+    monkeypatch.setattr(nccl, "connect", connect)
+    return log
+
+
+def as_ranks(places: list[str], reduce: str, weights: list[float]) -> Any:
+    """What each rank has after a mean of its number and 10, and of nothing; or None, where the host would do it."""
+
+    def task(communicator: Any) -> Any:
+        backend = backend_on(0)
+        backend.__class__ = type("Gpu", (type(backend),), {"on_gpu": True, "place": places[communicator.rank]})
+        made = means_of_ranks(communicator, backend, reduce)
+        if made is None:
+            return None
+        vectors = [np.array([float(communicator.rank), 10.0]), np.zeros(0)]
+        for _ in range(2):
+            made.mean(vectors, weights[communicator.rank])
+        made.close()
+        return vectors[0].tolist()
+
+    return on_threads(len(places), task)
+
+
+def test_ranks_with_a_gpu_each_meet_over_nccl(with_nccl):
+    found = as_ranks(["a 1", "a 2", "b 1"], "auto", [1.0, 1.0, 2.0])
+    assert found == [[1.25, 10.0]] * 3 and len(with_nccl) == 9
+    assert as_ranks(["a 1", "a 2", "b 1"], "nccl", [0.0, 0.0, 0.0]) == [[0.0, 10.0], [1.0, 10.0], [2.0, 10.0]]
+
+
+def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
+    with caplog.at_level(logging.INFO):
+        assert as_ranks(["a 1", "a 1", "b 1"], "auto", [1.0] * 3) == [None] * 3
+    assert caplog.messages == ["averages are computed in host memory: several ranks share a GPU (a 1)"]
+    with pytest.raises(
+        ConfigError, match=r"reduce=nccl: several ranks share a GPU \(a 1\): start one rank for each GPU"
+    ):
+        as_ranks(["a 1", "a 1", "b 1"], "nccl", [1.0] * 3)
+    assert as_ranks(["a 1", "a 2", "b 1"], "host", [1.0] * 3) == [None] * 3
+
+
+def test_what_cannot_be_is_refused_before_anything_is_made(monkeypatch):
+    for arguments, line in (
+        (("device", "cupy", True), "reduce=device: processes cannot read each other's arrays: take reduce=nccl or"),
+        (("nccl", "cupy", False), "reduce=nccl: CuPy has no NCCL"),
+        (("nccl", "numba", False), "reduce=nccl: is for GPUs, and numba computes on the CPU: leave it out"),
+        (("ring", "cupy", False), "reduce=ring: must be one of auto, nccl, device, host"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_reduce(arguments[0], arguments[1], processes=arguments[2])
+        assert str(caught.value).startswith(line), str(caught.value)
+    assert check_reduce("auto", "numba", processes=True) == "auto"
+
+
+def test_one_rank_without_nccl_is_named(with_nccl, monkeypatch):
+    monkeypatch.setattr(nccl, "missing", lambda: "NCCL is not installed")
+    with pytest.raises(ConfigError, match="reduce=nccl: on rank 0 NCCL is not installed: start one rank"):
+        as_ranks(["a 1", "a 2", "b 1"], "nccl", [1.0] * 3)
+
+
+def test_ranks_that_bring_different_vectors_are_told_so(with_nccl):
+    def task(communicator: Any) -> None:
+        made = RankMeans(communicator, backend_on(0), nccl.connect)
+        made.mean([np.zeros(3 + communicator.rank)], 1.0)
+
+    with pytest.raises(RuntimeError, match=r"worker 1 brings \[4.0\] numbers to a mean, and worker 0 \[3.0\]"):
+        on_threads(3, task)
