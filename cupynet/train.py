@@ -272,6 +272,7 @@ def summarise(
         divergence=None if measured is None else _finite(measured.divergence),
         divergence_by_layer=None if measured is None else dict(measured.by_layer),
         left_out=_left_out(wrapper),
+        skipped_steps=wrapper.trainer.skipped_steps,
         advice=None if spent is None else _advice(experiment, wrapper, data, spent),
     )
 

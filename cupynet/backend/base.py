@@ -36,6 +36,7 @@ class Backend:
         policy: which precision is stored, computed in and accumulated in.
         device: number of the GPU; 0 on a CPU.
         workspace: lends the buffers of activations and their gradients.
+        loss_scale: the factor on the gradient of the loss; at first the policy's, then what its owner sets.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Backend:
     def __init__(self, policy: DtypePolicy, device: int = 0) -> None:
         self.policy = policy
         self.device = device
+        self.loss_scale = policy.loss_scale
         self.workspace = Workspace(self.allocate, self.address)
 
     # arrays ---------------------------------------------------------------------------------------------------------
@@ -347,7 +349,7 @@ class Backend:
         exponentials /= sums
         exponentials[rows, labels] -= 1
         gradient = self.borrow(logits.shape)
-        gradient[...] = exponentials * self.policy.accumulate.type(self.policy.loss_scale / n)
+        gradient[...] = exponentials * self.policy.accumulate.type(self.loss_scale / n)
         return losses, gradient
 
     # updates of flat vectors ----------------------------------------------------------------------------------------

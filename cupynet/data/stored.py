@@ -19,9 +19,10 @@ import json
 import math
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from cupynet.files import write_json, write_whole
 
 MANIFEST = "manifest.json"
 _BLOCK = 1 << 22  # bytes that are written and checked at a time
+_parsing = threading.Lock()  # of headers: CPython 3.11 miscounts, and fails, where threads parse at the same time
 _MOST = 1 << 24  # bytes of a manifest: that of a million shards has half of it
 
 Manifest: TypeAlias = dict[str, Any]
@@ -86,14 +88,15 @@ def map_array(folder: Path, entry: Manifest) -> Array:
             if hasher.hexdigest() != entry["sha256"]:
                 found = f"expected SHA-256 {entry['sha256'][:16]}..., found {hasher.hexdigest()[:16]}..."
                 raise Damaged(f"{found}: right size, wrong contents")
-            file.seek(0)
-            np.lib.format.read_magic(file)
-            shape = list(np.lib.format.read_array_header_1_0(file)[0])
+            with _parsing:
+                file.seek(0)
+                np.lib.format.read_magic(file)
+                shape = list(np.lib.format.read_array_header_1_0(file)[0])
         if shape != entry["shape"]:
             raise Damaged(f"expected {entry['shape']}, found {shape}")
-        if not math.prod(shape):  # of which nothing can be mapped
-            return np.load(path, allow_pickle=False)
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        mode: Literal["r"] | None = "r" if math.prod(shape) else None  # nothing is mapped where there is nothing
+        with _parsing:
+            return np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from None
     except FileNotFoundError as error:

@@ -52,7 +52,7 @@ class Optimizer:
             squared_norm: of the whole gradient, which `max_grad_norm` limits, where `params` hold only a part of it;
                 by default that of `params.grad`.
         """
-        rate, scale = self.learning_rate(iteration), 1.0 / self.backend.policy.loss_scale
+        rate, scale = self.learning_rate(iteration), 1.0 / self.backend.loss_scale
         if self.max_grad_norm is not None:
             norm = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
             self.backend.clip_norm(params.grad, norm, self.max_grad_norm / scale)

@@ -115,6 +115,10 @@ class ParameterAveraging(Synchronizer):
         return self.when.evaluates
 
     @property
+    def shares_gradients(self) -> bool:
+        return False
+
+    @property
     def identical(self) -> bool:
         return self._tally.rounds == 0 or self.communicator.size == 1
 

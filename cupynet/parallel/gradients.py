@@ -92,6 +92,10 @@ class GradientSharing(Synchronizer):
         """What encodes, where there is anybody to send to."""
         return self.encoding if self.communicator.size > 1 else None
 
+    @property
+    def shares_gradients(self) -> bool:
+        return self.encoding is None
+
     def shared(self, replica: ReplicaView) -> list[Array]:
         return super().shared(replica) if self._encoder is None else [replica.params.master]
 

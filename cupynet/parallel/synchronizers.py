@@ -132,6 +132,14 @@ class Synchronizer:
         return True
 
     @property
+    def shares_gradients(self) -> bool:
+        """Whether replicas use each other's gradients: in half precision all have one loss scale then.
+
+        True unless a subclass knows that each replica makes its own steps: then each finds its own between averages.
+        """
+        return True
+
+    @property
     def identical(self) -> bool:
         """Whether all replicas hold the same weights now, so that any of them may stand for the model."""
         return True

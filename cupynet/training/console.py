@@ -204,7 +204,7 @@ def _amount(count: float) -> str:
 
 
 def result_table(summary: Summary, run: Run) -> None:
-    """Print what a run came to."""
+    """Print what a run came to. (Over 40 lines: a row after the other.)"""
     dataset = f"[bold red]{summary.dataset} (fallback: not MNIST)[/]" if summary.fallback else summary.dataset
     stages = f" of {summary.stages} stages" if summary.stages > 1 else ""
     count, unit = (summary.epochs, "epoch") if summary.epochs else (summary.iterations, "iteration")
@@ -225,6 +225,8 @@ def result_table(summary: Summary, run: Run) -> None:
         rows["advice"] = summary.advice
     if summary.left_out:
         rows["left out"] = f"{summary.left_out} batch{'es' * (summary.left_out > 1)}, not finite"
+    if summary.skipped_steps:
+        rows["skipped"] = f"{summary.skipped_steps} step{'s' * (summary.skipped_steps > 1)}, to find the loss scale"
     if summary.stopped_by is not None:
         rows["stopped"] = escape(summary.stopped_by)
     if summary.early_stopping is not None and summary.early_stopping["best_epoch"] is not None:

@@ -22,6 +22,7 @@ from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import EpochRecord, TrainerView
 from cupynet.training.replica import Replica
+from cupynet.training.scaling import LossScaler
 
 ACTIONS = ("stop", "skip", "rollback")
 MOST_ROLLBACKS = 3
@@ -35,6 +36,7 @@ class Guarded(TrainerView, Protocol):
 
     groups: Groups
     replica: Replica
+    scaler: LossScaler | None
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to what `state` returned before, in the same epoch of the same fit."""
@@ -134,6 +136,11 @@ class NonFinite(Callback):
         """
         replica, stages = trainer.replica, trainer.groups.stages
         broken = batch is not None and is_broken(replica)
+        if trainer.scaler is not None:
+            lost = broken and not is_finite_loss(replica)
+            if trainer.scaler.skips(overflow=broken and not lost, failed=lost):
+                _forget(replica)
+                return 0
         self._text = told(trainer.rank, replica, batch) if batch is not None and broken else ""
         if self.action == "stop":
             if broken:
@@ -153,8 +160,7 @@ class NonFinite(Callback):
             log.warning("%s; the batch is left out", self._text)
         self._skipped.append(self._found)
         self._count, self.left_out = self._count + 1, self.left_out + 1
-        replica.params.grad[...] = 0
-        replica.losses = None if replica.losses is None else 0.0
+        _forget(replica)
         return 0
 
     def look_back(self, trainer: Guarded) -> None:
@@ -195,7 +201,18 @@ WAYS_OUT = ": lower learning_rate, or train in a wider dtype"
 def is_broken(replica: Replica) -> bool:
     """Whether the loss or the gradient of the last batch is not finite; or so large that its length is not."""
     norm = float(replica.backend.squared_norm(replica.params.grad))
-    return not (math.isfinite(norm) and (replica.losses is None or math.isfinite(float(replica.losses))))
+    return not (math.isfinite(norm) and is_finite_loss(replica))
+
+
+def is_finite_loss(replica: Replica) -> bool:
+    """Whether the loss of the last batch is; where another stage has it nothing is known against it."""
+    return replica.losses is None or math.isfinite(float(replica.losses))
+
+
+def _forget(replica: Replica) -> None:
+    """Let it be as if there had been no batch."""
+    replica.params.grad[...] = 0
+    replica.losses = None if replica.losses is None else 0.0
 
 
 def told(rank: int, replica: Replica, batch: Batch) -> str:

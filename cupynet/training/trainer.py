@@ -32,6 +32,7 @@ from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import GoBack, NonFinite
 from cupynet.training.records import SPENT, EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
+from cupynet.training.scaling import LossScaler
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Trainer:
         stopped: why the last fit ended early; None where it did not.
         clock: where this worker's time went.
         spent: what all workers had spent at the end of the last fit; None before.
+        scaler: finds the factor on the loss where 16 bits are stored; None elsewhere.
+        skipped_steps: of all replicas, left out as the gradient overflowed; known at the end of a fit.
         measured: the last average that measured the divergence, as `Report` tells it: of all stages, where a pipeline
             has several; None where none did.
     """
@@ -103,6 +106,8 @@ class Trainer:
         self.stopped: Stop | None = None
         self.spent: Spent | None = None
         self.measured: Average | None = None
+        self.scaler = LossScaler.of(replica.backend, self.groups, shared=self.synchronizer.shares_gradients)
+        self.skipped_steps = 0
         self._agreement = Agreement(self.groups)
         self._bytes_sent = 0  # by all workers, when they last agreed
         self._finished = True  # whether the last average of the fit has been made
@@ -234,6 +239,8 @@ class Trainer:
             if self.epoch == fit.last:
                 self.stopped = None  # somebody wished to stop when all was done
             self._choose(fit)
+            if self.scaler is not None:
+                self.skipped_steps = self.scaler.of_all(self.groups.replicas)
             self.spent = Spent.of(self.groups.world.gather_numbers(*self._figures()))
             self._tell("on_fit_end")
         finally:
@@ -309,8 +316,10 @@ class Trainer:
             name = type(synchronizer).__name__
             raise ConfigError(f"{name}.before_update returned {update!r}: return True or False")
         seen = time.perf_counter()
-        if update:
+        if update and not (self.scaler is not None and self.scaler.skipping):
             replica.update(self.iteration)
+        if self.scaler is not None:
+            self.scaler.updated()
         self._guard.look_back(self)
         updated = time.perf_counter()
         average = synchronizer.after_update(replica, self.iteration)
@@ -439,6 +448,8 @@ class Trainer:
 
     def _averaged(self, average: Average) -> None:
         """An average has been made: what it found goes into the next report."""
+        if self.scaler is not None:
+            self.scaler.meet(self.groups.replicas)
         if self.groups.stages.size > 1 and not math.isnan(average.divergence):
             self._agreement.own, average = (
                 average,
@@ -519,6 +530,7 @@ class Trainer:
             "since": {**asdict(self._since), "losses": float(self._since.losses)},
             "replica": self.replica.state(),
             "synchronizer": self.synchronizer.state(),
+            "scaling": {} if self.scaler is None else self.scaler.state(),
             "own": {} if self._agreement.own is None else asdict(self._agreement.own),
             "callbacks": {name: callback.state() for name, callback in self._named_callbacks().items()},
         }
@@ -539,6 +551,7 @@ class Trainer:
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self._agreement.own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
+        self._restore_scale(state)
         self.synchronizer.restore(state["synchronizer"])
         for name, callback in self._named_callbacks().items():
             if name in state["callbacks"]:  # the others are new
@@ -554,10 +567,15 @@ class Trainer:
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self._agreement.own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
+        self._restore_scale(state)
         self.replica.begin()
         self.synchronizer.restore(state["synchronizer"])
         for name, callback in self._named_callbacks().items():
             callback.rewind(state["callbacks"][name])
+
+    def _restore_scale(self, state: dict[str, Any]) -> None:
+        if self.scaler is not None:
+            self.scaler.restore(state["scaling"])
 
     def _named_callbacks(self) -> dict[str, Callback]:
         """This worker's callbacks by their kind, and a number where there are several of one."""
