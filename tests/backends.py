@@ -34,8 +34,8 @@ class Reference(Backend):
     name = "reference"
     xp = np
 
-    def __init__(self, dtype: str = "float") -> None:
-        super().__init__(DtypePolicy.of(dtype))
+    def __init__(self, dtype: str | DtypePolicy = "float") -> None:
+        super().__init__(dtype if isinstance(dtype, DtypePolicy) else DtypePolicy.of(dtype))
 
     def address(self, array: Any) -> int:
         return int(array.__array_interface__["data"][0])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cupynet import checks
+from cupynet.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,19 @@ class DtypePolicy:
             return cls(name, half, half if half_arithmetic else single, single, loss_scale=1024.0)
         stored = single if name == "float" else double
         return cls(name, stored, stored, stored)
+
+
+def stored_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of this name.
+
+    Raises:
+        ConfigError: it is bfloat16, and ml_dtypes is missing.
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError as error:
+        raise ConfigError(f"dtype=bfloat16: ml_dtypes is not installed ({error}): pip install ml_dtypes") from error
+    found: np.dtype[Any] = np.dtype(bfloat16)
+    return found

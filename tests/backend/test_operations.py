@@ -51,7 +51,7 @@ def compare(operation: str, tested: Backend, shape: Shape, seed: int) -> None:
     """One call on the tested backend and on the reference in its precision and in double."""
     policy = tested.policy
     results = []
-    for backend in (tested, Reference(policy.name), Reference("double")):
+    for backend in (tested, Reference(policy), Reference("double")):
         call = Call(seed, policy, backend)
         found = COMPARISONS[operation](backend, call, shape)
         call.check_arguments()
