@@ -129,6 +129,16 @@ def dtype(name: str, value: Any) -> str:
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
+def block_size(name: str, value: Any) -> int:
+    """`value` as the most threads that a block on a GPU may have: a warp at least."""
+    return integer(name, value, 32, most=1024, why="no GPU takes more")
+
+
+def grid_size(name: str, value: Any) -> int | None:
+    """`value` as the most blocks that a launch on a GPU may have, or None for no limit."""
+    return None if value is None else integer(name, value, 1, ", or null for no limit", most=(1 << 31) - 1)
+
+
 SCALES = ("none", "linear", "sqrt")  # rules for the learning rate as workers grow
 
 

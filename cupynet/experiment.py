@@ -146,7 +146,14 @@ class Experiment:
 
     def model(self) -> Model:
         """A new model with its initial weights, on the device of this process's first worker."""
-        backend = create_backend(self.backend_name, self.settings.dtype, self.placement.device(self.rank))
+        asked = self.settings.backend
+        backend = create_backend(
+            self.backend_name,
+            self.settings.dtype,
+            self.placement.device(self.rank),
+            max_block_size=asked.max_block_size,
+            max_grid_size=asked.max_grid_size,
+        )
         return Model(self.network, self.input, backend, self.settings.seed, self.loss)
 
     def wrapper(

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.policy import stored_dtype
+from cupynet.checks import block_size, grid_size
 from cupynet.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "kernels"
@@ -131,6 +132,9 @@ class Kernels:
         here: a context in which that device is current, and the stream that launches go to.
         max_block_size: threads of a block, at most; the largest power of two up to it is used.
         max_grid_size: blocks of a grid, at most; None for no limit. Each then does the work of several.
+
+    Raises:
+        ConfigError: one of the two is out of range.
     """
 
     def __init__(
@@ -142,8 +146,8 @@ class Kernels:
         max_grid_size: int | None = None,
     ) -> None:
         self._xp, self._device, self._here = xp, device, here
-        self.threads = power_of_two(max_block_size + 1) // 2
-        self.blocks = MOST_BLOCKS if max_grid_size is None else max_grid_size
+        self.threads = power_of_two(block_size("max_block_size", max_block_size) + 1) // 2
+        self.blocks = grid_size("max_grid_size", max_grid_size) or MOST_BLOCKS
         self._modules: dict[str, Any] = {}
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
 
