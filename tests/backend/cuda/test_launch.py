@@ -93,7 +93,7 @@ def other_device() -> Any:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (lambda x: (x.astype(np.float64), 8), "argument 0 must be a contiguous array of float32 .*, this one is float64"),
+        (lambda x: (x.astype(np.float64), 8), "argument 0 must be a contiguous array of float32 .*, .* is float64"),
         (lambda x: (x[::2], 4), "argument 0 must be a contiguous .*, this one has gaps"),
         (lambda x: (other_device(), 8), "argument 0 must be .* on device 0, this one is on device 3"),
         (lambda x: (None, 8), "argument 0 must be .*, this one is NoneType"),
