@@ -21,7 +21,7 @@ SHOWN = 80  # characters of a value in a message
 LONGEST = 1 << 63  # what an integer must be smaller than: it is to be counted with, in arrays and files too
 
 # Names are listed here because settings are read without NumPy, which every file of cupynet.backend imports.
-DTYPES = ("half", "float", "double")
+DTYPES = ("half", "bfloat16", "float", "double")
 DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are taken too
 BACKENDS = ("numpy", "numba", "cupy")
 LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.parallel.forecast, as are the two below

@@ -266,7 +266,8 @@ class Backend:
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             if place > 0:
                 candidate = x[window.seen(ky, kx, output)]
-                better = ~(candidate <= y)  # larger, or one of the two is NaN
+                with np.errstate(invalid="ignore"):  # ml_dtypes warns of NaN
+                    better = ~(candidate <= y)  # larger, or one of the two is NaN
                 better &= y == y  # the first NaN stays
                 self.xp.copyto(winners, winners.dtype.type(place), where=better)
                 self.xp.copyto(y, candidate, where=better)

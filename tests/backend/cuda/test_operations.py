@@ -15,7 +15,7 @@ from cupynet.backend.cuda import CupyBackend
 from tests.backend.comparisons import COMPARISONS, Shape
 from tests.backend.on_host import OnHost
 from tests.backend.test_operations import LENET, compare, shapes
-from tests.backends import every_dtype
+from tests.backends import every_dtype, needs_bfloat16
 
 LIMITS = {"usual": (256, None), "tiny": (48, 1)}
 
@@ -27,7 +27,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> OnHost:
     return module
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", ["half", pytest.param("bfloat16", marks=needs_bfloat16), "float", "double"])
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("operation", COMPARISONS)
 def test_kernels_equal_the_reference(dtype: str, operation: str, limits: str) -> None:
