@@ -21,7 +21,7 @@ SHOWN = 80  # characters of a value in a message
 LONGEST = 1 << 63  # what an integer must be smaller than: it is to be counted with, in arrays and files too
 
 # Names are listed here because settings are read without NumPy, which every file of cupynet.backend imports.
-DTYPES = ("half", "float", "double")
+DTYPES = ("half", "bfloat16", "float", "double")
 DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are taken too
 BACKENDS = ("numpy", "numba", "cupy")
 LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.parallel.forecast, as are the two below
@@ -127,6 +127,16 @@ def one_of(name: str, value: Any, names: Iterable[str]) -> str:
 def dtype(name: str, value: Any) -> str:
     """`value` as the name of a precision, one of `DTYPES`; NumPy's names for them are taken too."""
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
+
+
+def block_size(name: str, value: Any) -> int:
+    """`value` as the most threads that a block on a GPU may have: a warp at least."""
+    return integer(name, value, 32, most=1024, why="no GPU takes more")
+
+
+def grid_size(name: str, value: Any) -> int | None:
+    """`value` as the most blocks that a launch on a GPU may have, or None for no limit."""
+    return None if value is None else integer(name, value, 1, ", or null for no limit", most=(1 << 31) - 1)
 
 
 SCALES = ("none", "linear", "sqrt")  # rules for the learning rate as workers grow

@@ -150,7 +150,14 @@ class Experiment:
 
     def model(self) -> Model:
         """A new model with its initial weights, on the device of this process's first worker."""
-        backend = create_backend(self.backend_name, self.settings.dtype, self.placement.device(self.rank))
+        asked = self.settings.backend
+        backend = create_backend(
+            self.backend_name,
+            self.settings.dtype,
+            self.placement.device(self.rank),
+            max_block_size=asked.max_block_size,
+            max_grid_size=asked.max_grid_size,
+        )
         return Model(self.network, self.input, backend, self.settings.seed, self.loss)
 
     def wrapper(
@@ -290,8 +297,10 @@ class Experiment:
         if sharing > available_cores():
             workers = f"{sharing} workers" if placement.stages == 1 else f"{sharing} stages"
             log.warning("%s share %d cores: they take turns", workers, available_cores())
-        if self.settings.dtype == "half":
-            log.warning("dtype=half on a CPU is stored in 16 bits and computed in 32: slower than float")
+        if self.settings.dtype in ("half", "bfloat16"):
+            log.warning(
+                "dtype=%s on a CPU is stored in 16 bits and computed in 32: slower than float", self.settings.dtype
+            )
 
     def _warn_of_one_stage(self) -> None:
         """Where a pipeline was asked for, and the number that was left open came to one stage, which is none."""

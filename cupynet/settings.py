@@ -255,6 +255,8 @@ class BackendSettings(Group):
 
     name: str = setting("auto", one_of("auto", *checks.BACKENDS))
     priority: PrioritySettings = group(PrioritySettings)
+    max_block_size: int = setting(256, checks.block_size)
+    max_grid_size: int | None = setting(None, checks.grid_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ def works(name: str) -> bool:
 WORKING = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in BACKENDS if works(name)]
 every_backend = pytest.mark.parametrize("name", WORKING)
 every_dtype = pytest.mark.parametrize("dtype", ["half", "float", "double"])
+NO_BFLOAT16 = "CUPYNET_TEST_ALL" not in os.environ and importlib.util.find_spec("ml_dtypes") is None
+needs_bfloat16 = pytest.mark.skipif(NO_BFLOAT16, reason="ml_dtypes is not installed: pip install ml_dtypes")
+every_narrow_dtype = pytest.mark.parametrize("dtype", ["half", pytest.param("bfloat16", marks=needs_bfloat16)])
 
 
 class Reference(Backend):
@@ -34,8 +39,8 @@ class Reference(Backend):
     name = "reference"
     xp = np
 
-    def __init__(self, dtype: str = "float") -> None:
-        super().__init__(DtypePolicy.of(dtype))
+    def __init__(self, dtype: str | DtypePolicy = "float") -> None:
+        super().__init__(dtype if isinstance(dtype, DtypePolicy) else DtypePolicy.of(dtype))
 
     def address(self, array: Any) -> int:
         return int(array.__array_interface__["data"][0])

@@ -71,9 +71,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
 HOMES: dict[str, tuple[str, ...]] = {
     "numpy": ("",),
-    "cupy": ("backend/cuda.py", "parallel/nccl.py"),
-    "cupy_backends": ("backend/cuda.py", "parallel/nccl.py"),
-    "cupyx": ("backend/cuda.py",),
+    "cupy": ("backend/cuda/", "parallel/nccl.py"),
+    "cupy_backends": ("backend/cuda/", "parallel/nccl.py"),
+    "cupyx": ("backend/cuda/",),
     "ml_dtypes": ("backend/",),
     "numba": ("backend/kernels/",),
     "llvmlite": ("backend/kernels/",),
@@ -339,8 +339,8 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     ),
     (import_directions, "errors.py", "import cupynet.backend", "errors may not import cupynet.backend"),
     (import_directions, "cellar/x.py", "", "unknown room 'cellar'"),
-    (third_party_homes, "nn/conv.py", "import cupy", "cupy belongs into backend/cuda.py"),
-    (third_party_homes, "backend/cudax.py", "import cupy.cuda", "cupy belongs into backend/cuda.py"),
+    (third_party_homes, "nn/conv.py", "import cupy", "cupy belongs into backend/cuda/"),
+    (third_party_homes, "backend/cudax.py", "import cupy.cuda", "cupy belongs into backend/cuda/"),
     (
         third_party_homes,
         "backend/cpu.py",
@@ -402,7 +402,7 @@ KEPT: list[tuple[Rule, str, str]] = [
     (import_directions, "nn/__init__.py", "from .types import Image\nfrom cupynet.backend import Backend"),
     (import_directions, "parallel/pipeline.py", "from cupynet.nn import Sequential"),
     (import_directions, "train.py", "from cupynet.training import Trainer\nfrom cupynet.config import run"),
-    (third_party_homes, "backend/cuda.py", "import os, numpy, cupy\nimport cupynet.errors"),
+    (third_party_homes, "backend/cuda/devices.py", "import os, numpy, cupy\nimport cupynet.errors"),
     (third_party_homes, "data/folders.py", "from platformdirs import user_cache_path"),
     (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=False); model.eval(); re.compile('x')"),
     (no_code_from_data, "data/x.py", "tar.extractall(folder, filter='data'); subprocess.run([a, b], check=True)"),
@@ -547,7 +547,7 @@ def run_without(hidden: tuple[str, ...], modules: list[str], then: str = "") -> 
 
 
 def test_the_package_imports_without_optional_packages() -> None:
-    made_for_them = ("backend/kernels/",)  # cuda.py imports without CuPy
+    made_for_them = ("backend/kernels/",)  # cuda/ imports without CuPy
     modules = [source.module for source in SOURCES if not source.path.startswith(made_for_them)]
     assert "cupynet.backend" in modules
     run_without(

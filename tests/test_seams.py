@@ -107,7 +107,7 @@ DECIDED = {
     "ShardedLoader": "data/loader.py",  # who reads what, where each worker has its own part of the data
 }
 DEFINED = {
-    "device_count": {"backend/cuda.py", "backend/select.py"},
+    "device_count": {"backend/cuda/devices.py", "backend/select.py"},
     "Replica": {"training/replica.py"},
     "cut": {"parallel/forecast.py"},
 }

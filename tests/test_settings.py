@@ -126,6 +126,26 @@ def test_measuring_comes_to_an_end(kind: type[Settings], key: str, most: int) ->
         read(kind, given(key, most + 1))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("max_block_size", 16, "must be an integer of at least 32"),
+        ("max_block_size", 2048, "must be at most 1024: no GPU takes more"),
+        ("max_block_size", None, "must be an integer of at least 32"),
+        ("max_grid_size", 0, "must be an integer of at least 1, or null for no limit"),
+        ("max_grid_size", 2**31, "must be at most 2147483647, or null for no limit"),
+    ],
+)
+def test_what_no_gpu_can_launch_is_refused(key: str, value: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^backend.{key}={'null' if value is None else value}: {line}$"):
+        read(Settings, given(f"backend.{key}", value))
+
+
+def test_launches_have_bounds() -> None:
+    settings = read(Settings, given("backend.max_block_size", 1024)).backend
+    assert (settings.max_block_size, settings.max_grid_size) == (1024, None)
+
+
 def test_seeds_have_64_bits() -> None:
     assert read(Settings, given("seed", 2**64 - 1)).seed == 2**64 - 1
     for value in (2**64, -1):

@@ -27,7 +27,10 @@ def call(*command: str | Path, cwd: Path, **more: str) -> str:
 def test_a_wheel_trains_from_an_empty_directory(tmp_path: Path) -> None:
     call(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
-    assert "cupynet/conf/config.yaml" in zipfile.ZipFile(wheel).namelist()
+    inside = zipfile.ZipFile(wheel).namelist()
+    assert "cupynet/conf/config.yaml" in inside
+    kernels = [path for path in (ROOT / "cupynet").rglob("*.cu*") if path.suffix in (".cu", ".cuh")]
+    assert len(kernels) > 1 and {path.relative_to(ROOT).as_posix() for path in kernels} <= set(inside)
     call(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
     python = tmp_path / "env" / "bin" / "python"
     call(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)

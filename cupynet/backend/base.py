@@ -13,6 +13,7 @@ weights are *added*, in `policy.accumulate`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -37,11 +38,13 @@ class Backend:
         device: number of the GPU; 0 on a CPU.
         workspace: lends the buffers of activations and their gradients.
         loss_scale: the factor on the gradient of the loss; at first the policy's, then what its owner sets.
+        options: what `create_backend` is given beside name, dtype and device to make another one like this.
     """
 
     name: str
     xp: ModuleType
     on_gpu = False
+    options: Mapping[str, Any] = {}
 
     def __init__(self, policy: DtypePolicy, device: int = 0) -> None:
         self.policy = policy
@@ -113,6 +116,11 @@ class Backend:
         batch = self.asarray(images[samples])
         return (batch * self.policy.accumulate.type(1 / 255)).astype(self.policy.storage)
 
+    def convert(self, source: Array, target: Array) -> None:
+        """target = source, in the precision of target; of one shape."""
+        checks.alike("convert", source, target)
+        target[...] = source
+
     # products -------------------------------------------------------------------------------------------------------
 
     def _operand(self, a: Array) -> tuple[Array, bool]:
@@ -134,20 +142,28 @@ class Backend:
         return stored
 
     def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """The 2-D product in the compute precision; every GEMM passes here (3-D products are a trap on the GPU)."""
+        """The 2-D product in the compute precision."""
         a, a_copied = self._operand(a)
         b, b_copied = self._operand(b)
         left, right = (a.T if transpose_a else a), (b.T if transpose_b else b)
         out = self.borrow((left.shape[0], right.shape[1]), self.policy.compute)
-        self.xp.matmul(left, right, out=out)
+        self._gemm(left, right, out)
         self.give_back(a if a_copied else None, b if b_copied else None)
         return out
+
+    def _gemm(self, left: Array, right: Array, out: Array) -> None:
+        """out = left right; every product passes here, 2-D and in one precision (3-D ones are a trap on the GPU)."""
+        self.xp.matmul(left, right, out=out)
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
         """grad += aᵀ dy."""
         product = self._product(a, dy, transpose_a=True)
         grad += product
         self.give_back(product)
+
+    def _add_bias(self, y: Array, bias: Array) -> None:
+        """y += bias in each row, in place; (R, O), (O,)."""
+        y += bias
 
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
         """grad += the sum of dy over its rows; (O,) += (R, O)."""
@@ -159,7 +175,7 @@ class Backend:
         """x W + b: (N, F), (F, O), (O,) -> (N, O)."""
         y = self.matmul(x, weight)
         if bias is not None:
-            y += bias
+            self._add_bias(y, bias)
         return y
 
     def dense_backward(
@@ -222,7 +238,7 @@ class Backend:
         columns = self.im2col(x, window)
         y = self.matmul(columns, weight.reshape(-1, outputs))  # (N·H'·W', O)
         if bias is not None:
-            y += bias
+            self._add_bias(y, bias)
         return y.reshape(x.shape[0], *window.output(*x.shape[1:3]), outputs), columns
 
     def conv2d_backward(
@@ -274,7 +290,8 @@ class Backend:
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             if place > 0:
                 candidate = x[window.seen(ky, kx, output)]
-                better = ~(candidate <= y)  # larger, or one of the two is NaN
+                with np.errstate(invalid="ignore"):  # ml_dtypes warns of NaN
+                    better = ~(candidate <= y)  # larger, or one of the two is NaN
                 better &= y == y  # the first NaN stays
                 self.xp.copyto(winners, winners.dtype.type(place), where=better)
                 self.xp.copyto(y, candidate, where=better)
@@ -395,8 +412,14 @@ class Backend:
         length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
 
-    def sgd_update(self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float) -> None:
-        """w -= lr · (scale · g + l2 · w), in place; g is set to zero for the next step. (P,) vectors."""
+    def sgd_update(
+        self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float,
+        stored: Array | None = None,
+    ) -> None:  # fmt: skip
+        """w -= lr · (scale · g + l2 · w), in place; g is set to zero for the next step. (P,) vectors.
+
+        stored: the copy of the weights that layers read, written too; None where they read the weights themselves.
+        """
         checks.alike("sgd_update", weight, grad)
         if grad_scale != 1.0:
             grad *= grad_scale
@@ -405,15 +428,17 @@ class Backend:
         grad *= learning_rate
         weight -= grad
         grad[...] = 0
+        if stored is not None:
+            self.convert(weight, stored)
 
     def momentum_update(
         self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
-        grad_scale: float, nesterov: bool,
+        grad_scale: float, nesterov: bool, stored: Array | None = None,
     ) -> None:  # fmt: skip
         """v = mu · v - lr · (scale · g + l2 · w); w += v, or with Nesterov w += mu · v - lr · (...); g is set to zero.
 
         Sutskever et al. 2013, "On the importance of initialization and momentum", with the learning rate inside the
-        velocity.
+        velocity. `stored`: as in `sgd_update`.
         """
         checks.alike("momentum_update", weight, velocity, grad)
         if grad_scale != 1.0:
@@ -429,3 +454,5 @@ class Backend:
         else:
             weight += velocity
         grad[...] = 0
+        if stored is not None:
+            self.convert(weight, stored)

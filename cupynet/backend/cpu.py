@@ -151,24 +151,31 @@ class NumbaBackend(NumpyBackend):
         real = grad.dtype.type
         self.kernels.clip_norm(grad.reshape(-1), real(squared_norm), real(largest))
 
-    def sgd_update(self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float) -> None:
+    def sgd_update(
+        self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float,
+        stored: Array | None = None,
+    ) -> None:  # fmt: skip
         checks.alike("sgd_update", weight, grad)
         if not self._compiles(weight, grad):
-            return super().sgd_update(weight, grad, learning_rate, l2, grad_scale)
+            return super().sgd_update(weight, grad, learning_rate, l2, grad_scale, stored)
         real = weight.dtype.type
         self.kernels.sgd_update(weight, grad, real(learning_rate), real(l2), real(grad_scale))
+        if stored is not None:
+            self.convert(weight, stored)
 
     def momentum_update(
         self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
-        grad_scale: float, nesterov: bool,
+        grad_scale: float, nesterov: bool, stored: Array | None = None,
     ) -> None:  # fmt: skip
         checks.alike("momentum_update", weight, velocity, grad)
         if not self._compiles(weight, velocity, grad):
             factors = (learning_rate, momentum, l2, grad_scale)
-            return super().momentum_update(weight, velocity, grad, *factors, nesterov)
+            return super().momentum_update(weight, velocity, grad, *factors, nesterov, stored)
         real = weight.dtype.type
         factors = (real(learning_rate), real(momentum), real(l2), real(grad_scale))
         self.kernels.momentum_update(weight, velocity, grad, *factors, nesterov)
+        if stored is not None:
+            self.convert(weight, stored)
 
 
 # What is faster as one operation here, by what the first and the second are.

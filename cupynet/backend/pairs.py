@@ -17,11 +17,15 @@ Weights: TypeAlias = "tuple[Array | None, ...]"
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of images (H, W, C) to `filters` channels; its weights are (weight, bias or None)."""
+    """A convolution of images (H, W, C) to `filters` channels; its weights are (weight, bias or None).
+
+    activation: what the layer applies to it, by name; a pair that applies it itself says so (`Pair.activates`).
+    """
 
     image: tuple[int, int, int]
     filters: int
     window: Window
+    activation: str = "identity"
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,13 @@ Operation: TypeAlias = Convolution | MaxPool
 
 
 class Pair:
-    """Two operations as one. Weights, and their gradients, are those of the first operation, then of the second."""
+    """Two operations as one. Weights, and their gradients, are those of the first operation, then of the second.
+
+    Attributes:
+        activates: whether both passes include the activation of the first operation; else it is applied to the output.
+    """
+
+    activates = False
 
     def buffers(self, *, need_dx: bool) -> int:
         """Bytes that both passes borrow for an image, about, beside the output and what comes in and goes out."""

@@ -37,16 +37,19 @@ def select_backend(name: str = "auto", *, gpu_priority: int = 100, cpu_priority:
     return name, None
 
 
-def create_backend(name: str, dtype: str = "float", device: int = 0) -> Backend:
+def create_backend(
+    name: str, dtype: str = "float", device: int = 0, *, max_block_size: int = 256, max_grid_size: int | None = None
+) -> Backend:
     """A new backend for one replica, with its own workspace.
 
     Args:
         name: numpy, numba or cupy; auto takes what `select_backend` would.
         dtype: half, float or double, see `DtypePolicy`.
         device: number of the GPU.
+        max_block_size, max_grid_size: threads of a block and blocks of a grid that cupy launches at most.
 
     Raises:
-        ConfigError: there is no such backend or dtype, or CuPy is not installed.
+        ConfigError: there is no such backend or dtype, or CuPy is not installed, or a size is out of range.
     """
     checks.one_of("backend", name, ("auto", *BACKENDS))
     if name == "auto":
@@ -55,7 +58,7 @@ def create_backend(name: str, dtype: str = "float", device: int = 0) -> Backend:
         from cupynet.backend.cuda import CupyBackend
 
         try:
-            return CupyBackend(dtype, device)
+            return CupyBackend(dtype, device, max_block_size, max_grid_size)
         except ImportError as error:
             raise ConfigError(
                 f"backend=cupy: CuPy is not installed ({error}); take auto for what works here"

@@ -114,7 +114,7 @@ class Conv2D(Layer):
 
     def _operation(self) -> Convolution:
         height, width, channels = self.input.shape
-        return Convolution((height, width, channels), self.filters, self.window)
+        return Convolution((height, width, channels), self.filters, self.window, self.activation)
 
     def describe(self) -> str:
         text = f"{by(self.kernel)}, {self.filters} filters, stride {one_or_both(self.stride)}"
@@ -123,17 +123,21 @@ class Conv2D(Layer):
 
 
 class ConvMaxPool(Layer):
-    """A built convolution and the max-pool behind it as one operation; what the pool lets through is activated."""
+    """A built convolution and the max-pool behind it as one operation.
+
+    What the pool lets through is activated, by the operation itself or behind it.
+    """
 
     def __init__(self, conv: Conv2D, pool: MaxPool2D, pair: Pair) -> None:
         self.conv, self.pool, self.pair = conv, pool, pair
+        self._activation = activation_function("identity" if pair.activates else conv.activation)
 
     def buffers(self) -> int:
         output = self.pool.output.features * self.conv.backend.policy.storage.itemsize
         return 2 * output + self.pair.buffers(need_dx=self.conv.needs_dx)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        conv, pair, backend, activation = self.conv, self.pair, self.conv.backend, self.conv._activation
+        conv, pair, backend, activation = self.conv, self.pair, self.conv.backend, self._activation
         weights = conv.weight.data, conv.bias and conv.bias.data
         y, saved = pair.forward(x, weights)  # (N, H', W', O)
         y = activation.forward(backend, y)

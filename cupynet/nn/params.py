@@ -126,6 +126,7 @@ class Params:
         self.grad = backend.allocate((total,), accumulate)
         self.grad[...] = 0
         self.data = self.master if storage == accumulate else backend.allocate((total,), storage)
+        self._backend = backend
         for attribute, vector in (("master", self.master), ("grad", self.grad), ("data", self.data)):
             for name, view in self.views(vector):
                 setattr(self._entries[name], attribute, view)
@@ -149,7 +150,11 @@ class Params:
     def publish(self) -> None:
         """Let layers see what the optimizer or an average did to `master`; nothing to do where `data` is `master`."""
         if self.data is not self.master:
-            self.data[...] = self.master
+            self._backend.convert(self.master, self.data)
+
+    def stored(self, part: slice) -> Array | None:
+        """The narrower copy that layers read of a stretch of `master`; None where they read `master` itself."""
+        return None if self.data is self.master else self.data[part]
 
 
 @dataclass(frozen=True)

@@ -56,21 +56,25 @@ class Optimizer:
         if self.max_grad_norm is not None:
             norm = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
             self.backend.clip_norm(params.grad, norm, self.max_grad_norm / scale)
+        published = True
         for segment in params.segments:
-            part = slice(segment.start, segment.stop)
-            self.update(params, part, rate * segment.lr_scale, self.l2 if segment.decay else 0.0, scale)
-        params.publish()
+            part, l2 = slice(segment.start, segment.stop), self.l2 if segment.decay else 0.0
+            published &= self.update(params, part, rate * segment.lr_scale, l2, scale) is True
+        if not published:
+            params.publish()
 
-    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> None:
-        """Update one stretch of the vector."""
+    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> bool | None:
+        """Update one stretch of the vector; True where the copy that layers read of it (`params.stored`) is new too."""
         raise NotImplementedError
 
 
 class SGD(Optimizer):
     """w -= lr · g."""
 
-    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> None:
-        self.backend.sgd_update(params.master[part], params.grad[part], learning_rate, l2, grad_scale)
+    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> bool | None:
+        master, grad = params.master[part], params.grad[part]
+        self.backend.sgd_update(master, grad, learning_rate, l2, grad_scale, params.stored(part))
+        return True
 
 
 class Momentum(Optimizer):
@@ -99,11 +103,11 @@ class Momentum(Optimizer):
         velocity[...] = 0
         self.state = {"velocity": velocity}
 
-    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> None:
+    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> bool | None:
         master, velocity, grad = params.master[part], self.state["velocity"][part], params.grad[part]
-        self.backend.momentum_update(
-            master, velocity, grad, learning_rate, self.momentum, l2, grad_scale, self.nesterov
-        )
+        factors = learning_rate, self.momentum, l2, grad_scale
+        self.backend.momentum_update(master, velocity, grad, *factors, self.nesterov, params.stored(part))
+        return True
 
 
 class Nesterov(Momentum):

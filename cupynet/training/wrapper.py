@@ -425,7 +425,7 @@ class ParallelWrapper:
         own = self.model.backend
         if rank == self._launcher.first:
             return own
-        return create_backend(own.name, own.policy.name, self.placement.device(rank))
+        return create_backend(own.name, own.policy.name, self.placement.device(rank), **own.options)
 
 
 def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:

@@ -183,24 +183,36 @@ def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 
 def fused_pair(backend: Backend, call: Call, shape: Shape) -> Results:
     """All pairs there are, each as one operation where the backend has it, else as two: forwards, then backwards."""
-    return {name: array for pair in (convolution_and_max_pool,) for name, array in pair(backend, call, shape).items()}
+    found: Results = {}
+    for activation in ("identity", "relu"):
+        pair = convolution_and_max_pool(backend, call, shape, activation)
+        found |= {f"{activation} {name}": array for name, array in pair.items()}
+    return found
 
 
-def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape) -> Results:
+def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activation: str) -> Results:
     """Small whole numbers: every precision computes them exactly, so that all agree on the winners, ties included."""
     x, weight = call.few(*shape.image), call.few(*shape.window.kernel, shape.channels, shape.outputs)
     bias = call.few(shape.outputs) if shape.flag else None
     convolved = shape.window.output(*shape.image[1:3])
     kernel = [min(1 + call.integers_on_host(3), side) for side in convolved]
     pool = Window((kernel[0], kernel[1]), (1 + call.integers_on_host(3), 1 + call.integers_on_host(3)))
-    pair = backend.fused_pair(Convolution(x.shape[1:], shape.outputs, shape.window), MaxPool(pool))
+    convolution = Convolution(x.shape[1:], shape.outputs, shape.window, activation)
+    pair, relu = backend.fused_pair(convolution, MaxPool(pool)), activation == "relu"
     if pair is None:
         middle, columns = backend.conv2d(x, weight, bias, shape.window)
         y, winners = backend.max_pool2d(middle, pool)
         kept: tuple[Array, ...] = (middle, columns, winners)
     else:
         y, kept = pair.forward(x, (weight, bias))
-    dy = call.stored(*y.shape)
+    apart = relu and not (pair is not None and pair.activates)
+    if apart:
+        y = backend.relu(y)
+    given = call.stored(*y.shape)
+    dy = backend.borrow(y.shape)
+    dy[...] = given
+    if apart:
+        dy = backend.relu_backward(dy, y)
     weight_grad, bias_grad = call.wide(*weight.shape), call.wide(shape.outputs) if shape.flag else None
     if pair is None:
         through = backend.max_pool2d_backward(dy, winners, middle.shape, pool)
@@ -209,7 +221,7 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape) -> Resu
         backend.give_back(through)
     else:
         dx = pair.backward(dy, kept, x, (weight, bias), (weight_grad, bias_grad), need_dx=shape.need_dx)
-    backend.give_back(*kept)
+    backend.give_back(dy, *kept)
     return {"y": y, "dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
 
 
@@ -255,10 +267,26 @@ def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results
     return {"losses": losses, "scaled gradient": gradient}
 
 
+def convert(backend: Backend, call: Call, shape: Shape) -> Results:
+    """Both ways, and in one precision."""
+    stored, wide = call.stored(*shape.image), call.wide(shape.height * 16)
+    widened, narrowed = backend.borrow(stored.shape, wide.dtype), backend.borrow(wide.shape)
+    backend.convert(stored, widened)
+    backend.convert(wide, narrowed)
+    copy = backend.borrow(wide.shape, wide.dtype)
+    backend.convert(wide, copy)
+    return {"widened": widened, "narrowed": narrowed, "copy": copy}
+
+
+def stored_copy(backend: Backend, shape: Shape) -> Array | None:
+    """Where an update writes the weights once more, for layers to read; or nothing."""
+    return None if shape.outputs % 3 == 0 else backend.borrow((shape.height * 16,))
+
+
 def sgd_update(backend: Backend, call: Call, shape: Shape) -> Results:
-    weight, grad = call.wide(shape.height * 16), call.wide(shape.height * 16)
-    backend.sgd_update(weight, grad, 0.1, 0.01 if shape.flag else 0.0, 0.25 if shape.need_dx else 1.0)
-    return {"weight": weight, "grad": grad}
+    weight, grad, stored = call.wide(shape.height * 16), call.wide(shape.height * 16), stored_copy(backend, shape)
+    backend.sgd_update(weight, grad, 0.1, 0.01 if shape.flag else 0.0, 0.25 if shape.need_dx else 1.0, stored)
+    return {"weight": weight, "grad": grad, "stored": stored}
 
 
 def mean_in_place(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -284,14 +312,16 @@ def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
 def momentum_update(backend: Backend, call: Call, shape: Shape) -> Results:
     weight, velocity, grad = (call.wide(shape.height * 16) for _ in range(3))
     l2, scale = 0.01 if shape.window.stride[0] > 1 else 0.0, 0.25 if shape.need_dx else 1.0
-    backend.momentum_update(weight, velocity, grad, 0.1, 0.9, l2, scale, shape.flag)
-    return {"weight": weight, "velocity": velocity, "grad": grad}
+    stored = stored_copy(backend, shape)
+    backend.momentum_update(weight, velocity, grad, 0.1, 0.9, l2, scale, shape.flag, stored)
+    return {"weight": weight, "velocity": velocity, "grad": grad, "stored": stored}
 
 
 COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
     function.__name__: function
     for function in (
         load_images,
+        convert,
         matmul,
         dense,
         dense_backward,

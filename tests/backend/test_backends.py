@@ -64,11 +64,11 @@ def test_policies() -> None:
     assert DtypePolicy.of("half", half_arithmetic=True) == DtypePolicy("half", half, half, single, 1024.0)
     assert DtypePolicy.of("float") == DtypePolicy("float", single, single, single, 1.0)
     assert DtypePolicy.of("double") == DtypePolicy("double", double, double, double, 1.0)
-    assert DTYPES == ("half", "float", "double")
+    assert DTYPES == ("half", "bfloat16", "float", "double")
     for alias, name in (("float16", "half"), ("float32", "float"), ("float64", "double")):
         assert DtypePolicy.of(alias) == DtypePolicy.of(name)
     for wrong in ("floaty", None, 32):
-        with pytest.raises(ConfigError, match=f"dtype={wrong}: must be one of half, float, double"):
+        with pytest.raises(ConfigError, match=f"dtype={wrong}: must be one of half, bfloat16, float, double"):
             DtypePolicy.of(wrong)  # type: ignore[arg-type]
 
 

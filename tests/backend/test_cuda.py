@@ -14,6 +14,7 @@ import pytest
 
 from cupynet.backend import create_backend, select_backend
 from cupynet.backend.cuda import probe
+from tests.backend import on_host
 
 
 class StandIn(ModuleType):
@@ -28,7 +29,7 @@ class StandIn(ModuleType):
             """A device, or a stream of the device that is current."""
 
             def __init__(self, number: int = 0, non_blocking: bool = False) -> None:
-                self.number = number
+                self.number = self.id = number
 
             def use(self) -> None:
                 setattr(current, type(self).__name__, self)
@@ -55,13 +56,26 @@ class StandIn(ModuleType):
             def call(*arguments: Any) -> Any:
                 device = getattr(current, "Device", None)
                 self.asked.append((name, device.number if device else 0, getattr(current, "Stream", None)))
-                return function(*arguments)
+                made = function(*arguments)
+                if isinstance(made, on_host.HostArray):
+                    made.number = device.number if device else 0
+                return made
 
             return call
 
-        self.empty, self.asarray = noted("empty", np.empty), noted("asarray", np.asarray)
-        self.asnumpy = noted("asnumpy", np.asarray)
-        self.is_available = lambda: True
+        self.empty, self.asarray = noted("empty", on_host.empty), noted("asarray", on_host.asarray)
+        self.asnumpy, self.is_available = noted("asnumpy", np.asarray), lambda: True
+
+        class Module:
+            """Kernels that are only noted."""
+
+            def __init__(self, code: str, options: tuple[str, ...]) -> None:
+                pass
+
+            def get_function(self, name: str) -> Any:
+                return noted(name, lambda *_: None)
+
+        self.RawModule = Module
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -90,7 +104,8 @@ def test_whatever_thread_asks_it_happens_on_the_workers_device_and_stream(cupy: 
     thread = threading.Thread(target=prefetch)
     thread.start()
     thread.join()
-    assert [name for name, _, _ in cupy.asked] == ["asarray", "asarray", "empty", "asnumpy"]
+    loading = ["asarray", "empty", "load_images_float"]
+    assert [name for name, _, _ in cupy.asked] == [*loading, "asarray", "empty", "asnumpy"]
     assert {device for _, device, _ in cupy.asked} == {1}
     streams = {stream for _, _, stream in cupy.asked}
     assert len(streams) == 1 and None not in streams

@@ -1,4 +1,4 @@
-"""dtype=half: stored in 16 bits, accumulated in 32, and it learns what float learns."""
+"""dtype=half and bfloat16: stored in 16 bits, accumulated in 32, and they learn what float learns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.nn import Context, Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
-from tests.backends import every_backend
+from tests.backends import every_backend, every_narrow_dtype
 from tests.nn.networks import SMALL, examples, gradients, small_networks, train_step
 
 IMAGE = Image(8, 8, 1)
@@ -38,27 +38,30 @@ def trained(name: str, dtype: str) -> list[float]:
 
 
 @every_backend
-def test_half_learns_what_float_learns(name: str) -> None:
-    half, single = trained(name, "half"), trained(name, "float")
+@every_narrow_dtype
+def test_half_learns_what_float_learns(name: str, dtype: str) -> None:
+    narrow, single, near = trained(name, dtype), trained(name, "float"), 1 if dtype == "half" else 4
     assert np.mean(single[:3]) > 0.9 and np.mean(single[-3:]) < 0.1
-    assert np.mean(half[:3]) == pytest.approx(np.mean(single[:3]), rel=0.01)
-    assert np.mean(half[-3:]) == pytest.approx(np.mean(single[-3:]), rel=0.05)
+    assert np.mean(narrow[:3]) == pytest.approx(np.mean(single[:3]), rel=0.01 * near)
+    assert np.mean(narrow[-3:]) == pytest.approx(np.mean(single[-3:]), rel=0.05 * near)
 
 
 @every_backend
+@every_narrow_dtype
 @pytest.mark.parametrize("kind", small_networks())
-def test_what_is_stored_is_half_and_what_is_added_up_is_not(name: str, kind: str) -> None:
-    backend = create_backend(name, "half")
+def test_what_is_stored_is_narrow_and_what_is_added_up_is_not(name: str, kind: str, dtype: str) -> None:
+    backend = create_backend(name, dtype)
+    narrow = backend.policy.storage
     model = Model(small_networks()[kind], SMALL, backend)
     optimizer = Nesterov(0.1)
     optimizer.init(model.params, backend)
     for _, p in model.params.named():
-        assert (p.data.dtype, p.master.dtype, p.grad.dtype) == (np.float16, np.float32, np.float32)
+        assert (p.data.dtype, p.master.dtype, p.grad.dtype) == (narrow, np.float32, np.float32)
     assert optimizer.state["velocity"].dtype == np.float32
     x, labels = examples(backend, 3)
     logits, backward = model.forward(x, Context(train=True))
     losses, gradient = model.loss(backend, logits, labels)
-    assert (logits.dtype, gradient.dtype, losses.dtype) == (np.float16, np.float16, np.float32)
+    assert (logits.dtype, gradient.dtype, losses.dtype) == (narrow, narrow, np.float32)
     assert all(value.dtype == np.float32 for value in model.weights().values())
     backend.give_back(backward(gradient))
 

@@ -84,6 +84,30 @@ def test_updates_follow_the_formula(
         np.testing.assert_array_equal(backend.to_host(p.data), rounded)
 
 
+class InPlainArrays(SGD):
+    """Somebody's own update, which knows nothing of copies."""
+
+    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> None:
+        params.master[part] -= learning_rate * params.grad[part] * grad_scale
+
+
+@every_backend
+@pytest.mark.parametrize(("kind", "passes"), [(SGD, 0), (Nesterov, 0), (InPlainArrays, 1)])
+def test_layers_see_what_was_updated(name: str, kind: type[SGD], passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same pass where the update writes the narrower copy too, else in one more."""
+    backend = create_backend(name, "half")
+    params, optimizer, published = weights(backend), kind(0.5), []
+    optimizer.init(params, backend)
+    before = np.array(backend.to_host(params.data))
+    params.grad[...] = 1024.0
+    publish = params.publish
+    monkeypatch.setattr(params, "publish", lambda: (published.append(True), publish()))
+    optimizer.step(params, 0)
+    data, master = (np.array(backend.to_host(vector)) for vector in (params.data, params.master))
+    np.testing.assert_array_equal(data, master.astype(np.float16))
+    assert (data != before).any() and len(published) == passes
+
+
 def test_l2_alone_shrinks_weights_and_leaves_biases() -> None:
     backend = create_backend("numpy", "double")
     params = weights(backend)

@@ -25,4 +25,13 @@ inline __nv_bfloat16 __float2bfloat16(float x) {
   wide += 0x7fff + ((wide >> 16) & 1);
   return {static_cast<std::uint16_t>(wide >> 16)};
 }
+inline __nv_bfloat16 __double2bfloat16(double x) {  // rounded once: what is cut off decides ties of what is kept
+  float near = static_cast<float>(x);
+  std::uint32_t wide;
+  std::memcpy(&wide, &near, 4);
+  if ((wide & 0xffff) == 0x8000 && static_cast<double>(near) != x) {
+    near = std::nextafter(near, x > near ? INFINITY : -INFINITY);
+  }
+  return __float2bfloat16(near);
+}
 inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __float2bfloat16(x); }

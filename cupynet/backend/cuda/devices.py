@@ -1,21 +1,14 @@
-"""The GPU backend, on CuPy: the only file of the package that imports it.
+"""The GPUs of this machine and their memory, as CuPy sees them.
 
 CuPy imports without a GPU and fails on first use in several ways; `probe` tries a real kernel and a real product and
-returns the reason as text. All GEMMs are 2-D (see `Backend._product`).
+returns the reason as text.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
-
-from cupynet.backend.array import Array
-from cupynet.backend.base import Backend
-from cupynet.backend.policy import DtypePolicy
 
 LINE = "\n"
 
@@ -88,89 +81,6 @@ def memory(devices: list[int]) -> int:
         with cupy.cuda.Device(device):
             sizes.append(int(cupy.cuda.runtime.memGetInfo()[1]))
     return min(sizes)
-
-
-class CupyBackend(Backend):
-    """The reference operations on CuPy arrays of one device.
-
-    Each worker calls `activate` once, in its own thread: the current device and stream are the thread's, and every
-    array and kernel of the worker belongs to its non-blocking stream. What other threads ask of this backend (a
-    prefetcher making batches, a caller reading weights) is put on the same stream: it happens in the order it was asked
-    for, and memory that was freed is written again only after its last use.
-    """
-
-    name = "cupy"
-    on_gpu = True
-
-    def __init__(self, dtype: str = "float", device: int = 0) -> None:
-        import cupy
-
-        self.xp = cupy
-        self._stream: Any = None
-        super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
-
-    def activate(self) -> None:
-        self.xp.cuda.Device(self.device).use()
-        self._stream = self.xp.cuda.Stream(non_blocking=True)
-        self._stream.use()
-
-    @contextmanager
-    def _here(self) -> Iterator[None]:
-        """This backend's device and stream as the calling thread's, for a while."""
-        with self.xp.cuda.Device(self.device), self._stream or nullcontext():
-            yield
-
-    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        with self._here():
-            return super().allocate(shape, dtype)
-
-    def asarray(self, array: Any, dtype: Any = None) -> Array:
-        with self._here():
-            return super().asarray(array, dtype)
-
-    def address(self, array: Array) -> int:
-        return int(array.data.ptr)
-
-    def to_host(self, array: Array) -> Any:
-        with self._here():
-            return self.xp.asnumpy(array)
-
-    def load_images(self, images: Any, samples: Any) -> Array:
-        with self._here():
-            return super().load_images(images, samples)
-
-    @property
-    def stream(self) -> int:
-        return int(self._stream.ptr)
-
-    @property
-    def place(self) -> str:
-        return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
-
-    def mark(self) -> Any:
-        with self._here():
-            event = self.xp.cuda.Event(disable_timing=True)
-            event.record()
-            return event
-
-    def after(self, *marks: Any) -> None:
-        with self._here():
-            for mark in marks:
-                self.xp.cuda.get_current_stream().wait_event(mark)
-
-    def fetch(self, out: Array, array: Array, source: Backend) -> None:
-        with self._here():
-            if source.device == self.device:
-                out[...] = array
-                return
-            stream = self.xp.cuda.get_current_stream().ptr
-            self.xp.cuda.runtime.memcpyPeerAsync(
-                out.data.ptr, self.device, array.data.ptr, source.device, out.nbytes, stream
-            )
-
-    def synchronize(self) -> None:
-        with self._here():
-            self.xp.cuda.get_current_stream().synchronize()
 
 
 _before: dict[int, int] = {}  # the limits that pools had when they were first limited here: CuPy's variable sets one

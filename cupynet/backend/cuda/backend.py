@@ -1,0 +1,439 @@
+"""The GPU backend: arrays and products are CuPy's, everything else is a kernel of ours.
+
+The file is long because it answers, operation by operation, to the list in base.py.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend import checks
+from cupynet.backend.array import Array
+from cupynet.backend.base import Backend
+from cupynet.backend.cuda.convpool import ConvPool
+from cupynet.backend.cuda.launch import KIND_OF, TERMS, Kernels, power_of_two
+from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
+from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.window import Window
+
+MOST_VALUES = 1 << 31  # of an image, its windows or a row: kernels number these in 32 bits
+ACROSS = 32  # columns that a block adds up side by side
+MOST_PARTS = 256  # sums of parts that are added up in a second pass
+FEW_ROWS = 128  # in one part at least
+SIXTEEN = 16  # bytes in one access
+
+_thread = threading.local()  # `mark`: of the backend that the thread has activated last
+
+
+class CupyBackend(Backend):
+    """Arrays and 2-D products of CuPy, on one device; the other operations are kernels (`kernels/`).
+
+    Each worker calls `activate` once, in its own thread: the current device and stream are the thread's, and every
+    array and kernel of the worker belongs to its non-blocking stream. What other threads ask of this backend (a
+    prefetcher making batches, a caller reading weights) is put on the same stream: it happens in the order it was asked
+    for, and memory that was freed is written again only after its last use.
+
+    Kernels trust the shapes they are given and take contiguous arrays in the policy's precisions alone: each operation
+    checks the shapes, and leaves arrays of another kind to the reference.
+
+    Args:
+        dtype: half, bfloat16, float or double.
+        device: number of the GPU.
+        max_block_size, max_grid_size: of a launch, see `Kernels`.
+    """
+
+    name = "cupy"
+    on_gpu = True
+
+    def __init__(
+        self, dtype: str = "float", device: int = 0, max_block_size: int = 256, max_grid_size: int | None = None
+    ) -> None:
+        import cupy
+
+        self.xp = cupy
+        self._stream: Any = None
+        self._mark = object()  # on the thread whose own device and stream are this backend's
+        super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
+        self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size}
+        self.kernels = Kernels(cupy, device, self._here, max_block_size, max_grid_size)
+        self._kind = self.policy.name
+        self._wide = "double" if self.policy.accumulate == np.float64 else "float"
+
+    # arrays ---------------------------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        self.xp.cuda.Device(self.device).use()
+        self._stream = self.xp.cuda.Stream(non_blocking=True)
+        self._stream.use()
+        _thread.mark = self._mark
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """This backend's device and stream as the calling thread's, for a while; the worker has them anyway."""
+        if getattr(_thread, "mark", None) is self._mark:
+            return nullcontext()
+        there = ExitStack()
+        there.enter_context(self.xp.cuda.Device(self.device))
+        if self._stream is not None:
+            there.enter_context(self._stream)
+        return there
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        with self._here():
+            return super().allocate(shape, dtype)
+
+    def asarray(self, array: Any, dtype: Any = None) -> Array:
+        with self._here():
+            return super().asarray(array, dtype)
+
+    def address(self, array: Array) -> int:
+        return int(getattr(array.data, "ptr", 0))  # an array on the host was never borrowed
+
+    def to_host(self, array: Array) -> Any:
+        with self._here():
+            return self.xp.asnumpy(array)
+
+    def synchronize(self) -> None:
+        with self.xp.cuda.Device(self.device):
+            self.xp.cuda.get_current_stream().synchronize()  # of the calling thread, which may be another
+            if self._stream is not None:
+                self._stream.synchronize()
+
+    @property
+    def stream(self) -> int:
+        return int(self._stream.ptr)
+
+    @property
+    def place(self) -> str:
+        return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
+
+    def mark(self) -> Any:
+        with self._here():
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record()
+            return event
+
+    def after(self, *marks: Any) -> None:
+        with self._here():
+            for mark in marks:
+                self.xp.cuda.get_current_stream().wait_event(mark)
+
+    def fetch(self, out: Array, array: Array, source: Backend) -> None:
+        with self._here():
+            if source.device == self.device:
+                out[...] = array
+                return
+            stream = self.xp.cuda.get_current_stream().ptr
+            self.xp.cuda.runtime.memcpyPeerAsync(
+                out.data.ptr, self.device, array.data.ptr, source.device, out.nbytes, stream
+            )
+
+    def load_images(self, images: Any, samples: Any) -> Array:
+        """See `Backend.load_images`. Images on the device are gathered there, by samples that are on the host."""
+        if images.dtype != np.uint8 or images.ndim != 4 or not images.flags.c_contiguous:
+            with self._here():
+                return super().load_images(images, samples)
+        if isinstance(images, np.ndarray):
+            pixels, order = self.asarray(images[samples]), None
+            count = len(pixels)
+        else:
+            samples = np.asarray(samples, np.int64)
+            if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # a kernel reads anywhere
+                raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
+            pixels, order, count = images, self.asarray(samples), len(samples)
+        batch = self.allocate((count, *images.shape[1:]), self.policy.storage)
+        size = int(np.prod(images.shape[1:]))
+        self.kernels.images(f"load_images_{self._kind}", count, size, pixels, order, batch, count, size)
+        return batch
+
+    def convert(self, source: Array, target: Array) -> None:
+        checks.alike("convert", source, target)
+        storage, wide = self.policy.storage, self.policy.accumulate
+        if not self._contiguous(source, target) or {source.dtype, target.dtype} != {storage, wide}:
+            return super().convert(source, target)
+        name = "widen" if target.dtype == wide else "narrow"
+        self._flat(f"{name}_{self._kind}", target.size, source, target)
+
+    # what kernels take ----------------------------------------------------------------------------------------------
+
+    def _contiguous(self, *arrays: Array) -> bool:
+        return all(array.flags.c_contiguous for array in arrays)
+
+    def _stores(self, *arrays: Array) -> bool:
+        """Whether kernels take these activations: contiguous, in the storage precision."""
+        storage = self.policy.storage
+        return all(array.dtype == storage and array.flags.c_contiguous for array in arrays)
+
+    def _updates(self, *vectors: Array) -> bool:
+        """Whether kernels take these flat vectors: contiguous, in the accumulation precision."""
+        wide = self.policy.accumulate
+        return all(vector.dtype == wide and vector.flags.c_contiguous for vector in vectors)
+
+    def _flat(self, name: str, count: int, *arguments: Any) -> None:
+        """Launch a kernel over flat arrays; the number of values is its last argument."""
+        widest = max(array.dtype.itemsize for array in arguments if hasattr(array, "dtype"))
+        self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
+
+    # products -------------------------------------------------------------------------------------------------------
+
+    def _gemm(self, left: Array, right: Array, out: Array) -> None:
+        with self._here():
+            super()._gemm(left, right, out)
+
+    def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
+        """See `Backend._add_product`. Copies in float are multiplied where less is stored: half would be rounded."""
+        if not self._updates(grad) or not self._stores(a, dy):
+            return super()._add_product(grad, a, dy)
+        left, right = self._widened(a), self._widened(dy)
+        product = self.borrow(grad.shape, self.policy.accumulate)
+        self._gemm(left.T, right, product)
+        self._flat(f"add_scaled_{self._wide}", grad.size, grad, product, 1.0)
+        self.give_back(product, None if left is a else left, None if right is dy else right)
+
+    def _widened(self, a: Array) -> Array:
+        """`a` in the accumulation precision: itself, or a borrowed copy."""
+        if a.dtype == self.policy.accumulate:
+            return a
+        copy = self.borrow(a.shape, self.policy.accumulate)
+        self.convert(a, copy)
+        return copy
+
+    def _add_bias(self, y: Array, bias: Array) -> None:
+        if not self._stores(y, bias) or y.shape[1:] != bias.shape:
+            return super()._add_bias(y, bias)
+        rows, columns = y.shape
+        at_once = SIXTEEN // y.dtype.itemsize
+        if columns % at_once:
+            at_once = 1
+        self.kernels.flat(f"add_bias_{self._kind}", y.size, y, bias, rows, columns, 0, at_once=at_once)
+
+    def _add_column_sums(self, grad: Array, dy: Array) -> None:
+        """See `Backend._add_column_sums`. Parts of the rows first, then their sums: always in the same order."""
+        if not self._stores(dy) or not self._updates(grad) or grad.shape != dy.shape[1:]:
+            return super()._add_column_sums(grad, dy)
+        rows, columns = dy.shape
+        length = max(FEW_ROWS, -(-rows // MOST_PARTS))
+        parts = -(-rows // length)
+        if parts <= 1:
+            return self._column_sums(self._kind, dy, grad, length, 1, add=True)
+        sums = self.borrow((parts, columns), self.policy.accumulate)
+        self._column_sums(self._kind, dy, sums, length, parts, add=False)
+        self._column_sums(self._wide, sums, grad, parts, 1, add=True)
+        self.give_back(sums)
+
+    def _column_sums(self, kind: str, values: Array, sums: Array, length: int, parts: int, *, add: bool) -> None:
+        """`parts` sums of `length` rows each."""
+        rows, columns = values.shape
+        if not rows or not columns:
+            return
+        most, threads = self.kernels.blocks, self.kernels.threads
+        across = min(ACROSS, threads, power_of_two(columns))
+        down = min(parts, most)
+        grid = (min(-(-columns // across), max(1, most // down)), down)
+        block = (across, threads // across)
+        self.kernels.launch(f"column_sums_{kind}", grid, block, values, sums, rows, columns, length, parts, int(add))
+
+    # windows --------------------------------------------------------------------------------------------------------
+
+    def im2col(self, x: Array, window: Window) -> Array:
+        checks.windows("im2col", x.shape, window)
+        n, _, _, channels = x.shape
+        geometry, values = self._geometry(x.shape, window), self._values(x.shape, window)
+        if values is None or not self._stores(x) or self.policy.compute != self.policy.storage:
+            return super().im2col(x, window)
+        rows, cols = window.output(*x.shape[1:3])
+        columns = self.borrow((n * rows * cols, window.places * channels))
+        at_once = 4 if channels % 4 == 0 else 1
+        self.kernels.images(f"im2col_{self._kind}", n, values // at_once, x, columns, n, *geometry)
+        return columns
+
+    def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
+        checks.windows("col2im", shape, window)
+        n, height, width, channels = shape
+        geometry, values = self._geometry(shape, window), self._values(shape, window)
+        if values is None or not self._stores(columns):
+            return super().col2im(columns, shape, window)
+        rows, cols = window.output(height, width)
+        checks.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
+        x = self.borrow(shape)
+        self.kernels.images(f"col2im_{self._kind}", n, height * width * channels, columns, x, n, *geometry)
+        return x
+
+    def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:
+        """What kernels over windows are told of images (N, H, W, C)."""
+        (top, _), (left, _) = window.padding
+        return (*shape[1:], *window.output(*shape[1:3]), *window.kernel, *window.stride, top, left)
+
+    def _values(self, shape: tuple[int, ...], window: Window) -> int | None:
+        """How many values the windows of one image have; None where they are more than kernels can number."""
+        _, height, width, channels = shape
+        rows, cols = window.output(height, width)
+        values = rows * cols * window.places * channels
+        padded_height, padded_width = window.padded(height, width)
+        return values if max(values, padded_height * padded_width * channels, shape[0]) < MOST_VALUES else None
+
+    def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
+        bytes_ = super().conv2d_buffers(convolution, need_dx=need_dx)
+        if self.policy.storage == self.policy.accumulate:
+            return bytes_
+        rows, cols = convolution.window.output(*convolution.image[:2])
+        copied = convolution.window.places * convolution.image[2] + convolution.filters  # for the weight's gradient
+        return bytes_ + rows * cols * copied * int(self.policy.accumulate.itemsize)
+
+    # pooling --------------------------------------------------------------------------------------------------------
+
+    def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
+        if not self._stores(x) or x.ndim != 4 or self._values(x.shape, window) is None:
+            return super().max_pool2d(x, window)
+        checks.windows("max_pool2d", x.shape, window, pads=False)
+        return self._pool(x, None, window, self.winner_dtype(window), relu=False)
+
+    def _pool(self, x: Array, bias: Array | None, window: Window, numbers: Any, *, relu: bool) -> tuple[Array, Array]:
+        """The pool of x + bias behind a ReLU or not, and its winners in the integers `numbers`; see pooling.cu."""
+        n, _, _, channels = x.shape
+        y = self.borrow((n, *window.output(*x.shape[1:3]), channels))
+        winners = self.borrow(y.shape, numbers)
+        name, geometry = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)[:-2]
+        values = y.size // max(n, 1)
+        self.kernels.images(name, n, values, x, bias, y, winners, n, *geometry, int(relu))
+        return y, winners
+
+    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
+        checks.windows("max_pool2d_backward", shape, window, pads=False)
+        if not self._stores(dy) or not self._contiguous(winners) or self._values(shape, window) is None:
+            return super().max_pool2d_backward(dy, winners, shape, window)
+        n, height, width, channels = shape
+        checks.shape_of("max_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
+        checks.alike("max_pool2d_backward", dy, winners)
+        dx = self.borrow(shape)
+        name, geometry = f"max_pool_backward_{self._kind}_{winners.dtype.name}", self._geometry(shape, window)[:-2]
+        self.kernels.images(name, n, height * width * channels, dy, winners, dx, n, *geometry)
+        return dx
+
+    def fused_pair(self, first: Operation, second: Operation) -> Pair | None:
+        fuse = FUSED.get((type(first), type(second)))
+        return None if fuse is None else fuse(self, first, second)
+
+    # activations ----------------------------------------------------------------------------------------------------
+
+    def relu(self, x: Array) -> Array:
+        if not self._stores(x):
+            return super().relu(x)
+        self._flat(f"relu_{self._kind}", x.size, x)
+        return x
+
+    def relu_backward(self, dy: Array, y: Array) -> Array:
+        checks.alike("relu_backward", dy, y)
+        if not self._stores(dy, y):
+            return super().relu_backward(dy, y)
+        self._flat(f"relu_backward_{self._kind}", dy.size, dy, y)
+        return dy
+
+    def softmax(self, x: Array) -> Array:
+        if not self._stores(x) or not x.ndim or x.shape[-1] >= MOST_VALUES:
+            return super().softmax(x)
+        columns = x.shape[-1]
+        rows = x.size // max(columns, 1)
+        self.kernels.rows(f"softmax_{self._kind}", rows, columns, x, rows, columns)
+        return x
+
+    def softmax_backward(self, dy: Array, y: Array) -> Array:
+        if not self._stores(dy, y) or dy.shape != y.shape or not y.ndim or y.shape[-1] >= MOST_VALUES:
+            return super().softmax_backward(dy, y)
+        columns = y.shape[-1]
+        rows = y.size // max(columns, 1)
+        self.kernels.rows(f"softmax_backward_{self._kind}", rows, columns, dy, y, rows, columns)
+        return dy
+
+    def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+        """See `Backend.softmax_cross_entropy`. A label that is no class makes its loss NaN: nobody waits to look."""
+        if not self._stores(logits) or max(logits.shape) >= MOST_VALUES:
+            return super().softmax_cross_entropy(logits, labels)
+        n, classes = logits.shape
+        checks.shape_of("softmax_cross_entropy", "labels", labels, (n,))
+        labels = self.asarray(labels, np.int64)
+        losses = self.allocate((n,), self.policy.accumulate)
+        gradient = self.borrow(logits.shape)
+        scale, name = self.loss_scale / max(n, 1), f"softmax_cross_entropy_{self._kind}"
+        self.kernels.rows(name, n, classes, logits, labels, losses, gradient, scale, n, classes)
+        return losses, gradient
+
+    # updates of flat vectors ----------------------------------------------------------------------------------------
+
+    def weighted_sum(self, parts: list[Array], shares: list[float], out: Array) -> None:
+        """See `Backend.weighted_sum`. Of more than 16 parts each 16 are rounded to the vectors' precision."""
+        counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
+        kind = KIND_OF.get(out.dtype.name)
+        if kind is None:
+            super().weighted_sum(parts, shares, out)
+            return
+        checks.alike("weighted_sum", out, *parts)
+        some, rest = counted[:TERMS], counted[TERMS:]
+        lacking = TERMS - len(some)
+        terms = [part for part, _ in some] + [None] * lacking
+        factors = [share for _, share in some] + [0.0] * lacking
+        self._flat(f"weighted_sum_{kind}", out.size, out, *terms, *factors, len(some))
+        if rest:
+            self.weighted_sum([out, *(part for part, _ in rest)], [1.0, *(share for _, share in rest)], out)
+
+    def squared_norm(self, grad: Array) -> Array:
+        if not self._updates(grad):
+            return super().squared_norm(grad)
+        total, name = self.allocate((), self.policy.accumulate), f"sum_vector_{self._wide}"
+        threads, at_once = self.kernels.threads, SIXTEEN // grad.dtype.itemsize
+        blocks = max(1, min(-(-grad.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
+        if blocks == 1:
+            self.kernels.launch(name, (1,), (threads,), grad, total, grad.size, 1)
+            return total
+        sums = self.borrow((blocks,), self.policy.accumulate)
+        self.kernels.launch(name, (blocks,), (threads,), grad, sums, grad.size, 1)
+        self.kernels.launch(name, (1,), (threads,), sums, total, blocks, 0)
+        self.give_back(sums)
+        return total
+
+    def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
+        if not self._updates(grad):
+            return super().clip_norm(grad, squared_norm, largest)
+        norm = self.asarray(squared_norm, grad.dtype)
+        self._flat(f"clip_norm_{self._wide}", grad.size, grad, norm, largest)
+
+    def sgd_update(
+        self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float,
+        stored: Array | None = None,
+    ) -> None:  # fmt: skip
+        vectors = [vector for vector in (weight, grad, stored) if vector is not None]
+        checks.alike("sgd_update", *vectors)
+        if not self._updates(weight, grad) or not self._copies(stored):
+            return super().sgd_update(weight, grad, learning_rate, l2, grad_scale, stored)
+        self._flat(f"sgd_update_{self._kind}", weight.size, weight, grad, stored, learning_rate, l2, grad_scale)
+
+    def momentum_update(
+        self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
+        grad_scale: float, nesterov: bool, stored: Array | None = None,
+    ) -> None:  # fmt: skip
+        vectors = [vector for vector in (weight, velocity, grad, stored) if vector is not None]
+        checks.alike("momentum_update", *vectors)
+        factors = learning_rate, momentum, l2, grad_scale
+        if not self._updates(weight, velocity, grad) or not self._copies(stored):
+            return super().momentum_update(weight, velocity, grad, *factors, nesterov, stored)
+        arguments = weight, velocity, grad, stored, *factors, int(nesterov)
+        self._flat(f"momentum_update_{self._kind}", weight.size, *arguments)
+
+    def _copies(self, stored: Array | None) -> bool:
+        """Whether kernels take this copy of the weights, or there is none."""
+        return stored is None or self._stores(stored)
+
+
+def _convolution_and_max_pool(backend: CupyBackend, first: Convolution, second: MaxPool) -> Pair:
+    return ConvPool(backend, backend._pool, first, second)
+
+
+# What is faster as one operation here, by what the first and the second are.
+FUSED: dict[tuple[type, type], Callable[[Any, Any, Any], Pair | None]] = {
+    (Convolution, MaxPool): _convolution_and_max_pool,
+}

@@ -1,0 +1,53 @@
+// Sums of flat vectors, each times its share: what averages of replicas are made of.
+
+#include "common.cuh"
+
+#define TERMS 16  // vectors in one pass
+
+template <class S>
+struct Terms {
+  const S* part[TERMS];
+  double share[TERMS];
+};
+
+__device__ __forceinline__ double precise(__half x) { return __half2float(x); }
+__device__ __forceinline__ double precise(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ double precise(float x) { return x; }
+__device__ __forceinline__ double precise(double x) { return x; }
+
+__device__ __forceinline__ void settle(__half& to, double x) { to = __double2half(x); }
+__device__ __forceinline__ void settle(__nv_bfloat16& to, double x) { to = __double2bfloat16(x); }
+__device__ __forceinline__ void settle(float& to, double x) { to = static_cast<float>(x); }
+__device__ __forceinline__ void settle(double& to, double x) { to = x; }
+
+// out = the sum of share[k] · part[k] for k < count, added in this order, each product rounded: as the host does it.
+// `out` may be one of the parts.
+template <class S>
+__device__ void weighted_sum(S* out, const Terms<S>& terms, int count, long long n) {
+  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+#pragma unroll 1
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
+    double total = 0;
+#pragma unroll
+    for (int k = 0; k < TERMS; ++k) {
+      if (k < count) total = __dadd_rn(total, __dmul_rn(precise(terms.part[k][i]), terms.share[k]));
+    }
+    settle(out[i], total);
+  }
+}
+
+#define INSTANCE(kind, S)                                                                                             \
+  KERNEL weighted_sum_##kind(                                                                                         \
+      S* out, const S* p0, const S* p1, const S* p2, const S* p3, const S* p4, const S* p5, const S* p6,              \
+      const S* p7, const S* p8, const S* p9, const S* p10, const S* p11, const S* p12, const S* p13,                  \
+      const S* p14, const S* p15, double s0, double s1, double s2, double s3, double s4, double s5, double s6,        \
+      double s7, double s8, double s9, double s10, double s11, double s12, double s13, double s14, double s15,        \
+      int count, long long n) {                                                                                       \
+    const Terms<S> terms{{p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14, p15},                      \
+        {s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, s12, s13, s14, s15}};                                      \
+    weighted_sum<S>(out, terms, count, n);                                                                            \
+  }
+INSTANCE(half, __half)
+INSTANCE(bfloat16, __nv_bfloat16)
+INSTANCE(float, float)
+INSTANCE(double, double)

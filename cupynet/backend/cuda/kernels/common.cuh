@@ -1,0 +1,124 @@
+// What all kernels share: precisions, 16-byte accesses, and loops that any grid may run.
+//
+// S is what is stored (half, bfloat16, float, double), Wide<S> what is computed in (float, or double for double). Every
+// loop strides over the whole grid, so that a smaller grid computes the same. Sums have an order that follows from the
+// sizes of grid and block alone: no atomics.
+
+#ifndef CUPYNET_COMMON
+#define CUPYNET_COMMON
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#define MOST_THREADS 1024  // of a block: known to the compiler, so that registers suffice for as many
+#define KERNEL extern "C" __global__ __launch_bounds__(MOST_THREADS) void
+
+// precisions ----------------------------------------------------------------------------------------------------------
+
+template <class S>
+struct WideOf {
+  using Type = float;
+};
+template <>
+struct WideOf<double> {
+  using Type = double;
+};
+template <class S>
+using Wide = typename WideOf<S>::Type;
+
+__device__ __forceinline__ float wide(__half x) { return __half2float(x); }
+__device__ __forceinline__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float wide(float x) { return x; }
+__device__ __forceinline__ double wide(double x) { return x; }
+
+__device__ __forceinline__ void store(__half& to, float x) { to = __float2half_rn(x); }
+__device__ __forceinline__ void store(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void store(float& to, float x) { to = x; }
+__device__ __forceinline__ void store(double& to, double x) { to = x; }
+
+// x as it would be read back after it was stored in S
+template <class S>
+__device__ __forceinline__ Wide<S> rounded(Wide<S> x) {
+  S stored{};
+  store(stored, x);
+  return wide(stored);
+}
+
+// max(x, 0), where NaN stays NaN
+template <class A>
+__device__ __forceinline__ A positive(A x) {
+  return x <= 0 ? A(0) : x;
+}
+
+// several values in one access ----------------------------------------------------------------------------------------
+
+template <class T, int V>
+struct alignas(sizeof(T) * V) Pack {
+  T lane[V];
+};
+
+template <int V, class T>
+__device__ __forceinline__ bool aligned(const T* p) {
+  return reinterpret_cast<unsigned long long>(p) % sizeof(Pack<T, V>) == 0;
+}
+
+// How an array is used by `each`.
+template <class T>
+struct Read {
+  const T* at;
+};
+template <class T>
+struct Change {
+  T* at;
+};
+template <class T>
+struct Write {
+  T* at;
+};
+
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> fetch(Read<T> a, long long i) {
+  return reinterpret_cast<const Pack<T, V>*>(a.at)[i];
+}
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> fetch(Change<T> a, long long i) {
+  return reinterpret_cast<const Pack<T, V>*>(a.at)[i];
+}
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> fetch(Write<T>, long long) {
+  return Pack<T, V>{};
+}
+template <int V, class T>
+__device__ __forceinline__ void keep(Read<T>, long long, const Pack<T, V>&) {}
+template <int V, class T>
+__device__ __forceinline__ void keep(Change<T> a, long long i, const Pack<T, V>& pack) {
+  reinterpret_cast<Pack<T, V>*>(a.at)[i] = pack;
+}
+template <int V, class T>
+__device__ __forceinline__ void keep(Write<T> a, long long i, const Pack<T, V>& pack) {
+  reinterpret_cast<Pack<T, V>*>(a.at)[i] = pack;
+}
+
+template <int V, class F, class... Arrays>
+__device__ __forceinline__ void together(long long i, F& function, Arrays... arrays) {
+  [&](auto... packs) {
+#pragma unroll
+    for (int k = 0; k < V; ++k) function(packs.lane[k]...);
+    (keep<V>(arrays, i, packs), ...);
+  }(fetch<V>(arrays, i)...);
+}
+
+// function(a[i], b[i], ...) for all i < n, V of them in one access where all arrays begin at a multiple of it; the blocks
+// along x share the work.
+template <int V, class F, class... Arrays>
+__device__ __forceinline__ void each(long long n, F function, Arrays... arrays) {
+  const long long first = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+  const long long packs = (... && aligned<V>(arrays.at)) ? n / V : 0;
+#pragma unroll 1
+  for (long long i = first; i < packs; i += step) together<V>(i, function, arrays...);
+#pragma unroll 1
+  for (long long i = packs * V + first; i < n; i += step) together<1>(i, function, arrays...);
+}
+
+#endif

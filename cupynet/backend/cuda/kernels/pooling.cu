@@ -1,0 +1,97 @@
+// Max-pooling, alone or of a convolution's raw product: bias, activation and pool in one pass.
+//
+// The blocks along y share the images, those along x the values of one; so all divisions are of 32 bits.
+
+#include "common.cuh"
+
+// y = the largest of each window of x + bias, then ReLU if `relu`; winners = which place ky · K_w + kx of the window it
+// was. The first among equals wins, and the first NaN of any. Where ReLU closes (or is given NaN), the winner is -1, 255
+// in 8 bits: no place has that number, so no gradient comes back. (count, H, W, C) -> 2 x (count, rows, cols, C).
+//
+// x + bias is rounded to S before it is compared: ties are those of the two operations in turn. bias (C,) may be null.
+template <class S, class W>
+__device__ void max_pool(
+    const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows, int cols,
+    int kernel_height, int kernel_width, int stride_down, int stride_across, int relu) {
+  const unsigned total = rows * cols * channels;
+  const int line = width * channels;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    const S* image = x + static_cast<long long>(n) * height * line;
+    const long long out = static_cast<long long>(n) * total;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int c = i % channels, place = i / channels, row = place / cols, col = place % cols;
+      const S* corner = image + static_cast<long long>(row) * stride_down * line + col * stride_across * channels + c;
+      const Wide<S> offset = bias ? wide(bias[c]) : Wide<S>(0);
+      Wide<S> best = 0;
+      int winner = 0;
+      for (int ky = 0; ky < kernel_height; ++ky) {
+        for (int kx = 0; kx < kernel_width; ++kx) {
+          Wide<S> candidate = wide(corner[static_cast<long long>(ky) * line + kx * channels]);
+          if (bias) candidate = rounded<S>(candidate + offset);
+          const bool first = ky == 0 && kx == 0;
+          if (first || (!(candidate <= best) && best == best)) {
+            best = candidate;
+            winner = ky * kernel_width + kx;
+          }
+        }
+      }
+      if (relu && !(best > 0)) {
+        winner = -1;
+        best = positive(best);
+      }
+      store(y[out + i], best);
+      winners[out + i] = static_cast<W>(winner);
+    }
+  }
+}
+
+// dx = the gradients of all windows that a pixel won, added up in the order of its places in them.
+// (count, rows, cols, C) -> (count, H, W, C).
+template <class S, class W>
+__device__ void max_pool_backward(
+    const S* dy, const W* winners, S* dx, int count, int height, int width, int channels, int rows, int cols,
+    int kernel_height, int kernel_width, int stride_down, int stride_across) {
+  const unsigned total = height * width * channels;
+  const long long windows = static_cast<long long>(rows) * cols * channels;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    const S* gradient = dy + n * windows;
+    const W* won = winners + n * windows;
+    S* image = dx + static_cast<long long>(n) * total;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int c = i % channels, pixel = i / channels, y = pixel / width, x = pixel % width;
+      const int last_row = min(y / stride_down, rows - 1), last_col = min(x / stride_across, cols - 1);
+      Wide<S> sum = 0;
+      for (int row = last_row; row >= 0 && y - row * stride_down < kernel_height; --row) {
+        for (int col = last_col; col >= 0 && x - col * stride_across < kernel_width; --col) {
+          const int place = (y - row * stride_down) * kernel_width + x - col * stride_across;
+          const long long at = (static_cast<long long>(row) * cols + col) * channels + c;
+          if (won[at] == static_cast<W>(place)) sum += wide(gradient[at]);
+        }
+      }
+      store(image[i], sum);
+    }
+  }
+}
+
+#define INSTANCE(kind, S, numbers, W)                                                                                 \
+  KERNEL max_pool_##kind##_##numbers(                                                                                 \
+      const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows,          \
+      int cols, int kernel_height, int kernel_width, int stride_down, int stride_across, int relu) {                  \
+    max_pool<S, W>(                                                                                                   \
+        x, bias, y, winners, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,    \
+        stride_across, relu);                                                                                         \
+  }                                                                                                                   \
+  KERNEL max_pool_backward_##kind##_##numbers(                                                                        \
+      const S* dy, const W* winners, S* dx, int count, int height, int width, int channels, int rows, int cols,       \
+      int kernel_height, int kernel_width, int stride_down, int stride_across) {                                      \
+    max_pool_backward<S, W>(                                                                                          \
+        dy, winners, dx, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,        \
+        stride_across);                                                                                               \
+  }
+#define INSTANCES(kind, S)                                                                                            \
+  INSTANCE(kind, S, uint8, unsigned char)                                                                             \
+  INSTANCE(kind, S, int32, int)
+INSTANCES(half, __half)
+INSTANCES(bfloat16, __nv_bfloat16)
+INSTANCES(float, float)
+INSTANCES(double, double)

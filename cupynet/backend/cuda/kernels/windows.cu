@@ -1,0 +1,103 @@
+// Windows of images as rows of a matrix, and back.
+//
+// The blocks along y share the images, those along x the values of one; so all divisions are of 32 bits, and the caller
+// sees to it that neither an image nor its windows have 2^31 values.
+
+#include "common.cuh"
+
+struct Window {
+  int height, width, channels;          // of an image
+  int rows, cols;                       // windows, down and across
+  int kernel_height, kernel_width;      // pixels of a window
+  int stride_down, stride_across;       // pixels from one to the next
+  int top, left;                        // zeros before the image
+};
+
+#define WINDOW_PARAMETERS                                                                                             \
+  int height, int width, int channels, int rows, int cols, int kernel_height, int kernel_width, int stride_down,      \
+      int stride_across, int top, int left
+#define WINDOW                                                                                                        \
+  { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left }
+
+// (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C neighbours, zeros where they leave the
+// image. T is one value, or as many neighbouring channels as are moved at once.
+template <class T>
+__device__ void im2col_of(const T* x, T* columns, int count, const Window& w) {
+  const unsigned segment = w.kernel_width * w.channels, total = w.rows * w.cols * w.kernel_height * segment;
+  const int line = w.width * w.channels;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    const T* image = x + static_cast<long long>(n) * w.height * line;
+    T* out = columns + static_cast<long long>(n) * total;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const unsigned j = i % segment, k = i / segment, ky = k % w.kernel_height, place = k / w.kernel_height;
+      const int row = place / w.cols, col = place % w.cols;
+      const int y = row * w.stride_down + static_cast<int>(ky) - w.top;
+      const int at = (col * w.stride_across - w.left) * w.channels + static_cast<int>(j);
+      const bool inside = y >= 0 && y < w.height && at >= 0 && at < line;
+      out[i] = inside ? image[static_cast<long long>(y) * line + at] : T{};
+    }
+  }
+}
+
+template <int V, class S>
+__device__ __forceinline__ bool moves(const S* x, const S* columns, int channels) {
+  return channels % V == 0 && aligned<V>(x) && aligned<V>(columns);
+}
+
+template <int V, class S>
+__device__ void im2col_packed(const S* x, S* columns, int count, Window w) {
+  w.channels /= V;
+  im2col_of(reinterpret_cast<const Pack<S, V>*>(x), reinterpret_cast<Pack<S, V>*>(columns), count, w);
+}
+
+template <class S>
+__device__ void im2col(const S* x, S* columns, int count, const Window& w) {
+  constexpr int SIXTEEN = 16 / sizeof(S), EIGHT = sizeof(S) < 8 ? 8 / sizeof(S) : 1;  // bytes
+  if (moves<SIXTEEN>(x, columns, w.channels)) {
+    im2col_packed<SIXTEEN>(x, columns, count, w);
+  } else if (EIGHT > 1 && moves<EIGHT>(x, columns, w.channels)) {
+    im2col_packed<EIGHT>(x, columns, count, w);
+  } else {
+    im2col_of(x, columns, count, w);
+  }
+}
+
+// The transpose, as a gather: each pixel adds up what windows have of it, in the order of its places in them.
+template <class S>
+__device__ void col2im(const S* columns, S* x, int count, const Window& w) {
+  const unsigned total = w.height * w.width * w.channels;
+  const int segment = w.kernel_width * w.channels;
+  const long long window = static_cast<long long>(w.kernel_height) * segment;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    const S* rows = columns + static_cast<long long>(n) * w.rows * w.cols * window;
+    S* image = x + static_cast<long long>(n) * total;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int c = i % w.channels, pixel = i / w.channels;
+      const int y = pixel / w.width + w.top, x_at = pixel % w.width + w.left;  // in the image with its zeros
+      const int last_row = min(y / w.stride_down, w.rows - 1), last_col = min(x_at / w.stride_across, w.cols - 1);
+      Wide<S> sum = 0;
+      for (int row = last_row; row >= 0 && y - row * w.stride_down < w.kernel_height; --row) {
+        const int ky = y - row * w.stride_down;
+        for (int col = last_col; col >= 0 && x_at - col * w.stride_across < w.kernel_width; --col) {
+          const int kx = x_at - col * w.stride_across;
+          sum += wide(rows[(static_cast<long long>(row) * w.cols + col) * window + ky * segment + kx * w.channels + c]);
+        }
+      }
+      store(image[i], sum);
+    }
+  }
+}
+
+#define INSTANCES(kind, S)                                                                                            \
+  KERNEL im2col_##kind(                                                                                               \
+      const S* x, S* columns, int count, WINDOW_PARAMETERS) {                                                         \
+    im2col<S>(x, columns, count, WINDOW);                                                                             \
+  }                                                                                                                   \
+  KERNEL col2im_##kind(                                                                                               \
+      const S* columns, S* x, int count, WINDOW_PARAMETERS) {                                                         \
+    col2im<S>(columns, x, count, WINDOW);                                                                             \
+  }
+INSTANCES(half, __half)
+INSTANCES(bfloat16, __nv_bfloat16)
+INSTANCES(float, float)
+INSTANCES(double, double)

@@ -1,0 +1,225 @@
+"""Kernels of the .cu files in `kernels/`, compiled when they are first asked for and launched through one door.
+
+CuPy's own checks nothing: an array of another precision, a view with gaps, an array of another device or a Python
+float for a C float are read as they lie there. Here every array is looked at, and every number is cast to the exact
+type of its parameter, as the table `INSTANCES` has it (a test compares that with the C++ text).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend.policy import stored_dtype
+from cupynet.checks import block_size, grid_size
+from cupynet.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "kernels"
+HEADER = "common.cuh"
+OPTIONS = ("-std=c++17",)
+MOST_BLOCKS, MOST_BLOCKS_DOWN = (1 << 31) - 1, 65535  # of a grid, along x and along y
+
+# Precisions: what is stored (S) and what is accumulated in (A).
+KINDS = {
+    "half": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "float": ("float32", "float32"),
+    "double": ("float64", "float64"),
+}
+KIND_OF = {"float16": "half", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}  # of a vector
+WIDE = ("float", "double")
+TERMS = 16  # of a sum, in one pass
+WINNERS = ("uint8", "int32")
+_IMAGES = "int32 " * 10  # N, then the geometry: H W C, rows cols, kernel, stride
+
+# file -> kernel -> what it takes: a word for each parameter, `in:` or `out:` before an array's, `?` behind one that may
+# be null; S, A and W stand for the types of an instance: what is stored and accumulated in, and the winners' integer.
+TAKES = {
+    "images": {"load_images": "in:uint8 in:int64? out:S int32 int32"},
+    "windows": {"im2col": f"in:S out:S {_IMAGES} int32 int32", "col2im": f"in:S out:S {_IMAGES} int32 int32"},
+    "pooling": {
+        "max_pool": f"in:S in:S? out:S out:W {_IMAGES} int32",
+        "max_pool_backward": f"in:S in:W out:S {_IMAGES}",
+    },
+    "activations": {
+        "add_bias": "out:S in:S int64 int32 int32",
+        "relu": "out:S int64",
+        "relu_backward": "out:S in:S int64",
+    },
+    "reductions": {
+        "softmax": "out:S int64 int32",
+        "softmax_backward": "out:S in:S int64 int32",
+        "softmax_cross_entropy": "in:S in:int64 out:A out:S A int32 int32",
+        "column_sums": "in:S out:A int64 int32 int64 int32 int32",
+        "sum_vector": "in:A out:A int64 int32",
+    },
+    "averages": {"weighted_sum": f"out:S {'in:S? ' * TERMS}{'float64 ' * TERMS}int32 int64"},
+    "updates": {
+        "sgd_update": "out:A out:A out:S? A A A int64",
+        "momentum_update": "out:A out:A out:A out:S? A A A A int32 int64",
+        "widen": "in:S out:A int64",
+        "narrow": "in:A out:S int64",
+        "add_scaled": "out:A in:A A int64",
+        "clip_norm": "out:A in:A A int64",
+    },
+}
+OF_WIDE = ("sum_vector", "add_scaled", "clip_norm")  # of vectors that are never narrower
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a kernel takes at one place: an array (`array`) or a number, of a NumPy type; `null`: or no array."""
+
+    type: str
+    array: bool
+    null: bool = False
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A kernel in one precision: its file, without `.cu`, and its parameters in order."""
+
+    file: str
+    takes: tuple[Parameter, ...]
+
+
+def _instances() -> Iterator[tuple[str, Instance]]:
+    for file, kernels in TAKES.items():
+        for name, words in kernels.items():
+            for kind in WIDE if name in OF_WIDE else KINDS:
+                stored, wide = KINDS[kind]
+                for winners in WINNERS if ":W" in words else ("",):
+                    types = {"S": stored, "A": wide, "W": winners}
+                    takes = tuple(_parameter(word, types) for word in words.split())
+                    yield "_".join(filter(None, (name, kind, winners))), Instance(file, takes)
+
+
+def _parameter(word: str, types: dict[str, str]) -> Parameter:
+    way, _, kind = word.rstrip("?").rpartition(":")
+    return Parameter(types.get(kind, kind), bool(way), word.endswith("?"))
+
+
+INSTANCES = dict(_instances())
+
+
+def source(file: str) -> str:
+    """The text of a .cu file with the header in place of the line that includes it.
+
+    CuPy keeps compiled kernels by the text it is given, and would not see that a header has changed.
+    """
+    text, line = (FOLDER / f"{file}.cu").read_text("utf-8"), f'#include "{HEADER}"\n'
+    before, found, after = text.partition(line)
+    if not found:
+        raise ConfigError(f"{FOLDER / file}.cu: does not include {HEADER}")
+    return before + (FOLDER / HEADER).read_text("utf-8") + after
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+class Kernels:
+    """The kernels of one backend.
+
+    Args:
+        xp: CuPy.
+        device: number of the GPU whose arrays are taken.
+        here: a context in which that device is current, and the stream that launches go to.
+        max_block_size: threads of a block, at most; the largest power of two up to it is used.
+        max_grid_size: blocks of a grid, at most; None for no limit. Each then does the work of several.
+
+    Raises:
+        ConfigError: one of the two is out of range.
+    """
+
+    def __init__(
+        self,
+        xp: ModuleType,
+        device: int,
+        here: Callable[[], AbstractContextManager[None]],
+        max_block_size: int = 256,
+        max_grid_size: int | None = None,
+    ) -> None:
+        self._xp, self._device, self._here = xp, device, here
+        self.threads = power_of_two(block_size("max_block_size", max_block_size) + 1) // 2
+        self.blocks = grid_size("max_grid_size", max_grid_size) or MOST_BLOCKS
+        self._modules: dict[str, Any] = {}
+        self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
+
+    # how work is laid out -------------------------------------------------------------------------------------------
+
+    def flat(self, name: str, count: int, *arguments: Any, at_once: int = 1) -> None:
+        """A thread for each `at_once` of `count` values; nothing is launched for none."""
+        if count:
+            blocks = min(-(-count // (at_once * self.threads)), self.blocks)
+            self.launch(name, (blocks,), (self.threads,), *arguments)
+
+    def images(self, name: str, count: int, values: int, *arguments: Any) -> None:
+        """A thread for each of the `values` of each of `count` images, which are shared by the blocks along y."""
+        if count and values:
+            threads = min(self.threads, max(32, power_of_two(values)))
+            down = min(count, MOST_BLOCKS_DOWN, self.blocks)
+            self.launch(name, (min(-(-values // threads), max(1, self.blocks // down)), down), (threads,), *arguments)
+
+    def rows(self, name: str, rows: int, columns: int, *arguments: Any) -> None:
+        """Threads along x for the columns of a row, threads along y for as many rows as a block has room for."""
+        if rows and columns:
+            across = min(self.threads, power_of_two(columns))
+            down = self.threads // across
+            self.launch(name, (min(-(-rows // down), self.blocks),), (across, down), *arguments)
+
+    # the door -------------------------------------------------------------------------------------------------------
+
+    def launch(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Any) -> None:
+        """Launch an instance, such as `relu_half`; it runs later, in the stream's order.
+
+        Args:
+            arguments: arrays and numbers as `INSTANCES` lists them, None for an array that may be missing.
+
+        Raises:
+            ConfigError: an array has another precision than the kernel takes, gaps, or is on another device.
+        """
+        function, takes = self._functions.get(name) or self._function(name)
+        if len(arguments) != len(takes):
+            raise ConfigError(f"kernel {name}: takes {len(takes)} arguments, was given {len(arguments)}")
+        each = enumerate(zip(takes, arguments, strict=True))
+        given = tuple(self._checked(name, position, *taken, argument) for position, (taken, argument) in each)
+        with self._here():
+            function(grid, block, given)
+
+    def _checked(self, name: str, position: int, parameter: Parameter, dtype: Any, argument: Any) -> Any:
+        """An argument as the launch takes it."""
+        if not parameter.array:
+            return dtype.type(argument if dtype.kind == "f" else operator.index(argument))
+        if argument is None and parameter.null:
+            return np.uint64(0)
+        found = getattr(argument, "dtype", type(argument).__name__)
+        if found != dtype or not argument.flags.c_contiguous or argument.device.id != self._device:
+            wrong = f"is {found}"
+            if found == dtype:
+                wrong = "has gaps" if not argument.flags.c_contiguous else f"is on device {argument.device.id}"
+            raise ConfigError(
+                f"kernel {name}: argument {position} must be a contiguous array of {dtype} on device {self._device}, "
+                f"this one {wrong}"
+            )
+        return argument
+
+    def _function(self, name: str) -> tuple[Any, list[tuple[Parameter, Any]]]:
+        """The compiled kernel and what it takes; kept."""
+        instance = INSTANCES[name]
+        with self._here():
+            module = self._modules.get(instance.file)
+            if module is None:
+                module = self._modules[instance.file] = self._xp.RawModule(code=source(instance.file), options=OPTIONS)
+            function = module.get_function(name)
+        takes = [(parameter, stored_dtype(parameter.type)) for parameter in instance.takes]
+        self._functions[name] = function, takes
+        return function, takes

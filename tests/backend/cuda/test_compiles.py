@@ -1,0 +1,70 @@
+"""Every .cu file through CUDA's own compiler, for every architecture from Turing on; no GPU is needed for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from cupynet.backend.cuda.launch import FOLDER, INSTANCES, OPTIONS, source
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+
+
+def has_nvrtc() -> bool:
+    """Whether the wheels of the dev extra are there (Linux on x86_64 has them)."""
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None and bool(includes())
+    except ModuleNotFoundError:
+        return False
+
+
+def includes() -> list[Path]:
+    """Where CUDA's headers lie."""
+    found = importlib.util.find_spec("nvidia")
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return [header.parent for place in places for header in sorted(Path(place).glob("*/include/cuda_fp16.h"))]
+
+
+needs_nvrtc = pytest.mark.skipif(
+    "CUPYNET_TEST_ALL" not in os.environ and not has_nvrtc(),
+    reason="NVRTC is not installed: pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime",
+)
+
+
+def compiled(text: str, architecture: str) -> tuple[bytes, str]:
+    """The machine code of a file, and what the compiler has to say. ValueError: it does not compile."""
+    from cuda.bindings import nvrtc
+
+    flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", f"-I{includes()[-1]}"]  # -ftz: as CuPy compiles
+    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, [], [])
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    nvrtc.nvrtcGetProgramLog(program, log := b" " * size)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise ValueError(log.decode())
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    nvrtc.nvrtcGetCUBIN(program, code := b" " * size)
+    nvrtc.nvrtcDestroyProgram(program)
+    return code, log.decode().strip("\0 \n")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("*.cu")))
+def test_a_file_compiles(file: str, architecture: str) -> None:
+    code, log = compiled(source(file), architecture)
+    assert log == ""
+    missing = [name for name, it in INSTANCES.items() if it.file == file and name.encode() + b"\0" not in code]
+    assert not missing
+
+
+@needs_nvrtc
+def test_a_mistake_is_seen() -> None:
+    text = source("updates")
+    wrong = text.replace("w -= rate * slope;", "w -= rate * slop;")
+    assert wrong != text
+    with pytest.raises(ValueError, match='identifier "slop" is undefined'):
+        compiled(wrong, "sm_90")

@@ -1,0 +1,376 @@
+"""Each kernel as it stands in its file, run on the CPU, against NumPy in double: what a backend's calls do not reach.
+
+Vectors that begin anywhere and have any length, grids of a few threads, NaN and ties, what lies beside an array. The
+same tests run once more under the sanitizers (test_sanitized.py), where an access beyond an array ends the process: so
+every array ends where its memory ends.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import Window
+from cupynet.backend.cuda.launch import FOLDER, KINDS, WIDE
+from cupynet.backend.policy import stored_dtype
+from cupynet.errors import ConfigError
+from tests.backends import Reference
+from tests.standin.host import HostKernel, host_library
+
+SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
+TOLERANCE = {"half": 1e-3, "bfloat16": 8e-3, "float": 1e-6, "double": 1e-14}
+GRIDS = [((1,), (1,)), ((3,), (32,))]
+SIZES = [0, 1, 3, 7, 8, 16, 17, 101]
+NULL = np.uint64(0)
+
+
+def available(kind: str) -> bool:
+    try:
+        stored_dtype(KINDS[kind][0])
+    except ConfigError:
+        return False
+    return True
+
+
+every_kind = pytest.mark.parametrize("kind", [kind for kind in KINDS if available(kind)])
+every_grid = pytest.mark.parametrize(("grid", "block"), GRIDS, ids=["one thread", "three blocks"])
+starts = pytest.mark.parametrize("start", [0, 1])
+
+
+def kernel(file: str, name: str) -> HostKernel:
+    return host_library(FOLDER / f"{file}.cu", SANITIZED)[name]
+
+
+def types(kind: str) -> tuple[Any, Any]:
+    """What is stored and what is accumulated in."""
+    stored, wide = (stored_dtype(name) for name in KINDS[kind])
+    return stored, wide
+
+
+def array(values: Any, dtype: Any, start: int = 0) -> Any:
+    """A copy that begins `start` elements behind a multiple of 16 bytes, and ends with its memory."""
+    values = np.asarray(values)
+    memory = np.empty(start + values.size, dtype)
+    assert memory.ctypes.data % 16 == 0 or not values.size
+    view = memory[start:].reshape(values.shape)
+    view[...] = values.astype(dtype)
+    return view
+
+
+def close(found: Any, expected: Any, kind: str, times: float = 1.0) -> None:
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    scale = np.maximum(1, np.abs(expected))
+    bound = TOLERANCE[kind] * times
+    np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=bound)
+
+
+# flat vectors --------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@every_grid
+@starts
+def test_activations_of_any_length(kind: str, grid: Any, block: Any, start: int) -> None:
+    (stored, _), rng = types(kind), np.random.default_rng(1)
+    for size in SIZES:
+        x = array(rng.integers(-2, 3, size), stored, start)
+        x[::5] = np.nan
+        before = np.array(x, np.float64)
+        y = array(before, stored, 1 - start)
+        kernel("activations", f"relu_{kind}")(grid, block, (x, np.int64(size)))
+        np.testing.assert_array_equal(np.array(x, np.float64), np.maximum(before, 0))
+        dy = array(rng.normal(size=size), stored, start)
+        dy[1::4] = np.nan
+        expected = np.where(before > 0, np.array(dy, np.float64), 0)
+        kernel("activations", f"relu_backward_{kind}")(grid, block, (dy, y, np.int64(size)))
+        np.testing.assert_array_equal(np.array(dy, np.float64), expected)
+
+
+@every_kind
+@every_grid
+@pytest.mark.parametrize("columns", [1, 3, 8, 24])
+@pytest.mark.parametrize("relu", [0, 1])
+def test_a_bias_is_added_to_each_row(kind: str, grid: Any, block: Any, columns: int, relu: int) -> None:
+    (stored, _), rng = types(kind), np.random.default_rng(2)
+    for start in (0, 1):
+        y = array(rng.normal(size=(5, columns)), stored, start)
+        y[2, 0] = np.nan
+        bias = array(rng.normal(size=columns), stored)
+        expected = np.array(y, np.float64) + np.array(bias, np.float64)
+        arguments = y, bias, np.int64(5), np.int32(columns), np.int32(relu)
+        kernel("activations", f"add_bias_{kind}")(grid, block, arguments)
+        close(y, np.maximum(expected, 0) if relu else expected, kind)
+
+
+@every_kind
+@every_grid
+@starts
+def test_precisions_are_converted(kind: str, grid: Any, block: Any, start: int) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(3)
+    for size in SIZES:
+        values = array(rng.normal(size=size) * 1000, wide, start)
+        values[::7] = np.nan
+        small, back = array(np.ones(size), stored), array(np.ones(size), wide, start)
+        kernel("updates", f"narrow_{kind}")(grid, block, (values, small, np.int64(size)))
+        kernel("updates", f"widen_{kind}")(grid, block, (small, back, np.int64(size)))
+        expected = values.astype(stored).astype(wide)
+        np.testing.assert_array_equal(small.astype(wide), expected)
+        np.testing.assert_array_equal(back, expected)
+
+
+@every_kind
+@every_grid
+@starts
+@pytest.mark.parametrize("copied", [True, False])
+def test_updates_follow_the_formula(kind: str, grid: Any, block: Any, start: int, copied: bool) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(4)
+    rate, mu, l2, scale = (wide.type(value) for value in (0.1, 0.9, 0.01, 0.25))
+    for size in SIZES:
+        for nesterov in (None, 0, 1):  # None: no velocity
+            w, v, g = (array(rng.normal(size=size), wide, start) for _ in range(3))
+            copy = array(np.ones(size), stored, start) if copied else NULL
+            exact_w, exact_v, exact_g = (vector.astype(np.float64) for vector in (w, v, g))
+            slope = 0.1 * (0.25 * exact_g + 0.01 * exact_w)
+            if nesterov is None:
+                arguments: Any = w, g, copy, rate, l2, scale, np.int64(size)
+                kernel("updates", f"sgd_update_{kind}")(grid, block, arguments)
+                exact_w -= slope
+            else:
+                arguments = w, v, g, copy, rate, mu, l2, scale, np.int32(nesterov), np.int64(size)
+                kernel("updates", f"momentum_update_{kind}")(grid, block, arguments)
+                exact_v = 0.9 * exact_v - slope
+                exact_w += 0.9 * exact_v - slope if nesterov else exact_v
+            precision = "double" if wide == np.float64 else "float"
+            close(w, exact_w, precision)
+            close(v, exact_v, precision)
+            assert not g.any()
+            if copied:
+                np.testing.assert_array_equal(copy, w.astype(stored))
+
+
+def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero() -> None:
+    weight, grad = array([np.inf], np.float32), array([1.0], np.float32)
+    arguments = weight, grad, NULL, np.float32(0.5), np.float32(0), np.float32(1), np.int64(1)
+    kernel("updates", "sgd_update_float")((1,), (32,), arguments)
+    assert weight[0] == np.inf
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@every_grid
+@starts
+def test_gradients_are_added_and_clipped(kind: str, grid: Any, block: Any, start: int) -> None:
+    (_, wide), rng = types(kind), np.random.default_rng(5)
+    for size in SIZES:
+        grad, product = (array(rng.normal(size=size), wide, start) for _ in range(2))
+        expected = grad.astype(np.float64) + 0.5 * product.astype(np.float64)
+        kernel("updates", f"add_scaled_{kind}")(grid, block, (grad, product, wide.type(0.5), np.int64(size)))
+        close(grad, expected, kind)
+        for squared, factor in ((4.0, 1.0), (16.0, 0.5), (np.nan, np.nan)):
+            given = grad.astype(np.float64)
+            arguments = grad, array([squared], wide), wide.type(2), np.int64(size)
+            kernel("updates", f"clip_norm_{kind}")(grid, block, arguments)
+            close(grad, given * factor, kind)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@starts
+def test_the_squares_of_a_vector_are_added_up(kind: str, start: int) -> None:
+    (_, wide), rng = types(kind), np.random.default_rng(6)
+    for size in SIZES:
+        vector, sums, total = array(rng.normal(size=size), wide, start), array(np.ones(3), wide), array([1.0], wide)
+        kernel("reductions", f"sum_vector_{kind}")((3,), (32,), (vector, sums, np.int64(size), np.int32(1)))
+        kernel("reductions", f"sum_vector_{kind}")((1,), (8,), (sums, total, np.int64(3), np.int32(0)))
+        close(total[0], (vector.astype(np.float64) ** 2).sum(), kind, 10)
+
+
+# rows and columns ----------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize(("grid", "block"), [((1,), (1, 1)), ((2,), (4, 2)), ((1,), (32, 4))])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 10), (5, 33)])
+def test_softmax_and_its_loss(kind: str, grid: Any, block: Any, rows: int, columns: int) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(7)
+    logits = array(rng.normal(0, 3, (rows, columns)), stored)
+    labels = array(rng.integers(0, columns, rows), np.int64)
+    exact = logits.astype(np.float64)
+    shifted = exact - exact.max(axis=1, keepdims=True)
+    p = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+    losses, gradient = array(np.ones(rows), wide), array(np.ones((rows, columns)), stored)
+    arguments = logits, labels, losses, gradient, wide.type(8 / rows), np.int32(rows), np.int32(columns)
+    kernel("reductions", f"softmax_cross_entropy_{kind}")(grid, block, arguments)
+    close(losses, -np.log(p[np.arange(rows), labels]), "double" if kind == "double" else "float", 10)
+    close(gradient, (p - np.eye(columns)[labels]) * 8 / rows, kind, 10)
+    size = np.int64(rows), np.int32(columns)
+    kernel("reductions", f"softmax_{kind}")(grid, block, (logits, *size))
+    close(logits, p, kind, 10)
+    dy = array(rng.normal(size=(rows, columns)), stored)
+    y, dy_exact = logits.astype(np.float64), dy.astype(np.float64)
+    kernel("reductions", f"softmax_backward_{kind}")(grid, block, (dy, logits, *size))
+    close(dy, y * (dy_exact - (dy_exact * y).sum(axis=1, keepdims=True)), kind, 10)
+
+
+@every_kind
+def test_a_row_with_nan_and_a_label_that_is_no_class_are_nan_and_others_are_not(kind: str) -> None:
+    stored, wide = types(kind)
+    logits = array([[0, np.nan, 1], [0, 1, 2], [0, 1, 2], [3, 2, 1]], stored)
+    logits[3, 1] = -np.inf
+    labels = array([0, 3, -1, 0], np.int64)
+    losses, gradient = array(np.ones(4), wide), array(np.ones((4, 3)), stored)
+    arguments = logits, labels, losses, gradient, wide.type(1), np.int32(4), np.int32(3)
+    kernel("reductions", f"softmax_cross_entropy_{kind}")((1,), (4, 2), arguments)
+    assert np.isnan(losses).tolist() == [True, True, True, False]
+    assert np.isnan(gradient.astype(np.float64)).all(axis=1).tolist() == [True, True, True, False]
+    kernel("reductions", f"softmax_{kind}")((1,), (4, 2), (logits, np.int64(4), np.int32(3)))
+    assert np.isnan(logits.astype(np.float64)).all(axis=1).tolist() == [True, False, False, False]
+
+
+@every_kind
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1, 1)), ((2, 3), (4, 8)), ((1, 2), (32, 1))])
+@pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (7, 3, 2), (20, 40, 20)])
+def test_columns_are_added_up_in_parts(kind: str, grid: Any, block: Any, rows: int, columns: int, length: int) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(8)
+    values, parts = array(rng.normal(size=(rows, columns)), stored), -(-rows // length)
+    exact = np.array([values[i * length : (i + 1) * length].astype(np.float64).sum(axis=0) for i in range(parts)])
+    for add in (0, 1):
+        sums = array(np.full((parts, columns), 5.0), wide)
+        sizes = np.int64(rows), np.int32(columns), np.int64(length), np.int32(parts), np.int32(add)
+        kernel("reductions", f"column_sums_{kind}")(grid, block, (values, sums, *sizes))
+        close(sums, exact + 5 * add, "double" if kind == "double" else "float", 10)
+
+
+# images --------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((2, 2), (8,))])
+@pytest.mark.parametrize("size", [1, 5, 16, 48])
+def test_images_are_gathered_and_scaled(kind: str, grid: Any, block: Any, size: int) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(9)
+    for start in (0, 1):
+        images = array(rng.integers(0, 256, (4, size)), np.uint8, start)
+        samples = array([3, 0, 3], np.int64)
+        for order, chosen in ((samples, images[samples]), (NULL, images[:3])):
+            batch = array(np.ones((3, size)), stored)
+            arguments = images, order, batch, np.int32(3), np.int32(size)
+            kernel("images", f"load_images_{kind}")(grid, block, arguments)
+            np.testing.assert_array_equal(batch, (chosen * wide.type(1 / 255)).astype(stored))
+
+
+NONE = ((0, 0), (0, 0))
+WINDOWS = {
+    "one pixel": (Window((1, 1)), (2, 1, 1, 1)),
+    "overlapping": (Window((3, 2), (2, 1)), (2, 7, 5, 3)),
+    "apart": (Window((2, 2), (3, 3)), (1, 8, 8, 8)),
+    "four channels": (Window((2, 3)), (3, 5, 6, 4)),
+    "padded": (Window((3, 3), (2, 2), ((1, 2), (2, 0))), (2, 6, 5, 8)),
+    "more zeros than image": (Window((4, 4), (1, 2), ((3, 3), (3, 3))), (1, 2, 1, 2)),
+}
+
+
+def geometry(window: Window, shape: tuple[int, ...], *, pads: bool) -> tuple[Any, ...]:
+    """What a kernel over windows is told."""
+    (top, _), (left, _) = window.padding
+    sizes = (*shape, *window.output(*shape[1:3]), *window.kernel, *window.stride, *((top, left) if pads else ()))
+    return tuple(map(np.int32, sizes))
+
+
+@every_kind
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
+@pytest.mark.parametrize("case", WINDOWS)
+def test_windows_become_rows_and_back(kind: str, grid: Any, block: Any, case: str) -> None:
+    (stored, _), rng = types(kind), np.random.default_rng(10)
+    (window, shape), reference = WINDOWS[case], Reference("double")
+    for start in (0, 1):
+        x = array(rng.normal(size=shape), stored, start)
+        expected = reference.im2col(x.astype(np.float64), window)
+        columns = array(np.ones(expected.shape), stored)
+        told = geometry(window, shape, pads=True)
+        kernel("windows", f"im2col_{kind}")(grid, block, (x, columns, *told))
+        np.testing.assert_array_equal(columns.astype(np.float64), expected)
+        dx = array(np.ones(shape), stored)
+        kernel("windows", f"col2im_{kind}")(grid, block, (columns, dx, *told))
+        close(dx, reference.col2im(expected, shape, window), kind, 4)
+
+
+@every_kind
+@pytest.mark.parametrize("winners", ["uint8", "int32"])
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
+@pytest.mark.parametrize("case", [name for name, (window, _) in WINDOWS.items() if not window.pads])
+def test_pools_take_the_first_largest_and_the_first_nan(
+    kind: str, winners: str, grid: Any, block: Any, case: str
+) -> None:
+    (stored, _), rng = types(kind), np.random.default_rng(11)
+    (window, shape), reference = WINDOWS[case], Reference("double")
+    x = array(rng.integers(-1, 2, shape), stored)
+    x[rng.random(shape) < 0.1] = np.nan
+    y, won = reference.max_pool2d(x.astype(np.float64), window)
+    found, places = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.dtype(winners))
+    told = geometry(window, shape, pads=False)
+    kernel("pooling", f"max_pool_{kind}_{winners}")(grid, block, (x, NULL, found, places, *told, np.int32(0)))
+    np.testing.assert_array_equal(found.astype(np.float64), y)
+    np.testing.assert_array_equal(places, won)
+    dy = array(rng.integers(-3, 4, y.shape), stored)
+    dy[rng.random(y.shape) < 0.1] = np.nan
+    dx = array(np.ones(shape), stored)
+    kernel("pooling", f"max_pool_backward_{kind}_{winners}")(grid, block, (dy, places, dx, *told))
+    expected = reference.max_pool2d_backward(dy.astype(np.float64), won, shape, window)
+    np.testing.assert_array_equal(dx.astype(np.float64), expected)
+
+
+@every_kind
+@pytest.mark.parametrize("relu", [0, 1])
+@pytest.mark.parametrize(("winners", "closed"), [("uint8", 255), ("int32", -1)])
+def test_a_pool_may_add_the_bias_and_close_what_is_not_positive(
+    kind: str, relu: int, winners: str, closed: int
+) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(12)
+    window, shape = Window((2, 2), (2, 2)), (2, 5, 4, 3)
+    x, bias = array(rng.normal(size=shape) - 1, stored), array(rng.normal(size=3), stored)
+    x[0, 0, 0, 0] = np.nan
+    biased = (x.astype(wide) + bias.astype(wide)).astype(stored)
+    y, won = Reference("double").max_pool2d(biased.astype(np.float64), window)
+    found, places = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.dtype(winners))
+    arguments = x, bias, found, places, *geometry(window, shape, pads=False), np.int32(relu)
+    kernel("pooling", f"max_pool_{kind}_{winners}")((2, 1), (8,), arguments)
+    np.testing.assert_array_equal(found.astype(np.float64), np.maximum(y, 0) if relu else y)
+    shut = ~(y > 0) if relu else np.zeros(y.shape, bool)
+    np.testing.assert_array_equal(places, np.where(shut, closed, won.astype(int)))
+    assert not relu or (shut.any() and not shut.all())
+
+
+def test_winners_of_windows_with_256_places() -> None:
+    """The last one's number is 255, which says closed only behind a ReLU."""
+    x = array(np.zeros((1, 16, 16, 1)), np.float32)
+    x[0, 15, 15, 0] = 1
+    y, places, dx = array([1.0], np.float32), array([0], np.uint8), array(np.ones(256), np.float32)
+    told = geometry(Window((16, 16)), x.shape, pads=False)
+    kernel("pooling", "max_pool_float_uint8")((1, 1), (32,), (x, NULL, y, places, *told, np.int32(0)))
+    kernel("pooling", "max_pool_backward_float_uint8")((1, 1), (32,), (y, places, dx, *told))
+    assert (y[0], places[0], dx[255], dx[:255].any()) == (1, 255, 1, False)
+
+
+@every_kind
+@every_grid
+@starts
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_sums_of_vectors_are_those_of_the_host(kind: str, grid: Any, block: Any, start: int, count: int) -> None:
+    """Bit for bit, where NumPy rounds once too; what is null is not read, and one of the parts may be written to."""
+    (stored, _), rng = types(kind), np.random.default_rng(2)
+    for size in SIZES:
+        parts = [array(rng.normal(size=size), stored, start) for _ in range(count)]
+        shares = [np.float64(share) for share in rng.random(count)]
+        total = np.zeros(size)
+        for part, share in zip(parts, shares, strict=True):
+            total += part.astype(np.float64) * share
+        rest = 16 - count
+        given = (*parts, *[NULL] * rest, *shares, *[np.float64(0)] * rest, np.int32(count), np.int64(size))
+        kernel("averages", f"weighted_sum_{kind}")(grid, block, (parts[-1], *given))
+        expected = total.astype(stored)
+        if kind == "bfloat16":
+            close(parts[-1], expected, kind)
+        else:
+            np.testing.assert_array_equal(parts[-1], expected)

@@ -1,0 +1,174 @@
+"""The door to the kernels: what it refuses, how it casts, and the table it goes by."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.backend.cuda import launch
+from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, Kernels, power_of_two, source
+from cupynet.errors import ConfigError
+from tests.backend.on_host import OnHost, RawModule, asarray
+from tests.standin.host import host_library
+
+FILES = sorted(path.stem for path in FOLDER.glob("*.cu"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_table_says_what_the_kernels_take(file: str) -> None:
+    kernels = host_library(FOLDER / f"{file}.cu")
+    assert kernels.keys() == {name for name, instance in INSTANCES.items() if instance.file == file}
+    for name, kernel in kernels.items():
+        words = launch.TAKES[file][base(name)].split()
+        written = [parameter.type for parameter in INSTANCES[name].takes]
+        assert written == [word.rpartition(":")[2] for word in kernel.takes], name
+        assert [word.partition(":")[0] for word in words if ":" in word] == [
+            word.partition(":")[0] for word in kernel.takes if ":" in word
+        ], name
+
+
+def base(name: str) -> str:
+    """The kernel of an instance: `max_pool` of max_pool_half_uint8."""
+    words = name.split("_")
+    last = max(position for position, word in enumerate(words) if word in KINDS)
+    return "_".join(words[:last])
+
+
+class Recorded:
+    """CuPy's RawModule, which notes what is launched and runs nothing."""
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+        self.compiled: list[str] = []
+
+    def RawModule(self, code: str, options: tuple[str, ...]) -> Any:
+        self.compiled.append(code)
+        return self
+
+    def get_function(self, name: str) -> Any:
+        return lambda *launched: self.launched.append((name, *launched))
+
+
+@pytest.fixture
+def xp() -> Recorded:
+    return Recorded()
+
+
+def kernels(xp: Any, **limits: Any) -> Kernels:
+    return Kernels(xp, 0, nullcontext, **limits)
+
+
+def test_numbers_have_the_type_of_their_parameter(xp: Recorded) -> None:
+    """CuPy would pass a float as a double, and an int as 64 bits."""
+    x = asarray(np.zeros(8, np.float32))
+    kernels(xp).launch("sgd_update_float", (1,), (32,), x, x, None, 0.5, 0, np.float64(2), np.int32(8))
+    ((name, grid, block, arguments),) = xp.launched
+    assert (name, grid, block) == ("sgd_update_float", (1,), (32,))
+    assert all(given is x for given in arguments[:2])
+    kinds = [type(given) for given in arguments[2:]]
+    assert kinds == [np.uint64, np.float32, np.float32, np.float32, np.int64]
+    assert [float(given) for given in arguments[2:]] == [0, 0.5, 0, 2, 8]
+
+
+def test_each_file_is_compiled_once(xp: Recorded) -> None:
+    x, own = asarray(np.zeros(8, np.float32)), kernels(xp)
+    for _ in range(2):
+        own.flat("relu_float", 8, x, 8)
+        own.flat("relu_backward_float", 8, x, x, 8)
+    assert xp.compiled == [source("activations")]
+
+
+def other_device() -> Any:
+    x = asarray(np.zeros(8, np.float32))
+    x.number = 3
+    return x
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (lambda x: (x.astype(np.float64), 8), "argument 0 must be a contiguous array of float32 .*, .* is float64"),
+        (lambda x: (x[::2], 4), "argument 0 must be a contiguous .*, this one has gaps"),
+        (lambda x: (other_device(), 8), "argument 0 must be .* on device 0, this one is on device 3"),
+        (lambda x: (None, 8), "argument 0 must be .*, this one is NoneType"),
+        (lambda x: (x.ctypes.data, 8), "argument 0 must be .*, this one is int"),
+        (lambda x: (x,), "takes 2 arguments, was given 1"),
+        (lambda x: (x, 8, 8), "takes 2 arguments, was given 3"),
+    ],
+)  # fmt: skip
+def test_what_a_kernel_would_misread_is_refused(arguments: Any, line: str, xp: Recorded) -> None:
+    x = asarray(np.zeros(8, np.float32))
+    with pytest.raises(ConfigError, match=f"^kernel relu_float: {line}$"):
+        kernels(xp).launch("relu_float", (1,), (32,), *arguments(x))
+    assert xp.launched == []
+
+
+def test_a_number_that_its_parameter_cannot_hold_is_refused(xp: Recorded) -> None:
+    x = asarray(np.zeros(8, np.float32))
+    for wrong, error in ((2**31, OverflowError), (2.5, TypeError)):
+        with pytest.raises(error):
+            kernels(xp).launch("add_bias_float", (1,), (32,), x, x, 1, wrong, 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "threads", "grid"),
+    [({}, 256, (4,)), ({"max_block_size": 1000}, 512, (2,)), ({"max_grid_size": 3}, 256, (3,))],
+)
+def test_launches_keep_within_their_bounds(
+    limits: dict[str, Any], threads: int, grid: tuple[int, ...], xp: Recorded
+) -> None:
+    x, own = asarray(np.zeros(1000, np.float32)), kernels(xp, **limits)
+    own.flat("relu_float", 1000, x, 1000)
+    assert xp.launched[-1][1:3] == (grid, (threads,))
+    own.rows("softmax_float", 100, 10, x, 100, 10)
+    _, (blocks,), (across, down), _ = xp.launched[-1]
+    assert across * down == threads and across == 16 and blocks == min(-(-100 // down), own.blocks)
+    windows = (1, 1, 1, 1, 1, 1, 1, 1, 1)
+    own.images("max_pool_backward_float_uint8", 70_000, 2000, x, x.astype(np.uint8), x, 70_000, *windows)
+    across, down = xp.launched[-1][1]
+    assert down <= 65535 and across * down <= own.blocks
+
+
+def test_nothing_is_launched_for_nothing(xp: Recorded) -> None:
+    own, x = kernels(xp), asarray(np.zeros(0, np.float32))
+    own.flat("relu_float", 0, x, 0)
+    own.rows("softmax_float", 0, 10, x, 0, 10)
+    own.images("load_images_float", 0, 4, x, None, x, 0, 4)
+    assert xp.launched == []
+
+
+@pytest.mark.parametrize("limits", [{"max_block_size": 31}, {"max_block_size": 1025}, {"max_grid_size": 0}])
+def test_bounds_out_of_range_are_refused(limits: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", OnHost())
+    with pytest.raises(ConfigError, match=f"^{next(iter(limits))}="):
+        create_backend("cupy", **limits)
+
+
+def test_a_backend_tells_how_to_make_another_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", OnHost())
+    backend = create_backend("cupy", "half", max_block_size=64, max_grid_size=5)
+    other = create_backend(backend.name, backend.policy.name, 1, **backend.options)
+    assert dict(other.options) == {"max_block_size": 64, "max_grid_size": 5}
+    assert create_backend("numpy", **create_backend("numpy").options).options == {}
+
+
+def test_the_header_stands_in_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy finds a compiled kernel by its text: a header beside it could change unseen."""
+    for file in FILES:
+        text = source(file)
+        assert "common.cuh" not in text.replace("CUPYNET_COMMON", "") and "#define KERNEL" in text
+        assert RawModule(text)._kernels
+    (tmp_path / "alone.cu").write_text("// nothing\n")
+    monkeypatch.setattr(launch, "FOLDER", tmp_path)
+    with pytest.raises(ConfigError, match="alone.cu: does not include common.cuh"):
+        source("alone")
+
+
+def test_powers_of_two() -> None:
+    assert [power_of_two(number) for number in (1, 2, 3, 32, 33, 1000)] == [1, 2, 4, 32, 64, 1024]
