@@ -7,6 +7,7 @@ operation to `Backend`, or overrides one, adds it here: tests/backend/test_opera
 from __future__ import annotations
 
 from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -298,6 +299,16 @@ def mean_in_place(backend: Backend, call: Call, shape: Shape) -> Results:
     return {f"part {r}": part for r, part in enumerate(parts)}
 
 
+def weighted_sum(backend: Backend, call: Call, shape: Shape) -> Results:
+    parts = [call.wide(shape.height * 500) for _ in range(shape.batch + 1)]
+    shares = [(0.0 if shape.flag and r == 0 else 0.1 * r + 0.2) for r in range(len(parts))]
+    if shares[0] == 0.0:
+        parts[0][...] = math.nan
+    out = call.wide(shape.height * 500)
+    backend.weighted_sum(parts, shares, out)
+    return {"sum": out}
+
+
 def squared_norm(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"total": backend.asarray(backend.squared_norm(call.wide(shape.height * 16))).reshape(1)}
 
@@ -339,6 +350,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         softmax_backward,
         softmax_cross_entropy,
         mean_in_place,
+        weighted_sum,
         squared_norm,
         clip_norm,
         sgd_update,
@@ -351,6 +363,9 @@ EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward"}
 
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py.
 ELSEWHERE = {
+    "mark",
+    "after",
+    "fetch",
     "conv2d_buffers",
     "allocate",
     "address",
