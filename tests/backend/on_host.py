@@ -71,6 +71,7 @@ class OnHost(ModuleType):
     def __init__(self) -> None:
         super().__init__("cupy")
         self.empty, self.asarray, self.asnumpy, self.RawModule = empty, asarray, asnumpy, RawModule
+        self.ndarray = HostArray
         self.cuda = SimpleNamespace(Device=lambda number: nullcontext())
 
     def __getattr__(self, name: str) -> Any:

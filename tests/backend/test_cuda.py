@@ -75,7 +75,7 @@ class StandIn(ModuleType):
             def get_function(self, name: str) -> Any:
                 return noted(name, lambda *_: None)
 
-        self.RawModule = Module
+        self.RawModule, self.ndarray = Module, on_host.HostArray
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)

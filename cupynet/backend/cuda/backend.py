@@ -138,7 +138,7 @@ class CupyBackend(Backend):
         if images.dtype != np.uint8 or images.ndim != 4 or not images.flags.c_contiguous:
             with self._here():
                 return super().load_images(images, samples)
-        if isinstance(images, np.ndarray):
+        if not isinstance(images, self.xp.ndarray):
             pixels, order = self.asarray(images[samples]), None
             count = len(pixels)
         else:

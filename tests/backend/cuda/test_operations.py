@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cupynet.backend import Convolution, MaxPool, Window, create_backend
 from cupynet.backend.cuda import CupyBackend
+from cupynet.backend.cuda.backend import FUSED
+from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.optim import Nesterov
 from tests.backend.comparisons import COMPARISONS, Shape
 from tests.backend.on_host import OnHost
 from tests.backend.test_operations import LENET, compare, shapes
 from tests.backends import every_dtype, needs_bfloat16
+from tests.nn.networks import train_step
 
 LIMITS = {"usual": (256, None), "tiny": (48, 1)}
 
@@ -46,3 +52,62 @@ def test_kernels_equal_the_reference(dtype: str, operation: str, limits: str) ->
 @pytest.mark.parametrize("operation", ["conv2d_backward", "max_pool2d_backward", "fused_pair"])
 def test_kernels_equal_the_reference_at_real_sizes(dtype: str, operation: str, shape: Shape) -> None:
     compare(operation, CupyBackend(dtype), shape, seed=5)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_product_is_not_rounded_before_it_is_added(flat: bool) -> None:
+    """2049 and 90000 are sums of products that half cannot hold."""
+    backend = CupyBackend("half")
+    x = backend.asarray(np.array([[1, 300], [1, 0]], np.float16))
+    dy = backend.asarray(np.array([[2048, 300], [1, 0]], np.float16))
+    weight, bias = backend.asarray(np.zeros((2, 2), np.float16)), backend.asarray(np.zeros(2, np.float32))
+    grad = backend.asarray(np.ones((2, 2), np.float32))
+    if flat:
+        backend.dense_backward(dy, x, weight, grad, bias, need_dx=False)
+    else:
+        window = Window((1, 1))
+        x, dy, weight = (a.reshape(2, 1, 1, 2) if a is not weight else a.reshape(1, 1, 2, 2) for a in (x, dy, weight))
+        _, columns = backend.conv2d(x, weight, None, window)
+        backend.conv2d_backward(dy, columns, x, weight, grad.reshape(1, 1, 2, 2), bias, window, need_dx=False)
+    np.testing.assert_array_equal(grad, [[2050, 301], [614401, 90001]])
+    np.testing.assert_array_equal(bias, [2049, 300])
+
+
+@every_dtype
+def test_images_on_the_device_are_gathered_there(dtype: str, cupy: OnHost) -> None:
+    backend, images = CupyBackend(dtype), np.arange(256, dtype=np.uint8).reshape(4, 8, 4, 2)
+    samples = np.array([3, 0, 3])
+    expected = backend.load_images(images, samples)
+    np.testing.assert_array_equal(backend.load_images(cupy.asarray(images), samples), expected)
+    for wrong in ([0, 4], [-1]):
+        with pytest.raises(IndexError, match="there are 4 images"):
+            backend.load_images(cupy.asarray(images), np.array(wrong))
+    assert backend.load_images(images, np.array([], int)).shape == (0, 8, 4, 2)
+
+
+def test_the_pair_that_is_fused_is_compared() -> None:
+    assert FUSED.keys() == {(Convolution, MaxPool)}
+
+
+@pytest.mark.parametrize("activation", ["identity", "relu", "softmax"])
+def test_a_network_trains_as_on_numpy(activation: str) -> None:
+    """A convolution, its activation and its pool are one operation here, unless it is softmax."""
+    layers = {"conv": Conv2D(4, 3, padding=1, activation=activation), "pool": MaxPool2D(2)}
+    layers |= {"conv2": Conv2D(5, 2, activation=activation), "pool2": MaxPool2D(2, 1), "output": Dense(3)}
+    rng = np.random.default_rng(2)
+    images, labels = rng.normal(size=(4, 8, 8, 2)), rng.integers(0, 3, 4)
+    weights = []
+    for backend in (CupyBackend("double"), create_backend("numpy", "double")):
+        model, optimizer = Model(Sequential(layers), Image(8, 8, 2), backend, seed=1), Nesterov(0.1, l2=0.01)
+        optimizer.max_grad_norm = 0.5
+        optimizer.init(model.params, backend)
+        for iteration in range(3):
+            train_step(model, backend.asarray(images), backend.asarray(labels), optimizer, iteration)
+        assert backend.workspace.on_loan == 0
+        together = [["conv", "pool"], ["conv2", "pool2"], ["output"]]
+        assert backend.name != "cupy" or (model.network.together() == together) == (activation != "softmax")
+        weights.append((model.weights(), model.scores(backend.asarray(images))))
+    (found, scores), (expected, expected_scores) = weights
+    for name, weight in expected.items():
+        np.testing.assert_allclose(found[name], weight, rtol=1e-10, atol=1e-12, err_msg=name)
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-10, atol=1e-12)
