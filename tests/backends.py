@@ -24,6 +24,7 @@ def works(name: str) -> bool:
 
 
 WORKING = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in BACKENDS if works(name)]
+WORKING.append(pytest.param("cupy", id="standin", marks=pytest.mark.standin))  # on made-up devices: tests/conftest.py
 every_backend = pytest.mark.parametrize("name", WORKING)
 every_dtype = pytest.mark.parametrize("dtype", ["half", "float", "double"])
 
@@ -34,8 +35,8 @@ class Reference(Backend):
     name = "reference"
     xp = np
 
-    def __init__(self, dtype: str = "float") -> None:
-        super().__init__(DtypePolicy.of(dtype))
+    def __init__(self, dtype: str | DtypePolicy = "float") -> None:
+        super().__init__(dtype if isinstance(dtype, DtypePolicy) else DtypePolicy.of(dtype))
 
     def address(self, array: Any) -> int:
         return int(array.__array_interface__["data"][0])

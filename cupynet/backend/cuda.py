@@ -110,7 +110,7 @@ class CupyBackend(Backend):
     def activate(self) -> None:
         self.xp.cuda.Device(self.device).use()
         self._stream = self.xp.cuda.Stream(non_blocking=True)
-        self._stream.use()
+        self._stream.__enter__()  # after `use`, the end of a `with` block would bring the null stream back
 
     @contextmanager
     def _here(self) -> Iterator[None]:
