@@ -235,9 +235,10 @@ class ndarray:
                 tuple(np.zeros_like(each) if isinstance(each, np.ndarray) else each for each in plain)
             ].shape
         made = ndarray(shape, self.dtype)
+        view, into = self._view, made._view
 
         def work() -> None:
-            made._view[...] = _within(self._view, plain)
+            into[...] = _within(view, plain)
 
         return _run("indexing", work, [self, *arrays], made)
 
@@ -255,10 +256,11 @@ class ndarray:
             return
         operand(value, "[...] =")
         plain = tuple(each._view if isinstance(each, ndarray) else each for each in key)
+        view, into = (value._view if isinstance(value, ndarray) else value), self._view
 
         def work() -> None:
-            _within(self._view, plain)
-            self._view[plain] = value._view if isinstance(value, ndarray) else value
+            _within(into, plain)
+            into[plain] = view
 
         reads = [*arrays, *([value] if isinstance(value, ndarray) else [])]
         span = self.span
@@ -270,6 +272,10 @@ class ndarray:
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> ndarray:
         return reduce(np.add, self, axis, keepdims, dtype)
+
+    def mean(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> ndarray:
+        total = self.sum(axis, dtype, keepdims)
+        return elementwise(np.true_divide, total, self.size // max(total.size, 1))
 
     def max(self, axis: Any = None, keepdims: bool = False) -> ndarray:
         return reduce(np.maximum, self, axis, keepdims)
@@ -367,8 +373,8 @@ def elementwise(ufunc: np.ufunc, *inputs: Any, out: ndarray | None = None) -> nd
     if not np.can_cast(dtype, made.dtype, "same_kind"):
         raise TypeError(f"{name}: cannot cast output from {dtype} to {made.dtype} with casting rule 'same_kind'")
     _apart(name, made, arrays)
-    views = [each._view if isinstance(each, ndarray) else each for each in inputs]
-    return _run(name, lambda: ufunc(*views, out=made._view, casting="same_kind"), arrays, made)
+    views, into = [each._view if isinstance(each, ndarray) else each for each in inputs], made._view
+    return _run(name, lambda: ufunc(*views, out=into, casting="same_kind"), arrays, made)
 
 
 def assign(target: ndarray, value: Any, where: ndarray | None = None) -> ndarray:
@@ -376,20 +382,21 @@ def assign(target: ndarray, value: Any, where: ndarray | None = None) -> ndarray
     operand(value, "[...] =")
     if isinstance(value, ndarray):
         shape, leading = value.shape, max(value.ndim - target.ndim, 0)
-        if np.broadcast_shapes(shape[leading:], target.shape) != target.shape or math.prod(shape[:leading]) != 1:
+        fits = zip(shape[::-1], target.shape[::-1], strict=False)
+        if any(size not in (1, room) for size, room in fits) or math.prod(shape[:leading]) != 1:
             raise ValueError(f"could not broadcast input array from shape {shape} into shape {target.shape}")
         _apart("[...] =", target, [value])
     arrays = [each for each in (value, where) if isinstance(each, ndarray)]
-    view = value._view if isinstance(value, ndarray) else value
+    view, into = (value._view if isinstance(value, ndarray) else value), target._view
     if where is None:
-        return _run("[...] =", lambda: np.copyto(target._view, view, casting="unsafe"), arrays, target)
+        return _run("[...] =", lambda: np.copyto(into, view, casting="unsafe"), arrays, target)
     if not isinstance(where, ndarray) or where.dtype != bool:
         raise Foreign(f"copyto: where must be an array of CuPy's, of bool, is {where!r:.60}")
     mask = where._view
     span = target.span
     if span and span[0].chunk.written is not None:
         arrays.append(target)  # some of it stays as it is
-    return _run("copyto", lambda: np.copyto(target._view, view, casting="unsafe", where=mask), arrays, target)
+    return _run("copyto", lambda: np.copyto(into, view, casting="unsafe", where=mask), arrays, target)
 
 
 def reduce(ufunc: np.ufunc, array: ndarray, axis: Any, keepdims: bool, dtype: Any = None) -> ndarray:
@@ -403,8 +410,10 @@ def reduce(ufunc: np.ufunc, array: ndarray, axis: Any, keepdims: bool, dtype: An
         raise ValueError(f"zero-size array to reduction operation {ufunc.__name__} which has no identity")
     wide = np.float32 if kind == np.float16 and ufunc is np.add else dtype
 
+    view, into = array._view, made._view
+
     def work() -> None:
-        made._view[...] = ufunc.reduce(array._view, axis=tuple(gone), keepdims=keepdims, dtype=wide)
+        into[...] = ufunc.reduce(view, axis=tuple(gone), keepdims=keepdims, dtype=wide)
 
     return _run(f"{ufunc.__name__}.reduce", work, [array], made)
 
@@ -427,8 +436,10 @@ def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
     _apart("matmul", made, [a, b], alike=False)
     wide = np.float32 if dtype == np.float16 else dtype
 
+    left, right, into = a._view, b._view, made._view
+
     def work() -> None:
-        made._view[...] = a._view.astype(wide, copy=False) @ b._view.astype(wide, copy=False)
+        into[...] = left.astype(wide, copy=False) @ right.astype(wide, copy=False)
 
     return _run("matmul", work, [a, b], made)
 
@@ -442,6 +453,7 @@ def upload(target: ndarray, host: NDArray[Any]) -> ndarray:
 
 
 def _run(name: str, work: Callable[[], Any], reads: Sequence[ndarray], made: ndarray) -> ndarray:
+    """One operation. `work` holds views and no arrays: one that is recorded keeps no memory in use."""
     if made.size:
         active().run(Operation(name, [span for each in reads for span in each.span], made.span, work))
     return made

@@ -127,22 +127,13 @@ class NcclCommunicator:
                 ring.broken = NcclError(5, f"Duplicate GPU detected : rank {rank} on device {machine.seat.device}")
             ring.devices[rank] = self._device = machine.seat.device
             machine.changed.notify_all()
-            self._wait(
-                machine,
+            machine.wait(
                 lambda: len(ring.devices) == ring.size or ring.broken is not None,
                 lambda: f"rank {rank} waits in NcclCommunicator, and of {ndev} only {sorted(ring.devices)} have come",
-                f"NcclCommunicator of rank {rank}",
             )
             if ring.broken is not None:
                 raise ring.broken
             self._ring = ring
-
-    def _wait(self, machine: Machine, ready: Any, missing: Any, what: str) -> None:
-        machine.waiting.append(what)
-        try:
-            machine.wait(ready, missing)
-        finally:
-            machine.waiting.remove(what)
 
     def size(self) -> int:
         """How many ranks there are."""
@@ -250,10 +241,10 @@ class NcclCommunicator:
             _submit([call])
 
     def _span(self, machine: Machine, address: int, count: int, dtype: Any, where: Label) -> Span | None:
-        if not address or not count:
-            return None
         if not isinstance(address, (int, np.integer)):
             raise TypeError(f"{where} takes an address, array.data.ptr, not {address!r:.60}")
+        if not address or not count:
+            return None
         chunk, offset = machine.block(int(address), count * dtype.itemsize, self._device, str(where))
         if chunk.dtype is not None and chunk.dtype != dtype:
             raise BadLaunch(f"{where} is told {dtype} of {chunk}, which is {chunk.dtype}")
@@ -277,13 +268,13 @@ def _submit(calls: Sequence[Call]) -> None:
         try:
             for call in calls:
                 _post(machine, call)
+            machine.waiting |= {call: str(call) for call in calls if not call.over}
+            machine.changed.notify_all()
             for call in calls:
                 ring = call.communicator._own()
-                call.communicator._wait(
-                    machine,
+                machine.wait(
                     lambda call=call, ring=ring: call.over or ring.broken is not None,
                     lambda call=call, ring=ring: f"{call} waits for {_missing(call, ring)}",
-                    str(call),
                 )
                 if not call.over and ring.broken is not None:
                     raise ring.broken
@@ -293,6 +284,8 @@ def _submit(calls: Sequence[Call]) -> None:
             machine.keep(misuse)
             raise
         finally:
+            for call in calls:
+                machine.waiting.pop(call, None)
             for communicator in communicators:
                 communicator._thread = 0
 
@@ -339,13 +332,13 @@ def _do(machine: Machine, ring: Ring, calls: list[Call]) -> None:
             accesses.append(machine.tick(call.line, call.where))
         for call, access in zip(calls, accesses, strict=True):
             if call.send is not None:
-                call.send.chunk.usable(str(call.where))
+                call.send.chunk.usable(call.where)
                 call.send.chunk.read(call.send.bytes, access, machine)
                 call.send.chunk.all_read(call.send.view, call.where)
         results = _results(calls)
         for call, access, result in zip(calls, accesses, results, strict=True):
             if call.receive is not None and result is not None:
-                call.receive.chunk.usable(str(call.where))
+                call.receive.chunk.usable(call.where)
                 call.receive.chunk.write(call.receive.bytes, access, machine)
                 call.receive.view[...] = result
                 call.receive.chunk.all_written(call.receive.view)
@@ -356,6 +349,7 @@ def _do(machine: Machine, ring: Ring, calls: list[Call]) -> None:
             call.error = error
     for call in calls:
         call.over = True
+        machine.waiting.pop(call, None)
     machine.changed.notify_all()
 
 
@@ -382,8 +376,8 @@ def _results(calls: list[Call]) -> list[NDArray[Any] | None]:
 
 
 def _join(calls: list[Call]) -> None:
-    """What comes next on a rank that has received comes after what all that have sent did before."""
-    clocks = [dict(call.line.clock) for call in calls if call.send is not None]
+    """What comes next on a rank that has received comes after what all that have sent did before (not: after this)."""
+    clocks = [{**call.line.clock, call.line.key: call.line.count - 1} for call in calls if call.send is not None]
     for call in calls:
         if call.receive is not None:
             for clock in clocks:

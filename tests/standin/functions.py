@@ -44,7 +44,8 @@ def arange(*limits: int, dtype: Any = None) -> ndarray:
     """Numbers one after the other, made on the device."""
     host = np.arange(*limits, dtype=dtype)
     made = empty(host.shape, host.dtype)
-    return _run("arange", lambda: np.copyto(made._view, host), [], made)
+    into = made._view
+    return _run("arange", lambda: np.copyto(into, host), [], made)
 
 
 def asarray(value: Any, dtype: Any = None) -> ndarray:
@@ -85,7 +86,8 @@ def where(condition: ndarray, x: Any, y: Any) -> ndarray:
     dtype = np.result_type(*(each.dtype if isinstance(each, ndarray) else each for each in (x, y)))
     made = empty(np.broadcast_shapes(*(each.shape for each in arrays)), dtype)
     views = [each._view if isinstance(each, ndarray) else each for each in (condition, x, y)]
-    return _run("where", lambda: np.copyto(made._view, np.where(*views), casting="same_kind"), arrays, made)
+    into = made._view
+    return _run("where", lambda: np.copyto(into, np.where(*views), casting="same_kind"), arrays, made)
 
 
 def get_array_module(*arrays: Any) -> Any:

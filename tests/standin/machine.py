@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ from tests.standin.order import Access, Line, label, merge
 _active: Machine | None = None
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Elements of a block: what an operation reads or writes."""
 
     chunk: Chunk
@@ -33,12 +31,15 @@ class Span:
     @property
     def bytes(self) -> tuple[int, int]:
         """The first byte of the block that is in it, and the one behind the last."""
-        low, high = np.lib.array_utils.byte_bounds(self.view)
-        return low - self.chunk.address, high - self.chunk.address
+        view, base = self.view, self.chunk.address
+        if view.flags.c_contiguous:
+            low: int = view.__array_interface__["data"][0] - base
+            return low, low + view.nbytes
+        low, high = np.lib.array_utils.byte_bounds(view)
+        return low - base, high - base
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """What is done on a line at once, or recorded by one that captures.
 
     checked: after it, canaries are looked at; what it writes and leaves as it was is not taken for written.
@@ -88,7 +89,7 @@ class Machine:
         self.misuses: list[Misuse] = []
         self.launches: dict[str, int] = {}
         self.pools: list[MemoryPool] = []
-        self.waiting: list[str] = []  # collective operations that wait for a rank
+        self.waiting: dict[Any, str] = {}  # collective operations that wait for a rank
         self.stuck: Misuse | None = None  # why those that wait will wait for ever
         self.loaded: set[tuple[int, object]] = set()  # devices, and the modules that are there
         self.rings: dict[bytes, Any] = {}  # communicators by their names
@@ -177,18 +178,18 @@ class Machine:
         where = label(operation.name)
         access = self.tick(line, where)
         for span in operation.reads:
-            span.chunk.usable(str(where))
+            span.chunk.usable(where)
             span.chunk.read(span.bytes, access, self)
             span.chunk.all_read(span.view, where)
         for span in operation.writes:
-            span.chunk.usable(str(where))
+            span.chunk.usable(where)
             span.chunk.write(span.bytes, access, self)
         with np.errstate(all="ignore"):
             result = operation.work()
         for span in operation.writes:
             span.chunk.all_written(span.view, unless_as_it_was=operation.checked)
         if operation.checked:
-            self.intact(str(where))
+            self.intact(where)
         return result
 
     def tick(self, line: Line, where: Any) -> Access:
@@ -245,7 +246,7 @@ class Machine:
                 return chunk, offset
         raise Misuse(f"{by}: no memory in use lies at {address:#x}")
 
-    def intact(self, by: str) -> None:
+    def intact(self, by: object) -> None:
         """Raise Overrun where any canary was overwritten."""
         for chunk in self.live():
             chunk.intact(by)
@@ -269,9 +270,9 @@ class Machine:
 
     def must_not_wait(self, what: str) -> None:
         """Refuse what waits for a device, while a collective operation on one waits for another thread."""
-        if self.waiting:
+        for call in self.waiting.values():
             self.stuck = Deadlock(
-                f"{label(what)} waits for the device, on which {self.waiting[0]} waits for another rank: warm up, and "
+                f"{label(what)} waits for the device, on which {call} waits for another rank: warm up, and "
                 "allocate nothing between the host barrier and the collective operation"
             )
             self.keep(self.stuck)

@@ -67,7 +67,7 @@ class Chunk:
         self.writes: dict[tuple[int, int], Access] = {}
         self.reads: dict[tuple[int, int, int], Access] = {}
 
-    def intact(self, by: str) -> None:
+    def intact(self, by: object) -> None:
         """Raise Overrun where canaries were overwritten; by: whose doing it must be."""
         before = self._raw[: self._start]
         behind = self._raw[self._start + self.nbytes : self._start + self.size + GUARD]
@@ -76,7 +76,7 @@ class Chunk:
                 guard[...] = CANARY
                 raise Overrun(f"{by} has written {side} the memory of {self}")
 
-    def usable(self, by: str) -> None:
+    def usable(self, by: object) -> None:
         """Raise Freed where it was given back."""
         if not self.live:
             raise Freed(f"{by} uses {self}, which was freed by {self.freed}")
@@ -132,7 +132,7 @@ class Chunk:
         return np.ndarray(view.shape, bool, self.written, offset, view.strides)
 
     def __str__(self) -> str:
-        return f"{self.nbytes} bytes of device {self.pool.device}, allocated by {self.where}"
+        return f"{self.nbytes} bytes of device {self.pool.device}, allocated at {self.where and self.where.place}"
 
 
 class DevicePool:

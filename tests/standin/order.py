@@ -7,18 +7,18 @@ next operation comes after them.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = str(Path(__file__).parent)
 OWN_TESTS = "test_"  # files of this folder with such names are users of it
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """An operation, and the line of Python that asked for it."""
 
     name: str
@@ -26,19 +26,26 @@ class Label:
     line: int
     thread: str
 
+    @property
+    def place(self) -> str:
+        """Where it was asked for."""
+        return f"{self.path}:{self.line}, thread {self.thread}"
+
     def __str__(self) -> str:
-        return f"{self.name} ({self.path}:{self.line}, thread {self.thread})"
+        return f"{self.name} ({self.place})"
 
 
 def label(name: str) -> Label:
     """The operation `name`, asked for by the first frame outside of the stand-in."""
     frame: Any = sys._getframe(1)
-    while frame.f_back is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(HERE) or path.rpartition("/")[2].startswith(OWN_TESTS):
-            break
+    while frame.f_back is not None and _own(frame.f_code.co_filename):
         frame = frame.f_back
     return Label(name, frame.f_code.co_filename, frame.f_lineno, threading.current_thread().name)
+
+
+@functools.cache
+def _own(path: str) -> bool:
+    return path.startswith(HERE) and not path.rpartition("/")[2].startswith(OWN_TESTS)
 
 
 @dataclass(eq=False)
@@ -74,8 +81,7 @@ class Line:
         return f"the null stream of device {self.device}" if self.null else f"stream {self.number:#x}"
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """One operation on a line, as memory remembers it."""
 
     line: Line
