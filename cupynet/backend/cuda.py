@@ -93,7 +93,7 @@ class CupyBackend(Backend):
     """The reference operations on CuPy arrays of one device.
 
     Each worker calls `activate` once, in its own thread: the current device and stream are the thread's, and every
-    array and kernel of the worker belongs to its non-blocking stream. What other threads ask of this backend (a
+    array and kernel of the worker belongs to its stream. What other threads ask of this backend (a
     prefetcher making batches, a caller reading weights) is put on the same stream: it happens in the order it was asked
     for, and memory that was freed is written again only after its last use.
     """
@@ -109,7 +109,8 @@ class CupyBackend(Backend):
 
     def activate(self) -> None:
         self.xp.cuda.Device(self.device).use()
-        self._stream = self.xp.cuda.Stream(non_blocking=True)
+        # one that waits for the null stream, and that one for it: there the caller's own thread makes and reads weights
+        self._stream = self.xp.cuda.Stream()
         self._stream.__enter__()  # after `use`, the end of a `with` block would bring the null stream back
 
     @contextmanager

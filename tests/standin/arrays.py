@@ -210,6 +210,13 @@ class ndarray:
     def copy(self) -> ndarray:
         return self.astype(self.dtype)
 
+    def __copy__(self) -> ndarray:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> ndarray:
+        with self.device:
+            return self.copy()
+
     def fill(self, value: Any) -> None:
         assign(self, scalar(value, "fill"))
 

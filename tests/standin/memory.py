@@ -237,6 +237,8 @@ class DevicePool:
 class Memory:
     """What keeps a block in use: arrays hold it, and with the last of them it goes."""
 
+    chunk: Chunk | None = None
+
     def __init__(self, chunk: Chunk | None) -> None:
         self.chunk = chunk
 

@@ -95,7 +95,7 @@ library = host_library('extern "C" __global__ void put(float* y, int n) { y[n] =
 from ctypes import CDLL
 memory = CDLL(None).malloc
 memory.restype = __import__("ctypes").c_void_p
-library["put"]((1,), (1,), (memory(40), np.int32({n})))
+library["put"]((1,), (1,), (memory(40), np.int32(PLACE)))
 """
 
 
@@ -103,7 +103,7 @@ library["put"]((1,), (1,), (memory(40), np.int32({n})))
 def test_the_sanitizer_sees_a_buffer_that_is_too_short(n: int, fine: bool) -> None:
     runtime = subprocess.run([compiler() or "", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout
     environment = {**os.environ, "LD_PRELOAD": runtime.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
-    command = [sys.executable, "-c", SHORT.format(n=n)]
+    command = [sys.executable, "-c", SHORT.replace("PLACE", str(n))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert (done.returncode == 0) is fine
     assert ("heap-buffer-overflow" in done.stderr) is not fine
