@@ -26,7 +26,8 @@ INCLUDE = Path(__file__).parent / "include"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
 OPTIMIZED, SANITIZED = ["-O2"], ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-EXPORTED = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(\w+)\s*\(')
+BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or behind `void`
+EXPORTED = re.compile(rf'extern\s+"C"\s+__global__\s+{BOUNDS}void\s+{BOUNDS}(\w+)\s*\(')
 STATUS = {
     1: "some threads of a block came to the end while others waited for them in __syncthreads()",
     2: "a __syncthreads() was met that the text of the file did not show",
