@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tests.standin.errors import Foreign, Overrun
 from tests.standin.machine import Operation, Span, active
 from tests.standin.memory import Memory, MemoryPointer, MemoryPool
+from tests.standin.order import label
 from tests.standin.streams import Device, Stream
 
 Scalar = (bool, int, float, np.generic)
@@ -140,10 +141,15 @@ class ndarray:
         seat = active().seat
         stream = seat.streams[seat.device] if stream is None else stream
 
-        def work() -> None:
-            host[...] = self._view
+        machine, view, line = active(), self._view, stream.line_on(seat.device)
 
-        active().run(Operation("a copy to the host", self.span, (), work), stream.line_on(seat.device))
+        def work() -> None:
+            if blocking or not machine.pinned.holds(host):
+                host[...] = view
+            else:
+                machine.pinned.flies(line, label("a copy to the host"), host, view.copy(), arrives=True)
+
+        machine.run(Operation("a copy to the host", self.span, (), work), line)
         if blocking:
             stream.synchronize()
         return host
@@ -452,11 +458,23 @@ def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
 
 
 def upload(target: ndarray, host: NDArray[Any]) -> ndarray:
-    """A copy from the host, which may be changed right afterwards: it goes through pinned memory of CuPy's."""
-    machine = active()
-    machine.synchronous("a copy from the host")
-    machine.pinned.staged(host.nbytes)
-    return _run("a copy from the host", lambda: np.copyto(target._view, host), [], target)
+    """A copy from the host.
+
+    The array may be changed right afterwards, as it goes through pinned memory of CuPy's; one that is in pinned memory
+    may not, before the copy has been waited for.
+    """
+    machine, name = active(), "a copy from the host"
+    machine.synchronous(name)
+    into, pinned = target._view, machine.pinned.holds(host)
+    if not pinned:
+        machine.pinned.staged(host.nbytes)
+
+    def work() -> None:
+        np.copyto(into, host)
+        if pinned:
+            machine.pinned.flies(machine.line, label(name), host, host.copy(), arrives=False)
+
+    return _run(name, work, [], target)
 
 
 def _run(name: str, work: Callable[[], Any], reads: Sequence[ndarray], made: ndarray) -> ndarray:

@@ -3,6 +3,8 @@
 A call is matched with the calls of the other ranks by its number: the third of one with the third of all. The calling
 thread waits until all have come (a device would let the thread go and keep its stream waiting), for at most
 `Machine.patience_s`. Every rank then checks that all have made the same call.
+
+The file is long (over 300 lines) because the calls, what they check and what they compute are read together.
 """
 
 from __future__ import annotations

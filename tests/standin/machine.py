@@ -141,6 +141,7 @@ class Machine:
         """The host has waited for all that `clock` knows."""
         with self.lock:
             merge(self.done, clock)
+            self.pinned.settle()
 
     def reach(self, line: Line) -> None:
         """Let `line` wait for what it waits for by itself: a null stream and the blocking streams for each other."""

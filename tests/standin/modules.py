@@ -73,6 +73,7 @@ def _properties(device: int) -> dict[str, Any]:
 
 
 def _modules() -> dict[str, ModuleType]:
+    """All modules by name; long, because it is the list of what there is."""
     default, pinned = memory.MemoryPool(), active().pinned
     runtime = Module(
         "cupy.cuda.runtime",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.standin.errors import InCapture, Misuse
 from tests.standin.machine import Machine, Operation, active
-from tests.standin.order import Line, label, merge
+from tests.standin.order import Line, label
 
 
 class CUDARuntimeError(RuntimeError):
@@ -250,7 +250,7 @@ def _wait(machine: Machine, line: Line, what: str) -> None:
     with machine.lock:
         if line.capture is not None:
             _refuse(machine, line, what)
-        merge(machine.done, line.clock)
+        machine.synchronize(line.clock)
 
 
 def _refuse(machine: Machine, line: Line, what: str) -> None:

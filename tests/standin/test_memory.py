@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.standin import installed
-from tests.standin.errors import Overrun
+from tests.standin.errors import Overrun, Unordered
 from tests.standin.machine import active
 from tests.standin.planted import caught, kept
 
@@ -149,6 +149,45 @@ def test_pinned_memory_is_kept_in_powers_of_two(cupy: Any) -> None:
     assert pool.n_free_blocks() == 2
     pool.free_all_blocks()
     assert pool.n_free_blocks() == 0
+
+
+def pinned_array(cupy: Any) -> Any:
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(24), np.float64, 3)
+
+
+def test_pinned_memory_is_not_changed_while_it_is_sent(cupy: Any) -> None:
+    host, stream = pinned_array(cupy), cupy.cuda.Stream(non_blocking=True)
+    host[...] = 1
+    with stream:
+        x = cupy.asarray(host)
+        event = stream.record()
+        host[0] = 2
+        with caught(Unordered, "pinned memory has changed while a copy from the host .*test_memory.py.* was on"):
+            stream.synchronize()
+        x.set(host)
+        event = stream.record()
+        assert float(x.sum()) == 4
+        x.set(host)
+        event.synchronize()  # of the copy before
+        x.set(host)
+        stream.record().synchronize()
+        host[0] = 3
+        stream.synchronize()
+    ordinary = np.ones(3)
+    y = cupy.asarray(ordinary)
+    ordinary[0] = 2  # CuPy has copied it before
+    assert float(y.sum()) == 3
+
+
+def test_what_is_fetched_into_pinned_memory_comes_when_it_is_waited_for(cupy: Any) -> None:
+    host, stream = pinned_array(cupy), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x = cupy.asarray(np.arange(3.0))
+        x.get(out=host, blocking=False)
+        assert np.isnan(host).all()
+        x[...] = 7  # after it
+        stream.record().synchronize()
+        assert host.tolist() == [0, 1, 2]
 
 
 def test_the_machine_says_what_it_is(cupy: Any) -> None:
