@@ -26,6 +26,7 @@ def works(name: str) -> bool:
 
 
 WORKING = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in BACKENDS if works(name)]
+WORKING.append(pytest.param("cupy", id="standin", marks=pytest.mark.standin))  # on made-up devices: tests/conftest.py
 every_backend = pytest.mark.parametrize("name", WORKING)
 every_dtype = pytest.mark.parametrize("dtype", ["half", "float", "double"])
 NO_BFLOAT16 = "CUPYNET_TEST_ALL" not in os.environ and importlib.util.find_spec("ml_dtypes") is None

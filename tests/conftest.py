@@ -3,6 +3,31 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.standin import installed
 
 # under nohup SIGHUP is ignored, by whatever a test starts too: here it means what it means from a terminal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Central differences and the like: thousands of operations, of which nothing is learned but that they are the same.
+LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_learns_what_float_learns")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long on made-up devices is for those who have time; every backend that is there has it all."""
+    for item in items:
+        if item.get_closest_marker("standin") and any(name in item.name for name in LONG_ON_THE_STANDIN):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def made_up_devices(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that is marked `standin` runs on the stand-in of CuPy, and fails where CuPy is misused."""
+    if request.node.get_closest_marker("standin") is None:
+        yield
+        return
+    with installed():
+        yield

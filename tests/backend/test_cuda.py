@@ -1,134 +1,149 @@
-"""What can be said of the CuPy backend without a GPU: on which device and stream it asks for what. A module that stands
-in for CuPy computes with NumPy and keeps, as CuPy does, a current device and stream for each thread.
+"""What can be said of the CuPy backend without a GPU, beside what its operations compute: on which device and stream it
+does what. The stand-in (tests/standin) finds what is on another device, and what is not ordered.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend, select_backend
-from cupynet.backend.cuda import probe
-from tests.backend import on_host
+from cupynet.backend.cuda import inventory, limit_pools, memory, probe, trim_pools
+from tests.standin.errors import Unwritten
+from tests.standin.machine import active
+from tests.standin.planted import together
 
-
-class StandIn(ModuleType):
-    """NumPy under the name of CuPy, that notes (operation, device, stream) of what makes or reads arrays."""
-
-    def __init__(self) -> None:
-        super().__init__("cupy")
-        self.asked: list[tuple[str, int, Any]] = []
-        current = threading.local()
-
-        class Place:
-            """A device, or a stream of the device that is current."""
-
-            def __init__(self, number: int = 0, non_blocking: bool = False) -> None:
-                self.number = self.id = number
-
-            def use(self) -> None:
-                setattr(current, type(self).__name__, self)
-
-            def __enter__(self) -> None:
-                self.before = getattr(current, type(self).__name__, None)
-                self.use()
-
-            def __exit__(self, *_: object) -> None:
-                setattr(current, type(self).__name__, self.before)
-
-            def synchronize(self) -> None:
-                pass
-
-        Device, Stream = type("Device", (Place,), {}), type("Stream", (Place,), {})
-        self.cuda = SimpleNamespace(
-            Device=Device,
-            Stream=Stream,
-            get_current_stream=lambda: getattr(current, "Stream", None) or Stream(),
-            runtime=SimpleNamespace(getDeviceCount=lambda: 2),
-        )
-
-        def noted(name: str, function: Any) -> Any:
-            def call(*arguments: Any) -> Any:
-                device = getattr(current, "Device", None)
-                self.asked.append((name, device.number if device else 0, getattr(current, "Stream", None)))
-                made = function(*arguments)
-                if isinstance(made, on_host.HostArray):
-                    made.number = device.number if device else 0
-                return made
-
-            return call
-
-        self.empty, self.asarray = noted("empty", on_host.empty), noted("asarray", on_host.asarray)
-        self.asnumpy, self.is_available = noted("asnumpy", np.asarray), lambda: True
-
-        class Module:
-            """Kernels that are only noted."""
-
-            def __init__(self, code: str, options: tuple[str, ...]) -> None:
-                pass
-
-            def get_function(self, name: str) -> Any:
-                return noted(name, lambda *_: None)
-
-        self.RawModule, self.ndarray = Module, on_host.HostArray
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+pytestmark = pytest.mark.standin
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    module = StandIn()
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    return module
+def cupy() -> Any:
+    import cupy
+
+    return cupy
 
 
-def test_whatever_thread_asks_it_happens_on_the_workers_device_and_stream(cupy: StandIn) -> None:
+def test_whatever_thread_asks_it_happens_on_the_workers_device_and_stream(cupy: Any) -> None:
     """A prefetcher's thread begins on device 0 and the null stream, which waits for nobody."""
     backend = create_backend("cupy", device=1)
-    worker = threading.Thread(target=backend.activate)
-    worker.start()
-    worker.join()
 
-    def prefetch() -> None:
-        backend.load_images(np.zeros((3, 2, 2, 1), np.uint8), np.arange(2))
-        backend.asarray(np.arange(2), np.int64)
-        backend.allocate((2,), np.float32)
-        backend.to_host(np.zeros(2))
+    def work() -> Any:
+        backend.activate()
+        return cupy.cuda.get_current_stream()
 
-    thread = threading.Thread(target=prefetch)
-    thread.start()
-    thread.join()
-    loading = ["asarray", "empty", "load_images_float"]
-    assert [name for name, _, _ in cupy.asked] == [*loading, "asarray", "empty", "asnumpy"]
-    assert {device for _, device, _ in cupy.asked} == {1}
-    streams = {stream for _, _, stream in cupy.asked}
-    assert len(streams) == 1 and None not in streams
+    def prefetch() -> list[Any]:
+        images = backend.load_images(np.ones((3, 2, 2, 1), np.uint8), np.arange(2))
+        labels = backend.asarray(np.arange(2), np.int64)
+        buffer = backend.allocate((2,), np.float32)
+        assert backend.to_host(labels).tolist() == [0, 1]
+        assert cupy.cuda.Device().id == 0 and cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
+        return [images, labels, buffer]
+
+    (stream,) = together(work)
+    ((images, labels, buffer),) = together(prefetch)
+    for array in (images, labels, buffer):
+        assert array.device.id == 1 and array.data.mem.chunk.line is stream.line_on(1)
+
+    def use() -> float:
+        with cupy.cuda.Device(1), stream:
+            return float((images * 255).sum() + labels.sum())
+
+    assert together(use) == [9]  # no order is missing
 
 
-def test_arrays_are_on_the_backends_device_before_a_worker_is_there(cupy: StandIn) -> None:
+def test_a_worker_stays_on_its_stream(cupy: Any) -> None:
+    """`with stream` brings back what was entered before it, and a stream that was made current by `use` was not."""
     backend = create_backend("cupy", device=1)
-    backend.asarray(np.zeros(2))
-    backend.allocate((2,), np.float32)
-    assert {device for _, device, _ in cupy.asked} == {1}
+
+    def work() -> list[Any]:
+        backend.activate()
+        currents = [(cupy.cuda.Device().id, cupy.cuda.get_current_stream())]
+        for act in (
+            lambda: backend.to_host(backend.asarray(np.zeros(2))),
+            lambda: backend.synchronize(),
+            lambda: backend.load_images(np.zeros((1, 2, 2, 1), np.uint8), np.zeros(1, np.int64)),
+        ):
+            act()
+            currents.append((cupy.cuda.Device().id, cupy.cuda.get_current_stream()))
+        return currents
+
+    (currents,) = together(work)
+    assert len(set(currents)) == 1 and currents[0][0] == 1 and currents[0][1] != cupy.cuda.Stream.null
+
+
+def test_weights_that_their_owner_touches_are_seen_by_the_worker_and_back(cupy: Any) -> None:
+    """The owner of a model makes it, changes it and reads it in a thread of its own, on the null stream."""
+    backend = create_backend("cupy")
+    weights = backend.allocate((3,), np.float32)
+    weights[...] = 1
+
+    def train() -> None:
+        backend.activate()
+        weights.__imul__(2)
+
+    assert together(train) == [None]
+    weights += 1  # the null stream
+    assert together(lambda: backend.to_host(weights).tolist()) == [[3, 3, 3]]
+
+
+def test_arrays_are_on_the_backends_device_before_a_worker_is_there(cupy: Any) -> None:
+    backend = create_backend("cupy", device=1)
+    assert backend.asarray(np.zeros(2)).device.id == 1
+    assert backend.allocate((2,), np.float32).device.id == 1
+
+
+def test_what_is_allocated_is_arbitrary_until_it_is_written() -> None:
+    with pytest.raises(Unwritten):
+        create_backend("cupy").allocate((2,), np.float32).sum()
+    active().misuses.clear()
+
+
+def test_the_machine_is_described(cupy: Any) -> None:
+    assert probe() is None and select_backend("auto") == ("cupy", None)
+    found = inventory()
+    assert (found["cupy"], found["driver"], found["nccl"]) == ("14.2.0", "12.9", "2.32.3")
+    assert [device["name"] for device in found["devices"]] == ["made-up device"] * 2
+    assert found["devices"][1]["capability"] == "9.0" and found["devices"][1]["memory"] == 1 << 30
+    assert memory([0, 1]) == 1 << 30
+
+
+def test_pools_are_limited_and_trimmed_on_each_device(cupy: Any) -> None:
+    pool = cupy.get_default_memory_pool()
+    limit_pools([0, 1], 1 << 20)
+    for device in (0, 1):
+        with cupy.cuda.Device(device):
+            assert pool.get_limit() == 1 << 20
+            cupy.zeros(2000)
+    limit_pools([1], 0.5)
+    with cupy.cuda.Device(1):
+        assert pool.get_limit() == 1 << 29
+    trim_pools([0, 1], 1 << 20, None)
+    assert pool.free_bytes() == 16384
+    trim_pools([0, 1], 0, None)
+    for device in (0, 1):
+        with cupy.cuda.Device(device):
+            assert pool.total_bytes() == 0
+    cupy.asarray(np.zeros(1000))
+    pinned = cupy.get_default_pinned_memory_pool()
+    trim_pools([], None, 1)
+    assert pinned.n_free_blocks() == 1
+    trim_pools([], None, 0)
+    assert pinned.n_free_blocks() == 0
 
 
 class CompilerError(Exception):
     """CuPy's CompileException is neither an ImportError nor a RuntimeError either."""
 
 
-def test_a_cupy_that_cannot_compile_is_a_reason_and_not_a_bug(cupy: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe() == "CuPy cannot run a kernel ('numpy.ndarray' object has no attribute 'get')"
-
+def test_a_cupy_that_cannot_compile_is_a_reason_and_not_a_bug(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def ones(*_: object) -> None:
         raise CompilerError("cannot open source file cuda_fp16.h\nand much more")
 
-    monkeypatch.setattr(cupy, "ones", ones, raising=False)
+    monkeypatch.setattr(cupy, "ones", ones)
     assert probe() == "CuPy cannot run a kernel (cannot open source file cuda_fp16.h)"
     name, reason = select_backend("auto")
     assert name != "cupy" and reason is not None and "cuda_fp16.h" in reason
+    monkeypatch.setattr(cupy, "is_available", lambda: False)
+    assert probe() == "CuPy finds no usable GPU or driver"

@@ -1,1 +1,16 @@
-"""What stands in for a GPU in tests: CUDA's words for a C++ compiler (include/, host.py)."""
+"""What stands in for a GPU in tests.
+
+CUDA's words for a C++ compiler (include/, host.py), and a CuPy that computes on the CPU and forgives nothing: `with
+installed(devices=2) as machine:` puts it into `sys.modules`. It holds what cupynet uses of CuPy and nothing else.
+
+    modules.py      the modules, put in and taken out         errors.py       what is found
+    machine.py      the one way an operation goes             order.py        streams as lines, vector clocks, labels
+    memory.py       pools, blocks, canaries; pinned.py        streams.py      devices, streams, events, graphs
+    arrays.py       arrays and their operators; functions.py  kernels.py      .cu text, launched on the CPU
+    collectives.py  NCCL                                      __main__.py     whole commands
+"""
+
+from tests.standin.errors import Misuse
+from tests.standin.modules import installed
+
+__all__ = ["Misuse", "installed"]

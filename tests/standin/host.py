@@ -26,7 +26,8 @@ INCLUDE = Path(__file__).parent / "include"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
 OPTIMIZED, SANITIZED = ["-O2"], ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-EXPORTED = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(\w+)\s*\(')
+BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or behind `void`
+EXPORTED = re.compile(rf'extern\s+"C"\s+__global__\s+{BOUNDS}void\s+{BOUNDS}(\w+)\s*\(')
 STATUS = {
     1: "some threads of a block came to the end while others waited for them in __syncthreads()",
     2: "a __syncthreads() was met that the text of the file did not show",
@@ -87,32 +88,49 @@ class HostKernel:
 
 
 @functools.cache
-def host_library(path: Path, sanitized: bool = False) -> dict[str, HostKernel]:
-    """The kernels of a .cu file by name. Compiled once for each content of the file and of the headers.
+def host_library(source: Path | str, sanitized: bool = False, options: tuple[str, ...] = ()) -> dict[str, HostKernel]:
+    """The kernels of a .cu file, or of a text, by name. Compiled once for each content of it and of the headers.
 
     sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer; the process must have been started with the former
-    loaded (LD_PRELOAD).
+    loaded (LD_PRELOAD). options: of the compiler of kernels; those for names and folders (-D, -I) mean something here.
     """
-    text = path.read_text()
-    flags = [*FLAGS, *(SANITIZED if sanitized else OPTIMIZED), f"-I{INCLUDE}"]
-    headers = [*sorted(INCLUDE.glob("*.h")), *sorted(path.parent.glob("*.cuh"))]
+    text = source.read_text() if isinstance(source, Path) else source
+    given = [option for option in options if option[:2] in ("-D", "-I")]
+    flags = [*FLAGS, *(SANITIZED if sanitized else OPTIMIZED), f"-I{INCLUDE}", *given]
+    folders = [Path(option[2:]) for option in given if option.startswith("-I")]
+    folders += [source.parent] if isinstance(source, Path) else []
+    headers = [*sorted(INCLUDE.glob("*.h")), *(each for folder in folders for each in sorted(folder.glob("*.cuh")))]
     key = hashlib.sha256("\0".join([text, *(each.read_text() for each in headers), *flags]).encode()).hexdigest()[:20]
-    built = _folder() / f"{path.stem}-{key}.so"
-    names = exported(path)
+    stem = source.stem if isinstance(source, Path) else "text"
+    built = _folder() / f"{stem}-{key}.so"
+    path = source if isinstance(source, Path) else _written(text, key)
+    names = exported(path, given)
     if not built.exists():
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-            source, made = Path(folder) / f"{path.stem}.cpp", Path(folder) / "made.so"
+            unit, made = Path(folder) / f"{stem}.cpp", Path(folder) / "made.so"
             exports = "\n".join(f"STANDIN_EXPORT({name})" for name in names)
-            source.write_text(f'#include "cuda_host.h"\n#include "{path}"\n{exports}\n')
-            _compile([*flags, str(source), "-o", str(made)])
+            unit.write_text(f'#include "cuda_host.h"\n#include "{path}"\n{exports}\n')
+            _compile([*flags, str(unit), "-o", str(made)])
             os.replace(made, built)
     library = ctypes.CDLL(str(built))
     return {name: HostKernel(library, name, "__syncthreads" in text) for name in names}
 
 
-def exported(path: Path) -> list[str]:
+def _written(text: str, key: str) -> Path:
+    """A file with that text, for a compiler."""
+    path = _folder() / f"text-{key}.cu"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            written = Path(folder) / path.name
+            written.write_text(text)
+            os.replace(written, path)
+    return path
+
+
+def exported(path: Path, options: Sequence[str] = ()) -> list[str]:
     """The names of the kernels that a .cu file has for others, those that its macros make too."""
-    return EXPORTED.findall(_compile(["-E", "-P", "-x", "c++", f"-I{INCLUDE}", "-DSTANDIN_NAMES_ONLY", str(path)]))
+    arguments = ["-E", "-P", "-x", "c++", f"-I{INCLUDE}", "-DSTANDIN_NAMES_ONLY", *options, str(path)]
+    return EXPORTED.findall(_compile(arguments))
 
 
 def compiler() -> str | None:

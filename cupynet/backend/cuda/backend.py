@@ -70,7 +70,7 @@ class CupyBackend(Backend):
     def activate(self) -> None:
         self.xp.cuda.Device(self.device).use()
         self._stream = self.xp.cuda.Stream(non_blocking=True)
-        self._stream.use()
+        self._stream.__enter__()  # after `use`, the end of a `with` block would bring the null stream back
         _thread.mark = self._mark
 
     def _here(self) -> AbstractContextManager[Any]:

@@ -1,0 +1,51 @@
+"""Mistakes that are made on purpose."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.standin.errors import Misuse
+from tests.standin.machine import active
+
+
+@contextmanager
+def caught(kind: type[BaseException], text: str) -> Iterator[None]:
+    """The mistake in here is found, with these words, and forgotten."""
+    with pytest.raises(kind, match=text):
+        yield
+    active().misuses.clear()
+
+
+@contextmanager
+def kept(kind: type[Misuse], text: str) -> Iterator[None]:
+    """The mistake in here cannot be raised where it is made: the machine keeps it, and is asked for it."""
+    machine = active()
+    assert machine.misuses == []
+    yield
+    assert len(machine.misuses) == 1 and isinstance(machine.misuses[0], kind), machine.misuses
+    with pytest.raises(kind, match=text):
+        raise machine.misuses.pop()
+
+
+def together(*tasks: Callable[[], Any]) -> list[Any]:
+    """Each task in a thread of its own: what they return, or the exceptions they end with."""
+    results: list[Any] = [None] * len(tasks)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = tasks[i]()
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), name=f"rank{i}", daemon=True) for i in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    return results

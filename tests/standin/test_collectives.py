@@ -1,0 +1,308 @@
+"""The stand-in's NCCL: ranks wait for each other and compute, and what would hang or go wrong is found."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.standin import installed
+from tests.standin.errors import BadLaunch, Deadlock, Disagreement, Misuse, Overrun, Unordered
+from tests.standin.machine import Machine
+from tests.standin.planted import together
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with installed(devices=3, patience_s=1.0) as made:
+        yield made
+        made.misuses.clear()  # each test looks at its own
+
+
+def ranks(work: Callable[[Any, Any, int], Any], count: int = 2, devices: tuple[int, ...] = (0, 1, 2)) -> list[Any]:
+    """`work(nccl, communicator, rank)` in a thread for each rank, on its device and a stream of its own.
+
+    `communicator.meet()` is a barrier of the host: before it memory is allocated, after it nothing.
+    """
+    import cupy
+    from cupy.cuda import nccl
+
+    name, barrier = nccl.get_unique_id(), threading.Barrier(count)
+
+    def task(rank: int) -> Any:
+        with cupy.cuda.Device(devices[rank]), cupy.cuda.Stream(non_blocking=True):
+            communicator = nccl.NcclCommunicator(count, name, rank)
+            communicator.meet = lambda: barrier.wait(10)
+            try:
+                return work(nccl, communicator, rank)
+            finally:
+                communicator.destroy()
+
+    return together(*(lambda rank=rank: task(rank) for rank in range(count)))
+
+
+def here() -> int:
+    import cupy
+
+    return cupy.cuda.get_current_stream().ptr  # type: ignore[no-any-return]
+
+
+def vector(*values: float, dtype: Any = np.float32) -> Any:
+    import cupy
+
+    return cupy.asarray(np.array(values, dtype))
+
+
+def test_an_all_reduce_adds_up(machine: Machine) -> None:
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        x, y = vector(1 + rank, 10), vector(0, 0)
+        communicator.meet()
+        assert (communicator.size(), communicator.rank_id(), communicator.device_id()) == (3, rank, rank)
+        communicator.allReduce(x.data.ptr, y.data.ptr, 2, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+        communicator.allReduce(x.data.ptr, x.data.ptr, 2, nccl.NCCL_FLOAT32, nccl.NCCL_AVG, here())
+        return [*y.get().tolist(), *x.get().tolist()]
+
+    assert ranks(work, 3) == [[6, 30, 2, 10]] * 3
+    assert machine.misuses == []
+
+
+def test_the_other_collectives(machine: Machine) -> None:
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        kind, stream = nccl.NCCL_FLOAT64, here()
+        x, y = vector(1 + rank, dtype=np.float64), vector(0, 0, dtype=np.float64)
+        z = vector(rank, 5, dtype=np.float64)
+        communicator.meet()
+        communicator.allGather(x.data.ptr, y.data.ptr, 1, kind, stream)
+        gathered = y.get().tolist()
+        communicator.broadcast(x.data.ptr, y.data.ptr, 1, kind, 1, stream)
+        communicator.reduce(x.data.ptr, x.data.ptr, 1, kind, nccl.NCCL_MAX, 0, stream)
+        communicator.reduceScatter(z.data.ptr, y.data.ptr, 1, kind, nccl.NCCL_PROD, stream)
+        product = y.get().tolist()[0]
+        communicator.bcast(x.data.ptr, 1, kind, 0, stream)
+        return gathered, product, x.get().tolist()
+
+    assert ranks(work) == [([1, 2], 0, [2]), ([1, 2], 25, [2])]
+
+
+def test_messages_go_from_one_to_the_other(machine: Machine) -> None:
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        x, y = vector(rank, 7), vector(0, 0)
+        communicator.meet()
+        nccl.groupStart()
+        communicator.send(x.data.ptr, 2, nccl.NCCL_FLOAT32, 1 - rank, here())
+        communicator.recv(y.data.ptr, 2, nccl.NCCL_FLOAT32, 1 - rank, here())
+        nccl.groupEnd()
+        return y.get().tolist()
+
+    assert ranks(work) == [[1, 7], [0, 7]]
+
+
+def test_two_that_both_send_first_wait_for_ever(machine: Machine) -> None:
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        x = vector(rank)
+        communicator.meet()
+        communicator.send(x.data.ptr, 1, nccl.NCCL_FLOAT32, 1 - rank, here())
+
+    assert all(isinstance(each, Deadlock) and "waits for rank" in str(each) for each in ranks(work))
+
+
+DIFFERENT = {
+    "another count": lambda nccl, c, rank, x: c.allReduce(x.data.ptr, x.data.ptr, 1 + rank, 7, 0, here()),
+    "another operation": lambda nccl, c, rank, x: c.allReduce(x.data.ptr, x.data.ptr, 2, 7, rank, here()),
+    "another root": lambda nccl, c, rank, x: c.broadcast(x.data.ptr, x.data.ptr, 2, 7, rank, here()),
+    "another collective": lambda nccl, c, rank, x: (
+        c.allReduce(x.data.ptr, x.data.ptr, 2, 7, 0, here())
+        if rank
+        else c.broadcast(x.data.ptr, x.data.ptr, 2, 7, 0, here())
+    ),
+    "another precision": lambda nccl, c, rank, x: c.allReduce(x.data.ptr, x.data.ptr, 2, 8 if rank else 7, 0, here()),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT.values(), ids=DIFFERENT)
+def test_ranks_that_do_not_make_the_same_call_are_all_told(what: Any, machine: Machine) -> None:
+    def work(nccl: Any, communicator: Any, rank: int) -> None:
+        x = vector(1, 2, dtype=np.float64 if rank and what is DIFFERENT["another precision"] else np.float32)
+        communicator.meet()
+        what(nccl, communicator, rank, x)
+
+    found = ranks(work)
+    assert all(isinstance(each, Disagreement) and "do not make the same call" in str(each) for each in found), found
+
+
+def test_one_collective_too_many_is_a_deadlock(machine: Machine) -> None:
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        x = vector(1)
+        communicator.meet()
+        for _ in range(1 + rank):
+            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+
+    fine, stuck = ranks(work)
+    assert fine is None and isinstance(stuck, Deadlock)
+    assert "nccl.allReduce" in str(stuck) and "waits for ranks [0]: not in 1 s" in str(stuck)
+    assert isinstance(machine.misuses[0], Deadlock)
+
+
+def test_a_rank_that_never_comes_is_waited_for_so_long(machine: Machine) -> None:
+    import cupy
+    from cupy.cuda import nccl
+
+    assert cupy.is_available()
+    (stuck,) = together(lambda: nccl.NcclCommunicator(2, nccl.get_unique_id(), 0))
+    assert isinstance(stuck, Deadlock) and "of 2 only [0] have come" in str(stuck)
+
+
+def test_memory_is_not_allocated_while_a_collective_waits(machine: Machine) -> None:
+    """The first deadlock of NCCL in threads: cudaMalloc waits for a device that waits for the one that allocates."""
+    import cupy
+
+    def grow() -> None:
+        cupy.zeros(100_000)
+
+    def from_the_pool() -> None:
+        kept = cupy.zeros(10)  # there was a free block of that size
+        assert kept.size == 10
+
+    waits = {
+        "cudaMalloc": grow,
+        "cudaFree": lambda: cupy.get_default_memory_pool().free_all_blocks(),
+        "cudaHostAlloc": lambda: cupy.cuda.alloc_pinned_memory(1 << 20),
+        "cudaFreeHost": lambda: cupy.get_default_pinned_memory_pool().free_all_blocks(),
+        "cuBLAS handle": lambda: cupy.matmul(matrix, matrix, out=product),
+        "": from_the_pool,
+    }
+    for text, act in waits.items():
+
+        def work(nccl: Any, communicator: Any, rank: int, act: Any = act) -> Any:
+            nonlocal matrix, product
+            if rank == 0:
+                matrix, product = cupy.ones((2, 2)), cupy.zeros((2, 2))
+            x = vector(1)
+            if rank == 0:
+                cupy.zeros(10)
+            communicator.meet()
+            if rank == 0:
+                with machine.lock:
+                    machine.changed.wait_for(lambda: any("allReduce" in each for each in machine.waiting.values()), 10)
+                act()
+            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+            return float(x[0])
+
+        matrix = product = None
+        found = ranks(work)
+        if text:
+            assert all(isinstance(each, Deadlock) and text in str(each) for each in found), (text, found)
+        else:
+            assert found == [2.0, 2.0]
+        machine.stuck = None
+
+
+def test_one_communicator_is_for_one_thread_at_a_time(machine: Machine) -> None:
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        x = vector(1)
+        if rank == 1:
+            return None
+
+        def call() -> None:
+            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream)
+
+        stream = here()
+        return together(call, call)
+
+    found, _ = ranks(work)
+    assert all(isinstance(each, Misuse) and "used by two threads at once" in str(each) for each in found), found
+
+
+def test_two_ranks_on_one_device_are_refused_unless_they_are_allowed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cupy.cuda import nccl
+
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        x = vector(1 + rank)
+        communicator.meet()
+        communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+        return float(x[0])
+
+    found = ranks(work, devices=(0, 0))
+    assert all(isinstance(each, nccl.NcclError) and "Duplicate GPU detected" in str(each) for each in found)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert ranks(work, devices=(0, 0)) == [3.0, 3.0]
+
+
+def test_pointers_are_looked_at(machine: Machine) -> None:
+    import cupy
+
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        x, wide = vector(1, 2), vector(1, 2, dtype=np.float64)
+        ends = []
+        for pointer, count in ((x.data.ptr, 3), (wide.data.ptr, 2), (x.data.ptr + 4096, 2), (x, 2)):
+            try:
+                communicator.allReduce(pointer, pointer, count, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+            except (Misuse, TypeError) as error:
+                ends.append(type(error))
+        with cupy.cuda.Device(1 - rank):
+            other = vector(1, 2)
+        try:
+            communicator.allReduce(other.data.ptr, other.data.ptr, 2, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+        except ValueError as error:
+            ends.append(type(error))
+        return [kind.__name__ for kind in ends]
+
+    assert ranks(work) == [["Overrun", "BadLaunch", "Misuse", "TypeError", "WrongDevice"]] * 2
+    assert {Overrun, BadLaunch} < set(Misuse.__subclasses__())
+
+
+def test_a_collective_is_ordered_on_the_stream_it_was_given(machine: Machine) -> None:
+    import cupy
+
+    def work(nccl: Any, communicator: Any, rank: int, wait: bool) -> Any:
+        x, side = vector(1, 2), cupy.cuda.Stream(non_blocking=True)
+        communicator.meet()
+        if wait:
+            side.wait_event(cupy.cuda.get_current_stream().record())
+        communicator.allReduce(x.data.ptr, x.data.ptr, 2, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, side.ptr)
+        communicator.meet()
+        before = None
+        try:
+            x.sum()
+        except Unordered as error:
+            before = error
+        cupy.cuda.get_current_stream().wait_event(side.record())
+        return type(before).__name__, float(x.sum())
+
+    assert ranks(lambda *given: work(*given, True)) == [("Unordered", 6.0)] * 2
+    machine.misuses.clear()
+    found = ranks(lambda *given: work(*given, False))
+    assert all(isinstance(each, Unordered) and "nccl.allReduce" in str(each) for each in found)
+
+
+def test_after_the_end_nothing_is_asked_for(machine: Machine) -> None:
+    from cupy.cuda import nccl
+
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        x = vector(1)
+        if rank == 1:
+            communicator.abort()
+        communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+
+    found = ranks(work)
+    assert [type(each) for each in found] == [nccl.NcclError] * 2
+    assert "has aborted" in str(found[0]) and "INVALID_ARGUMENT" in str(found[1])
+
+
+def test_a_group_has_an_end(machine: Machine) -> None:
+    from cupy.cuda import nccl
+
+    with pytest.raises(nccl.NcclError, match="groupEnd without groupStart"):
+        nccl.groupEnd()
+    nccl.groupStart()
+    with pytest.raises(Misuse, match="groupStart in a group"):
+        nccl.groupStart()
+    nccl.groupEnd()
+    with pytest.raises(ValueError, match="commId length 3 != 128"):
+        nccl.NcclCommunicator(1, b"abc", 0)
+    assert nccl.get_version() == 23203 and (nccl.NCCL_BFLOAT16 if hasattr(nccl, "NCCL_BFLOAT16") else 9) == 9

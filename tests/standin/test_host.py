@@ -1,0 +1,109 @@
+"""Kernels of a .cu file on the CPU: from a file or a text, with what they take known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.standin.host import LaunchError, compiler, exported, host_library
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+TEXT = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#define ADD(name, type)                                                             \\
+  extern "C" __global__ void __launch_bounds__(64) add_##name(const type* x, type* y, int n) { \\
+    int i = blockIdx.x * blockDim.x + threadIdx.x;                                  \\
+    if (i < n) y[i] += x[i];                                                        \\
+  }
+
+extern "C" __global__ void add_double(const double* x, double* y, unsigned char far) { y[far] += x[far]; }
+extern "C" __global__ void take(const half* x, const __nv_bfloat16* y, long long a, bool b, unsigned c) {}
+extern "C" __global__ void unseen(float* y) { y[threadIdx.x] = blockDim.x; }
+"""
+
+
+def test_a_text_is_compiled_as_a_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "some.cu"
+    path.write_text(TEXT)
+    of_file, of_text = host_library(path), host_library(TEXT)
+    for library in (of_file, of_text):
+        assert {name: kernel.takes for name, kernel in library.items()} == {
+            "add_double": ["in:float64", "out:float64", "uint8"],
+            "take": ["in:float16", "in:bfloat16", "int64", "bool", "uint32"],
+            "unseen": ["out:float32"],
+        }
+        x, y = np.arange(3.0), np.ones(3)
+        library["add_double"]((1,), (1,), (x, y, np.uint8(2)))
+        assert y.tolist() == [1, 1, 3]
+
+
+def test_what_macros_make_is_found_and_names_are_given_from_outside() -> None:
+    text = TEXT + "ADD(float, float) ADD(chosen, CHOSEN)"
+    library = host_library(text, options=("-DCHOSEN=int", "-std=c++17", "--use_fast_math"))
+    assert library["add_chosen"].takes == ["in:int32", "out:int32", "int32"]
+    assert library["add_float"].takes == ["in:float32", "out:float32", "int32"]
+    assert host_library(text, options=("-DCHOSEN=double",))["add_chosen"].takes[0] == "in:float64"
+
+
+def test_headers_beside_a_file_and_in_a_folder_are_found_and_watched(tmp_path: Path) -> None:
+    header = tmp_path / "value.cuh"
+    text = '#include "value.cuh"\nextern "C" __global__ void put(float* y) { y[0] = VALUE; }'
+    path = tmp_path / "put.cu"
+    path.write_text(text)
+    for value in (2, 3):
+        header.write_text(f"#define VALUE {value}\n")
+        host_library.cache_clear()
+        for library in (host_library(path), host_library(text, options=(f"-I{tmp_path}",))):
+            y = np.zeros(1, np.float32)
+            library["put"]((1,), (1,), (y,))
+            assert y[0] == value
+    assert exported(path) == ["put"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((np.zeros(3), np.zeros(3)), "takes 3 arguments, was given 2"),
+        ((np.zeros(3, np.float32), np.zeros(3), np.uint8(0)), "argument 0 must be float64, is float32"),
+        ((np.zeros(6)[::2], np.zeros(3), np.uint8(0)), "argument 0 must be float64, is float64, not contiguous"),
+        ((np.zeros(3), np.zeros(3), 0), "argument 2 must be a NumPy uint8, is 0"),
+        ((np.zeros(3), np.zeros(3), np.int32(0)), "argument 2 must be a NumPy uint8"),
+    ],
+)
+def test_what_a_kernel_does_not_take_is_refused(arguments: tuple[object, ...], expected: str) -> None:
+    with pytest.raises(LaunchError, match=expected):
+        host_library(TEXT)["add_double"]((1,), (1,), arguments)
+
+
+def test_what_does_not_compile_says_where() -> None:
+    with pytest.raises(LaunchError, match="'?.?wrong.? was not declared"):
+        host_library('extern "C" __global__ void k(float* y) { y[0] = wrong; }')
+
+
+SHORT = """
+import numpy as np
+from tests.standin.host import host_library
+library = host_library('extern "C" __global__ void put(float* y, int n) { y[n] = 1; }', sanitized=True)
+from ctypes import CDLL
+memory = CDLL(None).malloc
+memory.restype = __import__("ctypes").c_void_p
+library["put"]((1,), (1,), (memory(40), np.int32(PLACE)))
+"""
+
+
+@pytest.mark.parametrize(("n", "fine"), [(9, True), (10, False)])
+def test_the_sanitizer_sees_a_buffer_that_is_too_short(n: int, fine: bool) -> None:
+    runtime = subprocess.run([compiler() or "", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout
+    environment = {**os.environ, "LD_PRELOAD": runtime.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
+    command = [sys.executable, "-c", SHORT.replace("PLACE", str(n))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode == 0) is fine
+    assert ("heap-buffer-overflow" in done.stderr) is not fine

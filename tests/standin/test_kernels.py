@@ -1,0 +1,187 @@
+"""The stand-in's kernels: they compute, and whatever CuPy would pass on blindly is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.standin.errors import BadLaunch, Overrun, Unordered, Unwritten, WrongDevice
+from tests.standin.host import compiler
+from tests.standin.machine import active
+from tests.standin.planted import caught
+
+pytestmark = [pytest.mark.standin, pytest.mark.skipif(compiler() is None, reason="no C++ compiler")]
+
+TEXT = """
+#include <cuda_fp16.h>
+
+extern "C" __global__ void scale(const float* x, float* y, float factor, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = factor * x[i];
+}
+
+extern "C" __global__ void careless(const float* x, float* y, int from, int n) {
+  int i = from + blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[0];
+}
+
+extern "C" __global__ void halves(const half* x, half* y, long long n, double factor, bool negative) {
+  int i = threadIdx.x;
+  if (i < n) y[i] = __float2half((negative ? -1 : 1) * static_cast<float>(factor) * __half2float(x[i]));
+}
+
+extern "C" __global__ void halfway(float* y, int n) {
+  int i = threadIdx.x;
+  if (i < n) y[i] = i;
+}
+
+extern "C" __global__ void reversed(const float* x, float* y) {
+  __shared__ float kept[64];
+  kept[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  y[threadIdx.x] = kept[blockDim.x - 1 - threadIdx.x];
+}
+
+extern "C" __global__ void stuck(float* y) {
+  if (threadIdx.x == 0) return;
+  __syncthreads();
+  y[threadIdx.x] = 0;
+}
+"""
+
+
+@pytest.fixture
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture
+def kernels(cupy: Any) -> Any:
+    return cupy.RawModule(code=TEXT, options=("-std=c++17",)).get_function
+
+
+def test_a_kernel_computes(cupy: Any, kernels: Any) -> None:
+    x, y = cupy.asarray(np.arange(100, dtype=np.float32)), cupy.empty(100, np.float32)
+    kernels("scale")((4,), (32,), (x, y, np.float32(2), np.int32(100)))
+    np.testing.assert_array_equal(y.get(), 2 * np.arange(100))
+    kernels("reversed")((1,), (64,), (x, y))
+    np.testing.assert_array_equal(y[:64].get(), np.arange(64)[::-1])
+    h = cupy.asarray(np.arange(4, dtype=np.float16))
+    kernels("halves")((1, 1, 1), (4, 1, 1), (h, h, 4, 0.5, True))  # as CuPy passes numbers of Python
+    np.testing.assert_array_equal(h.get(), [0, -0.5, -1, -1.5])
+    assert active().launches == {"scale": 1, "reversed": 1, "halves": 1}
+    alone = cupy.RawKernel(TEXT, "scale")
+    alone((1,), (100,), (x, y, np.float32(3), np.int32(100)))
+    assert y.get()[99] == 297
+
+
+def arguments(cupy: Any) -> list[Any]:
+    return [cupy.ones(8, np.float32), cupy.empty(8, np.float32), np.float32(2), np.int32(8)]
+
+
+WRONG = {
+    "a float of Python's": (2, 2.0, "argument 2 must be a NumPy float32, is 2.0, which CuPy passes as float64"),
+    "an int of Python's": (3, 8, "argument 3 must be a NumPy int32, is 8, which CuPy passes as int64"),
+    "another precision": (2, np.float64(2), "must be a NumPy float32"),
+    "a NumPy array": (0, np.ones(8, np.float32), "argument 0 must be an array of float32"),
+    "an address": (0, 4096, "argument 0 must be an array of float32, is 4096"),
+}
+
+
+@pytest.mark.parametrize(("position", "value", "text"), WRONG.values(), ids=WRONG)
+def test_an_argument_must_be_what_the_kernel_takes(
+    position: int, value: Any, text: str, cupy: Any, kernels: Any
+) -> None:
+    given = arguments(cupy)
+    given[position] = value
+    with caught(BadLaunch, text):
+        kernels("scale")((1,), (8,), given)
+
+
+def test_an_array_must_be_what_the_kernel_takes(cupy: Any, kernels: Any) -> None:
+    scale, (x, y, factor, n) = kernels("scale"), arguments(cupy)
+    with caught(BadLaunch, "argument 0 must be an array of float32, is <array .* float64"):
+        scale((1,), (8,), (cupy.ones(8), y, factor, n))
+    wide = cupy.ones(16, np.float32)
+    with caught(BadLaunch, r"argument 0 is not contiguous: .*strides \(8,\)"):
+        scale((1,), (8,), (wide[::2], y, factor, n))
+    scale((1,), (8,), (wide[::2].data, y, factor, n))  # the kernel's own affair
+    with caught(BadLaunch, "takes 4 arguments, was given 3"):
+        scale((1,), (8,), (x, y, factor))
+    with cupy.cuda.Device(1), caught(WrongDevice, "scale .* on device 1 is given an array of 32 bytes of device 0"):
+        scale((1,), (8,), (x, y, factor, n))
+    with caught(Unwritten, "scale .* reads 32 bytes"):
+        scale((1,), (8,), (cupy.empty(8, np.float32), y, factor, n))
+
+
+def test_a_launch_has_sizes_that_a_device_has(cupy: Any, kernels: Any) -> None:
+    scale, given = kernels("scale"), arguments(cupy)
+    for grid, block in (((0,), (8,)), ((1,), (1025,)), ((1, 65536), (8,)), ((1,), (1, 1, 65))):
+        with caught(BadLaunch, "the launch would fail"):
+            scale(grid, block, given)
+    for grid, block in ((1, (8,)), ([1], (8,)), ((1, 1, 1, 1), (8,))):
+        with pytest.raises(TypeError, match="are tuples of one to three numbers"):
+            scale(grid, block, given)
+    with caught(BadLaunch, "cannot be launched"):
+        scale((1,), (64, 32), given)
+    with caught(BadLaunch, "there is no kernel 'gone', as extern \"C\", among scale, careless"):
+        kernels("gone")((1,), (8,), given)
+
+
+def test_a_kernel_that_writes_beside_its_array_is_named(cupy: Any, kernels: Any) -> None:
+    careless, x, y = kernels("careless"), cupy.ones(1, np.float32), cupy.zeros(10, np.float32)
+    careless((1,), (10,), (x, y, np.int32(0), np.int32(10)))
+    with caught(Overrun, r"careless \(.*has written behind the memory of 40 bytes of device 0, allocated at .*kernels"):
+        careless((1,), (11,), (x, y, np.int32(0), np.int32(11)))
+    with caught(Overrun, "careless .*has written before the memory of 40 bytes"):
+        careless((1,), (1,), (x, y, np.int32(-1), np.int32(0)))
+    flat = cupy.zeros(30, np.float32)
+    with caught(Overrun, "careless has written byte 82 of 120 bytes .*outside of its arrays"):
+        careless((1,), (11,), (x, flat[10:20], np.int32(0), np.int32(11)))  # into the neighbour of a view
+
+
+def test_what_a_kernel_has_not_written_is_not_written(cupy: Any, kernels: Any) -> None:
+    y = cupy.empty(8, np.float32)
+    kernels("halfway")((1,), (8,), (y, np.int32(5)))
+    assert y[:5].get().tolist() == [0, 1, 2, 3, 4]
+    with caught(Unwritten, "test_kernels.py"):
+        y.sum()
+
+
+def test_kernels_are_ordered_like_all_operations(cupy: Any, kernels: Any) -> None:
+    scale, (x, y, factor, n) = kernels("scale"), arguments(cupy)
+    cupy.cuda.Device().synchronize()
+    a, b = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    with a:
+        scale((1,), (8,), (x, y, factor, n))
+    with b:
+        assert float(x.sum()) == 8
+        with caught(Unordered, "add.reduce .* and scale .*, which writes 32 bytes"):
+            y.sum()
+        with caught(Unordered, r"\[...\] = .* and scale .*, which reads 32 bytes"):
+            x[...] = 1
+    a.synchronize()
+    y[...] = 0
+
+
+def test_threads_that_wait_for_others_for_ever_are_found(cupy: Any, kernels: Any) -> None:
+    with caught(BadLaunch, "came to the end while others waited"):
+        kernels("stuck")((1,), (8,), (cupy.zeros(8, np.float32),))
+
+
+def test_a_null_pointer_is_passed_on(cupy: Any, kernels: Any) -> None:
+    y = cupy.zeros(4, np.float32)
+    kernels("halfway")((1,), (1,), (None, np.int32(0)))
+    assert y.get().tolist() == [0] * 4
+
+
+def test_names_are_defined_by_options(cupy: Any) -> None:
+    text = 'extern "C" __global__ void put(float* y) { y[0] = VALUE; }'
+    y = cupy.empty(1, np.float32)
+    for value in (3, 4):
+        cupy.RawModule(code=text, options=(f"-DVALUE={value}", "--use_fast_math")).get_function("put")((1,), (1,), (y,))
+        assert float(y[0]) == value

@@ -1,0 +1,197 @@
+"""The stand-in's pools: CuPy's arithmetic of blocks, its limits, and what is found of misuse."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.standin import installed
+from tests.standin.errors import Overrun, Unordered
+from tests.standin.machine import active
+from tests.standin.planted import caught, kept
+
+pytestmark = pytest.mark.standin
+
+
+@pytest.fixture
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def test_a_pool_rounds_keeps_and_gives_back(cupy: Any) -> None:
+    pool = cupy.get_default_memory_pool()
+    x = cupy.empty(100, np.uint8)
+    assert (pool.used_bytes(), pool.free_bytes(), pool.total_bytes(), pool.n_free_blocks()) == (512, 0, 512, 0)
+    assert x.data.ptr % 512 == 0 and x[3:].data.ptr == x.data.ptr + 3 and x.data.mem.size == 512
+    address = x.data.ptr
+    y = x[:10]
+    del x
+    assert pool.used_bytes() == 512  # a view keeps it
+    del y
+    assert (pool.used_bytes(), pool.free_bytes(), pool.n_free_blocks()) == (0, 512, 1)
+    assert address
+    with cupy.cuda.Device(1):
+        assert pool.total_bytes() == 0
+        pool.free_all_blocks()
+    assert pool.total_bytes() == 512
+    pool.free_all_blocks()
+    assert (pool.total_bytes(), pool.n_free_blocks()) == (0, 0)
+
+
+def test_a_block_is_split_and_merged_again(cupy: Any) -> None:
+    pool = cupy.get_default_memory_pool()
+    whole = cupy.empty(2048, np.uint8)
+    del whole
+    parts = [cupy.empty(512, np.uint8) for _ in range(3)]
+    assert (pool.total_bytes(), pool.used_bytes(), pool.n_free_blocks()) == (2048, 1536, 1)
+    pool.free_all_blocks()
+    assert pool.total_bytes() == 2048  # what is left is a part of it
+    del parts[1]
+    assert pool.n_free_blocks() == 2
+    parts.clear()
+    gc.collect()
+    assert pool.n_free_blocks() == 1
+    pool.free_all_blocks()
+    assert pool.total_bytes() == 0
+
+
+def test_the_smallest_block_that_fits_is_taken(cupy: Any) -> None:
+    pool = cupy.get_default_memory_pool()
+    large, small = cupy.empty(4096, np.uint8), cupy.empty(1024, np.uint8)
+    del large, small
+    again = cupy.empty(1000, np.uint8)
+    assert pool.n_free_blocks() == 1 and pool.free_bytes() == 4096
+    del again
+
+
+def test_a_pool_has_a_limit_on_each_device(cupy: Any) -> None:
+    pool = cupy.get_default_memory_pool()
+    pool.set_limit(size=2048)
+    assert pool.get_limit() == 2048
+    x = cupy.empty(1024, np.uint8)
+    out_of_memory = cupy.cuda.memory.OutOfMemoryError
+    with pytest.raises(
+        out_of_memory, match=r"allocating 2,048 bytes \(allocated so far: 1,024 bytes, limit set to: 2,048 bytes\)\."
+    ):
+        cupy.empty(2048, np.uint8)
+    assert issubclass(out_of_memory, MemoryError)
+    with cupy.cuda.Device(1):
+        assert pool.get_limit() == 0
+        cupy.empty(4096, np.uint8)
+        pool.set_limit(fraction=0.5)
+        assert pool.get_limit() == cupy.cuda.runtime.memGetInfo()[1] // 2
+    del x
+    cupy.empty(2048, np.uint8)  # what is kept is given back first
+    for wrong in ({"size": 1, "fraction": 0.5}, {"fraction": 1.5}, {"size": -1}):
+        with pytest.raises(ValueError, match="cannot be specified at one time|out of range"):
+            pool.set_limit(**wrong)
+
+
+def test_a_device_has_so_much_memory() -> None:
+    with installed(devices=1, memory=4096):
+        import cupy
+
+        x = cupy.empty(3000, np.uint8)
+        assert cupy.cuda.Device(0).mem_info == (1024, 4096)
+        with pytest.raises(cupy.cuda.memory.OutOfMemoryError, match=r"Out of memory allocating 1,536 bytes \(alloc"):
+            cupy.empty(1025, np.uint8)
+        del x
+        cupy.empty(4096, np.uint8)
+
+
+def test_a_pool_of_ones_own_is_used_by_one_thread(cupy: Any) -> None:
+    own, default = cupy.cuda.MemoryPool(), cupy.get_default_memory_pool()
+    with cupy.cuda.using_allocator(own.malloc):
+        x = cupy.zeros(10)
+    y = cupy.zeros(10)
+    assert own.used_bytes() == default.used_bytes() == 512 and float((x + y).sum()) == 0
+
+
+def test_an_array_does_not_reach_behind_its_memory(cupy: Any) -> None:
+    pointer = cupy.cuda.MemoryPool().malloc(16)
+    assert cupy.ndarray((4,), np.float32, pointer).data.ptr == pointer.ptr
+    with caught(Overrun, "an array of 20 bytes does not fit"):
+        cupy.ndarray((5,), np.float32, pointer)
+
+
+@pytest.mark.parametrize(("byte", "side"), [(-1, "before"), (24, "behind"), (511, "behind"), (530, "behind")])
+def test_what_is_written_beside_a_block_is_found_at_its_end(byte: int, side: str, cupy: Any) -> None:
+    import ctypes
+
+    x = cupy.zeros(3)
+    with kept(Overrun, f"has written {side} the memory of 24 bytes of device 0, allocated at .*test_memory.py"):
+        ctypes.c_uint8.from_address(x.data.ptr + byte).value = 1
+        del x
+    y = cupy.zeros(3)
+    ctypes.c_uint8.from_address(y.data.ptr + 23).value = 1  # its own
+    del y
+    assert active().misuses == []
+
+
+def test_pinned_memory_is_kept_in_powers_of_two(cupy: Any) -> None:
+    pool = cupy.get_default_pinned_memory_pool()
+    memory = cupy.cuda.alloc_pinned_memory(1500)
+    assert memory.size() == 2048 and pool.n_free_blocks() == 0
+    host = np.frombuffer(memory, np.float32, 375)
+    assert host.ctypes.data == memory.ptr
+    host[...] = 1
+    del memory
+    assert pool.n_free_blocks() == 0 and host.sum() == 375
+    del host
+    assert pool.n_free_blocks() == 1
+    assert cupy.cuda.alloc_pinned_memory(2000).size() == 2048
+    cupy.asarray(np.zeros(100))  # goes through 1024 bytes of it
+    assert pool.n_free_blocks() == 2
+    pool.free_all_blocks()
+    assert pool.n_free_blocks() == 0
+
+
+def pinned_array(cupy: Any) -> Any:
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(24), np.float64, 3)
+
+
+def test_pinned_memory_is_not_changed_while_it_is_sent(cupy: Any) -> None:
+    host, stream = pinned_array(cupy), cupy.cuda.Stream(non_blocking=True)
+    host[...] = 1
+    with stream:
+        x = cupy.asarray(host)
+        event = stream.record()
+        host[0] = 2
+        with caught(Unordered, "pinned memory has changed while a copy from the host .*test_memory.py.* was on"):
+            stream.synchronize()
+        x.set(host)
+        event = stream.record()
+        assert float(x.sum()) == 4
+        x.set(host)
+        event.synchronize()  # of the copy before
+        x.set(host)
+        stream.record().synchronize()
+        host[0] = 3
+        stream.synchronize()
+    ordinary = np.ones(3)
+    y = cupy.asarray(ordinary)
+    ordinary[0] = 2  # CuPy has copied it before
+    assert float(y.sum()) == 3
+
+
+def test_what_is_fetched_into_pinned_memory_comes_when_it_is_waited_for(cupy: Any) -> None:
+    host, stream = pinned_array(cupy), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x = cupy.asarray(np.arange(3.0))
+        x.get(out=host, blocking=False)
+        assert np.isnan(host).all()
+        x[...] = 7  # after it
+        stream.record().synchronize()
+        assert host.tolist() == [0, 1, 2]
+
+
+def test_the_machine_says_what_it_is(cupy: Any) -> None:
+    runtime = cupy.cuda.runtime
+    assert runtime.getDeviceCount() == 2 and runtime.getDeviceProperties(1)["name"] == b"made-up device"
+    assert runtime.driverGetVersion() == runtime.runtimeGetVersion() == 12090
+    assert runtime.memGetInfo() == (1 << 30, 1 << 30) and cupy.cuda.Device(1).compute_capability == "90"

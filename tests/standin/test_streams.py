@@ -1,0 +1,263 @@
+"""The stand-in's streams: whatever is not ordered is found, and every way to order it is enough."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.standin.errors import Unordered
+from tests.standin.machine import active
+from tests.standin.planted import caught, kept, together
+
+pytestmark = pytest.mark.standin
+
+
+@pytest.fixture
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def streams(cupy: Any, count: int = 2) -> list[Any]:
+    return [cupy.cuda.Stream(non_blocking=True) for _ in range(count)]
+
+
+def test_a_read_of_what_another_stream_writes_must_come_after_it(cupy: Any) -> None:
+    a, b = streams(cupy)
+    with a:
+        x = cupy.zeros(3)
+        x += 1
+    text = r"add\.reduce \(.*test_streams.py:\d+, thread MainThread\) on stream .* and add \(.*writes 24 bytes .*"
+    with b, caught(Unordered, text + "not ordered: record an event on one stream"):
+        x.sum()
+    a.synchronize()
+
+
+def test_a_write_over_what_another_stream_reads_must_come_after_it(cupy: Any) -> None:
+    a, b = streams(cupy)
+    with a:
+        x = cupy.zeros(3)
+        a.synchronize()
+        y = x + 1
+    with b, caught(Unordered, r"\[...\] = .* and add .*, which reads 24 bytes"):
+        x[...] = 2
+    with b:
+        z = x + 1  # two that read need no order
+    cupy.cuda.Device().synchronize()
+    assert float((y + z).sum()) == 6
+
+
+def test_a_write_over_what_another_stream_writes_must_come_after_it(cupy: Any) -> None:
+    a, b = streams(cupy)
+    with a:
+        x = cupy.zeros(3)
+    with b, caught(Unordered, "which writes 24 bytes"):
+        x[...] = 1
+    a.synchronize()
+
+
+def by_event(a: Any, b: Any) -> None:
+    b.wait_event(a.record())
+
+
+def by_stream(a: Any, b: Any) -> None:
+    a.synchronize()
+
+
+def by_event_on_the_host(a: Any, b: Any) -> None:
+    a.record().synchronize()
+
+
+def by_device(a: Any, b: Any) -> None:
+    import cupy
+
+    cupy.cuda.Device().synchronize()
+
+
+def by_another_thread(a: Any, b: Any) -> None:
+    together(a.synchronize)
+
+
+def by_a_third_stream(a: Any, b: Any) -> None:
+    import cupy
+
+    c = cupy.cuda.Stream(non_blocking=True)
+    c.wait_event(a.record())
+    b.wait_event(c.record())
+
+
+@pytest.mark.parametrize(
+    "order", [by_event, by_stream, by_event_on_the_host, by_device, by_another_thread, by_a_third_stream]
+)
+def test_every_way_to_order_two_streams_is_enough(order: Any, cupy: Any) -> None:
+    a, b = streams(cupy)
+    with a:
+        x = cupy.zeros(3)
+        x += 1
+    order(a, b)
+    with b:
+        assert float(x.sum()) == 3
+        x[...] = 2
+    order(b, a)
+    with a:
+        assert float((x * x).sum()) == 12
+    b.synchronize()
+
+
+def test_an_event_that_was_recorded_too_soon_orders_nothing(cupy: Any) -> None:
+    a, b = streams(cupy)
+    event = a.record()
+    with a:
+        x = cupy.zeros(3)
+    b.wait_event(event)
+    with b, caught(Unordered, "not ordered"):
+        x.sum()
+    b.wait_event(cupy.cuda.Event())  # never recorded
+    with b, caught(Unordered, "not ordered"):
+        x.sum()
+    a.synchronize()
+
+
+def test_other_parts_of_a_block_need_no_order(cupy: Any) -> None:
+    a, b = streams(cupy)
+    with a:
+        x = cupy.zeros(100)
+        a.synchronize()
+        x[:50] = 1
+    with b:
+        x[50:] = 2
+        with caught(Unordered, "not ordered"):
+            x[49:51].sum()
+        with caught(Unordered, "not ordered"):
+            x[:50] = 1
+    a.synchronize()
+    b.synchronize()
+    assert float(x.sum()) == 150
+
+
+def test_the_null_stream_waits_for_blocking_streams_and_they_for_it(cupy: Any) -> None:
+    blocking, free = cupy.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    x = cupy.zeros(3)
+    with blocking:
+        x += 1
+    x += 1
+    with blocking:
+        assert float(x.sum()) == 6
+    blocking.synchronize()
+    x += 1
+    with free, caught(Unordered, "on the null stream of device 0, are not ordered"):
+        x.sum()
+    cupy.cuda.Stream.null.synchronize()
+    with free:
+        x += 1
+    with caught(Unordered, "on the null stream of device 0 and add"):
+        x.sum()
+    free.synchronize()
+
+
+def test_a_new_thread_starts_on_device_0_and_its_null_stream(cupy: Any) -> None:
+    def current() -> tuple[int, Any]:
+        return cupy.cuda.Device().id, cupy.cuda.get_current_stream()
+
+    with cupy.cuda.Device(1), cupy.cuda.Stream(non_blocking=True) as stream:
+        assert current() == (1, stream)
+        assert together(current) == [(0, cupy.cuda.Stream.null)]
+    assert current() == (0, cupy.cuda.Stream.null)
+
+
+def test_a_stream_is_of_the_device_it_was_made_on(cupy: Any) -> None:
+    stream = cupy.cuda.Stream()
+    cupy.cuda.Device(1).use()
+    assert cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
+    for enter in (stream.use, stream.__enter__):
+        with pytest.raises(RuntimeError, match=r"The device that the stream is created on \(0\) does not match"):
+            enter()
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        cupy.cuda.Device(2).use()
+    cupy.cuda.Device(0).use()
+
+
+def test_the_end_of_a_with_block_brings_back_what_was_entered(cupy: Any) -> None:
+    """And not what was made current by `use`: cupy/cuda/stream.pyx, pop_stream."""
+    used, inner = streams(cupy)
+    used.use()
+    with inner:
+        pass
+    assert cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
+    with used:
+        with inner:
+            pass
+        assert cupy.cuda.get_current_stream() is used
+
+
+def test_what_another_stream_may_still_use_is_not_freed(cupy: Any) -> None:
+    a, b = streams(cupy)
+    with a:
+        x = cupy.zeros(3)
+    b.wait_event(a.record())
+    with b:
+        y = x + 1
+    with kept(Unordered, r"freed by the end of its last array .* while add .* may still use it"):
+        del x
+    with a:
+        x = cupy.zeros(3)
+    b.wait_event(a.record())
+    with b:
+        y += x
+    a.wait_event(b.record())
+    del x
+    b.synchronize()
+    assert active().misuses == []
+
+
+def test_what_is_freed_is_used_again_on_its_own_stream_alone(cupy: Any) -> None:
+    a, b = streams(cupy)
+    pool = cupy.get_default_memory_pool()
+    with a:
+        x = cupy.zeros(1000)
+        del x
+    assert pool.n_free_blocks() == 1
+    with b:
+        y = cupy.zeros(1000)
+    assert pool.n_free_blocks() == 1 and pool.total_bytes() == 2 * pool.used_bytes() == 2 * 8192
+    with a:
+        x = cupy.zeros(1000)
+    assert pool.n_free_blocks() == 0
+    del x, y
+
+
+def test_threads_on_one_stream_are_in_order(cupy: Any) -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x = cupy.zeros(100)
+
+    def add() -> None:
+        with stream:
+            for _ in range(100):
+                x.__iadd__(1)
+
+    assert together(add, add, add) == [None] * 3
+    with stream:
+        assert x.get().tolist() == [300] * 100
+
+
+def test_copies_to_the_host_wait_unless_they_are_told_not_to(cupy: Any) -> None:
+    a, b = streams(cupy)
+    with a:
+        x = cupy.zeros(3)
+        a.synchronize()
+        x.get(blocking=False)
+    with b, caught(Unordered, "a copy to the host"):
+        x[...] = 1
+    with a:
+        x.get()
+    with b:
+        x[...] = 1
+    b.synchronize()
+    pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(24), np.float64, 3)
+    assert x.get(out=pinned) is pinned and pinned.tolist() == [1, 1, 1]
+    assert threading.active_count() >= 1

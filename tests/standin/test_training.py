@@ -1,0 +1,74 @@
+"""Whole trainings on the stand-in of CuPy: workers on made-up devices learn what workers on the CPU learn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.data import Dataset, Loader
+from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.optim import Nesterov
+from cupynet.training import ParallelWrapper
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def images(count: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, count)
+    pixels = rng.integers(0, 100, (count, 8, 8, 1)) + 70 * (np.arange(8) // 3 == labels[:, None])[:, :, None, None]
+    return Dataset("stripes", pixels.astype(np.uint8), labels, 3)
+
+
+def trained(name: str, dtype: str, workers: int, devices: Any = None) -> dict[str, Any]:
+    network = Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
+    model = Model(network, Image(8, 8, 1), create_backend(name, dtype), seed=3)
+    with ParallelWrapper(
+        model, workers=workers, averaging_frequency=3, optimizer=Nesterov(0.02), prefetch_buffer=2, devices=devices
+    ) as wrapper:
+        wrapper.fit(Loader(images(230), 16, seed=1), epochs=2)
+    return model.weights()
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize(
+    ("dtype", "workers", "tolerance"),
+    [("double", 2, 1e-10), ("float", 2, 1e-4), ("half", 2, 2e-2), ("double", 1, 1e-10), ("double", 3, 1e-10)],
+)
+def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, workers: int, tolerance: float) -> None:
+    """Three workers on two devices, too: each has a stream of its own."""
+    found, expected = trained("cupy", dtype, workers), trained("numpy", dtype, workers)
+    for name, weight in expected.items():
+        np.testing.assert_allclose(found[name], weight, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("arguments", [["workers=2"], ["workers=2", "parallel=gradients", "dtype=half"]])
+def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path: Path) -> None:
+    small = ["data=synthetic", "data.train=200", "data.test=64", "batch_size=32", "epochs=1", "backend=cupy"]
+    command = [sys.executable, "-m", "tests.standin", "-m", "cupynet.train", *small, *arguments]
+    done = subprocess.run(
+        [*command, f"hydra.run.dir={tmp_path / 'run'}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"backend": "cupy"' in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_a_command_that_misuses_cupy_says_so(tmp_path: Path) -> None:
+    (tmp_path / "careless.py").write_text(
+        "import cupy\nx = cupy.empty(3)\ntry:\n    x + 1\nexcept Exception:\n    print('nothing happened')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.standin", "--devices", "1", "-m", "careless"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+    )  # fmt: skip
+    assert done.returncode == 70 and "nothing happened" in done.stdout
+    assert "misuse of CuPy: Unwritten: add (" in done.stderr and "careless.py:4" in done.stderr
