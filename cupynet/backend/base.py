@@ -71,7 +71,7 @@ class Backend:
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything it was asked to."""
+        """Wait until the device has done everything that this backend, or the calling thread, has asked it to."""
 
     def activate(self) -> None:
         """Make this backend's device the current one of the calling thread; once, at the start of a worker."""

@@ -80,6 +80,22 @@ class Contribution:
         return [(array.shape, array.dtype) for array in self.arrays]
 
 
+class Kept:
+    """Buffers of a device, made when they are first asked for, before others stand in a collective."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._buffers: dict[Any, Array] = {}
+
+    def like(self, name: object, array: Array) -> Array:
+        """That of this name, of the form of `array`."""
+        key = (name, array.shape, array.dtype)
+        if key not in self._buffers:
+            made = self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
+            self._backend.weighted_sum([array], [1.0], made)  # loads what is launched later: loading waits for devices
+        return self._buffers[key]
+
+
 class DeviceMeans:
     """One worker's part in the means of a group.
 
@@ -100,26 +116,25 @@ class DeviceMeans:
     ) -> None:
         self._exchange, self.rank, self._backend = exchange, rank, backend
         self._nccl = nccl
-        self._buffers: dict[tuple[int, Any, Any], Array] = {}  # by place among the vectors, and form
-        self._staging: dict[tuple[int, int, Any, Any], Array] = {}  # of the first leader, for what the others have
+        self._kept = Kept(backend)
         self._devices: list[int] = []  # of each rank
         self._over_nccl = False
         self._between: Sum | None = None  # of a leader, where they meet over NCCL
 
     def mean(self, arrays: list[Array], weight: float) -> None:
         """See `Communicator.allreduce_mean`. RuntimeError where workers bring arrays of different forms."""
+        self._meet_first()
+        leader = self._leader(self.rank)
+        buffers = [self._kept.like(place, array) for place, array in enumerate(arrays)] if leader == self.rank else []
         told: list[Contribution] = self._exchange(Contribution(self._backend, arrays, weight, self._backend.mark()))
         for rank, each in enumerate(told):
             if each.forms != told[0].forms:
                 raise RuntimeError(f"worker {rank} brings {each.forms} to a mean, and worker 0 {told[0].forms}")
-        self._meet_first(told)
         total = sum(each.weight for each in told)
         if total <= 0:
             return
-        leader = self._leader(self.rank)
-        buffers: list[Array] = []
         if leader == self.rank:
-            buffers = self._sum_here(told, total)
+            self._sum_here(told, total, buffers)
         if self._over_nccl:
             if self._between is not None:
                 self._between.sum(buffers)
@@ -136,11 +151,11 @@ class DeviceMeans:
             self._between.close()
             self._between = None
 
-    def _meet_first(self, told: list[Contribution]) -> None:
-        """In the first mean: who is where, and how leaders meet. Every worker comes by here with the same."""
+    def _meet_first(self) -> None:
+        """Before the first mean: who is where, and how leaders meet. Every worker comes by here."""
         if self._devices:
             return
-        self._devices = [each.backend.device for each in told]
+        self._devices = self._exchange(self._backend.device)
         leaders = self._leaders
         if len(leaders) > 1 and self._nccl is not None:
             place = leaders.index(self.rank) if self.rank in leaders else None
@@ -159,40 +174,27 @@ class DeviceMeans:
     def _leader(self, rank: int) -> int:
         return self._devices.index(self._devices[rank])
 
-    def _sum_here(self, told: list[Contribution], total: float) -> list[Array]:
-        """The part of this device in the mean, of each vector."""
+    def _sum_here(self, told: list[Contribution], total: float, buffers: list[Array]) -> None:
+        """The part of this device in the mean, of each vector, into the buffers."""
         mine = [each for each, device in zip(told, self._devices, strict=True) if device == self._devices[self.rank]]
         self._backend.after(*(each.mark for each in told))  # those elsewhere may still be fetching the last sum
         shares = [each.weight / total for each in mine]
-        buffers = []
-        for place, array in enumerate(told[self.rank].arrays):
-            buffer = self._buffer(place, array)
+        for place, buffer in enumerate(buffers):
             self._backend.weighted_sum([each.arrays[place] for each in mine], shares, buffer)
-            buffers.append(buffer)
-        return buffers
-
-    def _buffer(self, place: int, array: Array) -> Array:
-        key = (place, array.shape, array.dtype)
-        if key not in self._buffers:
-            self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
-        return self._buffers[key]
 
     def _sum_on_first(self, buffers: list[Array]) -> None:
         """The first leader fetches what the others have, adds it up in their order, and the others fetch the sum."""
         backend, leaders = self._backend, self._leaders
         told = self._exchange((backend, buffers, backend.mark()))
         first = leaders[0]
-        if self.rank == first:
+        if self.rank == first:  # (it may allocate here: nobody is in a collective)
             backend.after(*(told[rank][2] for rank in leaders))
             for place, buffer in enumerate(buffers):
                 parts = [buffer]
                 for rank in leaders[1:]:
                     theirs = told[rank][1][place]
-                    key = (rank, place, theirs.shape, theirs.dtype)
-                    if key not in self._staging:
-                        self._staging[key] = backend.allocate(theirs.shape, theirs.dtype)
-                    backend.fetch(self._staging[key], theirs, told[rank][0])
-                    parts.append(self._staging[key])
+                    parts.append(self._kept.like((rank, place), buffer))
+                    backend.fetch(parts[-1], theirs, told[rank][0])
                 backend.weighted_sum(parts, [1.0] * len(parts), buffer)
         done = self._exchange(backend.mark())
         if self.rank in leaders[1:]:
@@ -214,16 +216,15 @@ class RankMeans:
 
     def __init__(self, communicator: Communicator, backend: Backend, connect: Connect) -> None:
         self._communicator, self._backend = communicator, backend
-        self._buffers: dict[tuple[int, Any, Any], Array] = {}
+        self._kept = Kept(backend)
         made = connect(self._hand, communicator.rank, communicator.size, backend)
         assert made is not None  # every rank is a leader
         self._sum = made
 
     def mean(self, arrays: list[Array], weight: float) -> None:
         """See `Communicator.allreduce_mean`. RuntimeError where workers bring arrays of different lengths."""
-        told = self._communicator.gather_numbers(
-            weight, *map(len, arrays)
-        )  # all have met: nobody is waited for in vain
+        buffers = [self._kept.like(place, array) for place, array in enumerate(arrays)]
+        told = self._communicator.gather_numbers(weight, *map(len, arrays))  # all have met: nobody waits in vain
         for rank, lengths in enumerate(told[:, 1:].tolist()):
             if lengths != told[0, 1:].tolist():
                 raise RuntimeError(
@@ -232,13 +233,8 @@ class RankMeans:
         total = sum(told[:, 0].tolist())
         if total <= 0:
             return
-        buffers = []
-        for place, array in enumerate(arrays):
-            key = (place, array.shape, array.dtype)
-            if key not in self._buffers:
-                self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
-            buffers.append(self._buffers[key])
-            self._backend.weighted_sum([array], [weight / total], buffers[-1])
+        for array, buffer in zip(arrays, buffers, strict=True):
+            self._backend.weighted_sum([array], [weight / total], buffer)
         self._sum.sum(buffers)
         for array, buffer in zip(arrays, buffers, strict=True):
             array[...] = buffer

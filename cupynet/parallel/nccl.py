@@ -38,8 +38,9 @@ def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> Nc
     """
     from cupy.cuda import nccl
 
-    identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")
-    return None if place is None else NcclSum(identifier, place, leaders, backend)
+    scratch = None if place is None else backend.asarray(np.zeros(1, np.float32))
+    identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")  # all have met: nobody allocates any more
+    return None if place is None else NcclSum(identifier, place, leaders, backend, scratch)
 
 
 class NcclSum:
@@ -49,18 +50,17 @@ class NcclSum:
         identifier: of the first one, the same for all.
         place, size: its number, and how many there are. All are made at the same time, each in its own thread.
         backend: its device and stream.
+        scratch: an array there: NCCL connects in its first collective.
     """
 
-    def __init__(self, identifier: bytes, place: int, size: int, backend: Backend) -> None:
+    def __init__(self, identifier: bytes, place: int, size: int, backend: Backend, scratch: Array) -> None:
         from cupy.cuda import nccl
 
         self._nccl, self._backend = nccl, backend
         self._types = {np.dtype(np.float16): nccl.NCCL_FLOAT16, np.dtype(np.float32): nccl.NCCL_FLOAT32}
         self._types[np.dtype(np.float64)] = nccl.NCCL_FLOAT64
         self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
-        scratch = backend.allocate((1,), np.float32)
-        scratch[...] = 0
-        self.sum([scratch])  # NCCL connects in its first collective, which allocates
+        self.sum([scratch])
         backend.synchronize()
 
     def sum(self, arrays: Sequence[Array]) -> None:

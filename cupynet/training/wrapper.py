@@ -318,9 +318,10 @@ class ParallelWrapper:
         def done(world: Communicator) -> T:
             trainer = self._trainer(world)
             result = task(trainer)
-            trainer.backend.synchronize()  # the caller's stream does not wait for the worker's
+            trainer.backend.synchronize()
             return result
 
+        self.model.backend.synchronize()  # streams of the caller and of the workers do not wait for each other
         return self._launcher.run(done)
 
     def _loader(self, data: Examples, batch_size: int, *, shuffle: bool = True) -> Batches:

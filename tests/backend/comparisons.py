@@ -6,8 +6,8 @@ operation to `Backend`, or overrides one, adds it here: tests/backend/test_opera
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 

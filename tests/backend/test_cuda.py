@@ -78,13 +78,16 @@ def test_weights_that_their_owner_touches_are_seen_by_the_worker_and_back(cupy: 
     backend = create_backend("cupy")
     weights = backend.allocate((3,), np.float32)
     weights[...] = 1
+    backend.synchronize()
 
     def train() -> None:
         backend.activate()
         weights.__imul__(2)
 
     assert together(train) == [None]
+    backend.synchronize()  # as a wrapper does before and after its workers have worked
     weights += 1  # the null stream
+    backend.synchronize()
     assert together(lambda: backend.to_host(weights).tolist()) == [[3, 3, 3]]
 
 

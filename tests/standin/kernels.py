@@ -97,7 +97,7 @@ class RawKernel:
                 passed = f", which CuPy passes as {number.dtype.name}" if weak is not None else ""
                 raise BadLaunch(f"{what} must be a NumPy {kind}, is {given!r:.60}{passed}")
             return number, "", None
-        if given is None:
+        if given is None or (isinstance(given, np.uint64) and not given):  # a null pointer has eight bytes
             return None, way, None
         if isinstance(given, MemoryPointer):
             chunk = given.mem.chunk

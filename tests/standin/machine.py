@@ -43,6 +43,7 @@ class Operation(NamedTuple):
     """What is done on a line at once, or recorded by one that captures.
 
     checked: after it, canaries are looked at; what it writes and leaves as it was is not taken for written.
+    between: it is of two devices.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Operation(NamedTuple):
     writes: Sequence[Span]
     work: Callable[[], Any]
     checked: bool = False
+    between: bool = False
 
 
 class Seat:
@@ -164,7 +166,7 @@ class Machine:
             line = self.line if line is None else line
             try:
                 for span in (*operation.reads, *operation.writes):
-                    self._usable(span, line, operation.name)
+                    self._usable(span, line, operation.name, between=operation.between)
                 if line.capture is None:
                     return self.perform(operation, line)
                 line.capture.append(operation)
@@ -199,10 +201,10 @@ class Machine:
         line.clock[line.key] = line.count
         return Access(line, line.count, where)
 
-    def _usable(self, span: Span, line: Line, name: str) -> None:
+    def _usable(self, span: Span, line: Line, name: str, *, between: bool) -> None:
         if span.chunk.pool.machine is not self:
             raise Misuse(f"{name}: an array of a machine that was switched off")
-        if span.chunk.pool.device != line.device:
+        if span.chunk.pool.device != line.device and not between:
             raise WrongDevice(
                 f"{label(name)} on device {line.device} is given an array of {span.chunk}: make that device current"
             )

@@ -14,6 +14,7 @@ from tests.standin import collectives, kernels, memory, streams
 from tests.standin.arrays import ndarray
 from tests.standin.functions import FUNCTIONS
 from tests.standin.machine import Machine, activate, active
+from tests.standin.peers import memcpy_peer_async
 from tests.standin.pinned import PinnedPool
 
 VERSION, CUDA = "14.2.0", 12090
@@ -89,6 +90,8 @@ def _modules() -> dict[str, ModuleType]:
         driverGetVersion=lambda: CUDA,
         runtimeGetVersion=lambda: CUDA,
         deviceSynchronize=lambda: streams.Device().synchronize(),
+        memcpyPeerAsync=memcpy_peer_async,
+        deviceGetPCIBusId=lambda device: f"0000:{device:02X}:00.0",
         CUDARuntimeError=streams.CUDARuntimeError,
     )
     nccl = Module(

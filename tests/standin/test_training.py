@@ -27,11 +27,18 @@ def images(count: int) -> Dataset:
     return Dataset("stripes", pixels.astype(np.uint8), labels, 3)
 
 
-def trained(name: str, dtype: str, workers: int, devices: Any = None) -> dict[str, Any]:
+def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: str = "auto") -> dict[str, Any]:
     network = Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
     model = Model(network, Image(8, 8, 1), create_backend(name, dtype), seed=3)
     with ParallelWrapper(
-        model, workers=workers, averaging_frequency=3, optimizer=Nesterov(0.02), prefetch_buffer=2, devices=devices
+        model,
+        workers=workers,
+        averaging_frequency=3,
+        optimizer=Nesterov(0.02),
+        prefetch_buffer=2,
+        devices=devices,
+        reduce=reduce,
+        timeout_s=60,
     ) as wrapper:
         wrapper.fit(Loader(images(230), 16, seed=1), epochs=2)
     return model.weights()
@@ -47,6 +54,16 @@ def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, work
     found, expected = trained("cupy", dtype, workers), trained("numpy", dtype, workers)
     for name, weight in expected.items():
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("reduce", ["nccl", "device", "host"])
+@pytest.mark.parametrize(("workers", "devices"), [(4, [0, 1]), (3, [0, 1]), (2, [0])])
+def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, workers: int, devices: Any) -> None:
+    """Nothing is out of order, and nothing is allocated or loaded while a device waits for another."""
+    found, expected = trained("cupy", "double", workers, devices, reduce), trained("numpy", "double", workers)
+    for name, weight in expected.items():
+        np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-10, err_msg=name)
 
 
 @pytest.mark.parametrize("arguments", [["workers=2"], ["workers=2", "parallel=gradients", "dtype=half"]])
