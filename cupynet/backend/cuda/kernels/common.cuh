@@ -108,8 +108,8 @@ __device__ __forceinline__ void together(long long i, F& function, Arrays... arr
   }(fetch<V>(arrays, i)...);
 }
 
-// function(a[i], b[i], ...) for all i < n, V of them in one access where all arrays begin at a multiple of it; the blocks
-// along x share the work.
+// function(a[i], b[i], ...) for all i < n, V of them in one access where all arrays begin at a multiple of it; the
+// blocks along x share the work.
 template <int V, class F, class... Arrays>
 __device__ __forceinline__ void each(long long n, F function, Arrays... arrays) {
   const long long first = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;

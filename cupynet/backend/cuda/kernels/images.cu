@@ -2,8 +2,8 @@
 
 #include "common.cuh"
 
-// batch[n] = images[samples[n]] / 255, or images[n] / 255 without samples; images (., size) of uint8, batch (count, size).
-// The blocks along y share the images. Samples are not checked here.
+// batch[n] = images[samples[n]] / 255, or images[n] / 255 without samples; images (., size) of uint8, batch
+// (count, size). The blocks along y share the images. Samples are not checked here.
 template <class S>
 __device__ void load_images(
     const unsigned char* images, const long long* samples, S* batch, int count, int size) {

@@ -5,8 +5,8 @@
 #include "common.cuh"
 
 // y = the largest of each window of x + bias, then ReLU if `relu`; winners = which place ky · K_w + kx of the window it
-// was. The first among equals wins, and the first NaN of any. Where ReLU closes (or is given NaN), the winner is -1, 255
-// in 8 bits: no place has that number, so no gradient comes back. (count, H, W, C) -> 2 x (count, rows, cols, C).
+// was. The first among equals wins, and the first NaN of any. Where ReLU closes (or is given NaN), the winner is -1,
+// 255 in 8 bits: no place has that number, so no gradient comes back. (count, H, W, C) -> 2 x (count, rows, cols, C).
 //
 // x + bias is rounded to S before it is compared: ties are those of the two operations in turn. bias (C,) may be null.
 template <class S, class W>

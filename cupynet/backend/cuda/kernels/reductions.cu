@@ -85,7 +85,8 @@ __device__ void softmax(S* x, long long rows, int columns) {
     S* line = row < rows ? x + row * columns : nullptr;
     const Wide<S> largest = largest_of(line, columns), sum = sum_of_exponentials(line, columns, largest);
     if (line)
-      for (int c = threadIdx.x; c < columns; c += blockDim.x) store(line[c], exponential(wide(line[c]) - largest) / sum);
+      for (int c = threadIdx.x; c < columns; c += blockDim.x)
+        store(line[c], exponential(wide(line[c]) - largest) / sum);
   }
 }
 
@@ -130,8 +131,9 @@ __device__ void softmax_cross_entropy(
 
 // columns -------------------------------------------------------------------------------------------------------------
 
-// sums[chunk] = the sums of the columns of rows chunk · length to (chunk + 1) · length; added to what is there if `add`.
-// values (rows, columns) -> sums (chunks, columns). The blocks along y share the chunks, those along x the columns.
+// sums[chunk] = the sums of the columns of rows chunk · length to (chunk + 1) · length; added to what is there
+// if `add`. values (rows, columns) -> sums (chunks, columns). The blocks along y share the chunks, those along x the
+// columns.
 template <class S>
 __device__ void column_sums(
     const S* values, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {
