@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +23,6 @@ from cupynet.data.idx import IdxFile
 from cupynet.doctor import __main__ as command
 from cupynet.doctor import machine, surroundings
 from cupynet.doctor.finding import Finding
-from tests.backend.test_cuda import StandIn
 from tests.mpi import needs_mpi
 from tests.test_train import environment
 
@@ -285,10 +284,10 @@ def gpu(tmp_path, monkeypatch):
     """A machine with a driver, a CuPy that stands in for the real one, and two GPUs."""
     program(tmp_path, "nvidia-smi", "echo '570.86, NVIDIA H200'\necho '570.86, NVIDIA H200'")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    cupy: Any = StandIn()
+    cupy: Any = ModuleType("cupy")
     cupy.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     cupy.__version__ = "14.0.1"
-    cupy.cuda.Device = Gpu
+    cupy.cuda = SimpleNamespace(Device=Gpu)
     cupy.cuda.runtime = SimpleNamespace(
         getDeviceCount=lambda: 2,
         driverGetVersion=lambda: 12090,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +31,7 @@ class Module(ModuleType):
     def __init__(self, name: str, **names: Any) -> None:
         super().__init__(name, "Stands in for CuPy in tests.")
         self.__path__: list[str] = []
+        self.__spec__ = ModuleSpec(name, None)  # as for one that is installed: importlib.util.find_spec asks
         self.__dict__.update(names)
 
     def __getattr__(self, name: str) -> Any:

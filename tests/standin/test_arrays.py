@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.standin import Misuse, installed
-from tests.standin.errors import Foreign, Freed, Overrun, Unwritten, WrongDevice
+from tests.standin.errors import Foreign, Overrun, Unwritten, WrongDevice
 from tests.standin.planted import caught
 
 pytestmark = pytest.mark.standin
@@ -176,10 +176,9 @@ def test_memory_that_nobody_wrote_is_not_read(cupy: Any) -> None:
 
 def test_memory_is_new_each_time_it_is_allocated(cupy: Any) -> None:
     x = cupy.ones(100)
-    address = x.data.ptr
     del x
     again = cupy.empty(100)
-    assert cupy.get_default_memory_pool().n_free_blocks() == 0 or again.data.ptr != address
+    assert cupy.get_default_memory_pool().n_free_blocks() == 0  # the same block
     with caught(Unwritten, "reads 800 bytes"):
         again.sum()
 
@@ -238,7 +237,6 @@ def test_an_array_of_a_machine_that_was_switched_off_is_not_used() -> None:
         x = cupy.ones(3)
         with installed(), caught(Misuse, "a machine that was switched off"):
             x + 1
-    assert issubclass(Freed, Misuse)
 
 
 def test_empty_arrays_are_no_work(cupy: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.standin import installed
-from tests.standin.errors import BadLaunch, Deadlock, Disagreement, Misuse, Overrun, Unordered
+from tests.standin.errors import Deadlock, Disagreement, Misuse, Unordered
 from tests.standin.machine import Machine
 from tests.standin.planted import together
 
@@ -253,7 +253,6 @@ def test_pointers_are_looked_at(machine: Machine) -> None:
         return [kind.__name__ for kind in ends]
 
     assert ranks(work) == [["Overrun", "BadLaunch", "Misuse", "TypeError", "WrongDevice"]] * 2
-    assert {Overrun, BadLaunch} < set(Misuse.__subclasses__())
 
 
 def test_a_collective_is_ordered_on_the_stream_it_was_given(machine: Machine) -> None:
@@ -305,4 +304,4 @@ def test_a_group_has_an_end(machine: Machine) -> None:
     nccl.groupEnd()
     with pytest.raises(ValueError, match="commId length 3 != 128"):
         nccl.NcclCommunicator(1, b"abc", 0)
-    assert nccl.get_version() == 23203 and (nccl.NCCL_BFLOAT16 if hasattr(nccl, "NCCL_BFLOAT16") else 9) == 9
+    assert nccl.get_version() == 23203

@@ -28,13 +28,11 @@ def test_a_pool_rounds_keeps_and_gives_back(cupy: Any) -> None:
     x = cupy.empty(100, np.uint8)
     assert (pool.used_bytes(), pool.free_bytes(), pool.total_bytes(), pool.n_free_blocks()) == (512, 0, 512, 0)
     assert x.data.ptr % 512 == 0 and x[3:].data.ptr == x.data.ptr + 3 and x.data.mem.size == 512
-    address = x.data.ptr
     y = x[:10]
     del x
     assert pool.used_bytes() == 512  # a view keeps it
     del y
     assert (pool.used_bytes(), pool.free_bytes(), pool.n_free_blocks()) == (0, 512, 1)
-    assert address
     with cupy.cuda.Device(1):
         assert pool.total_bytes() == 0
         pool.free_all_blocks()
