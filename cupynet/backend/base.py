@@ -76,12 +76,10 @@ class Backend:
     def activate(self) -> None:
         """Make this backend's device the current one of the calling thread; once, at the start of a worker."""
 
-    @property
     def stream(self) -> int:
         """The address of the stream that this backend's work is done on, for libraries that take one; 0 on a CPU."""
         return 0
 
-    @property
     def place(self) -> str:
         """Which GPU of which machine this is, alike for all processes; "" on a CPU."""
         return ""
@@ -385,7 +383,7 @@ class Backend:
         for part in parts:
             part[...] = total
 
-    def weighted_sum(self, parts: list[Array], shares: list[float], out: Array) -> None:
+    def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
         """Overwrite `out` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
 
         Flat vectors of this backend's device, of one dtype; `out` may be one of them. Added up in double precision.

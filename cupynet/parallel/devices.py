@@ -92,7 +92,7 @@ class Kept:
         key = (name, array.shape, array.dtype)
         if key not in self._buffers:
             made = self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
-            self._backend.weighted_sum([array], [1.0], made)  # loads what is launched later: loading waits for devices
+            self._backend.weighted_sum(made, [array], [1.0])  # loads what is launched later: loading waits for devices
         return self._buffers[key]
 
 
@@ -180,7 +180,7 @@ class DeviceMeans:
         self._backend.after(*(each.mark for each in told))  # those elsewhere may still be fetching the last sum
         shares = [each.weight / total for each in mine]
         for place, buffer in enumerate(buffers):
-            self._backend.weighted_sum([each.arrays[place] for each in mine], shares, buffer)
+            self._backend.weighted_sum(buffer, [each.arrays[place] for each in mine], shares)
 
     def _sum_on_first(self, buffers: list[Array]) -> None:
         """The first leader fetches what the others have, adds it up in their order, and the others fetch the sum."""
@@ -195,7 +195,7 @@ class DeviceMeans:
                     theirs = told[rank][1][place]
                     parts.append(self._kept.like((rank, place), buffer))
                     backend.fetch(parts[-1], theirs, told[rank][0])
-                backend.weighted_sum(parts, [1.0] * len(parts), buffer)
+                backend.weighted_sum(buffer, parts, [1.0] * len(parts))
         done = self._exchange(backend.mark())
         if self.rank in leaders[1:]:
             backend.after(done[first])
@@ -234,7 +234,7 @@ class RankMeans:
         if total <= 0:
             return
         for array, buffer in zip(arrays, buffers, strict=True):
-            self._backend.weighted_sum([array], [weight / total], buffer)
+            self._backend.weighted_sum(buffer, [array], [weight / total])
         self._sum.sum(buffers)
         for array, buffer in zip(arrays, buffers, strict=True):
             array[...] = buffer
@@ -256,7 +256,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
     if not backend.on_gpu or reduce == "host":
         return None
     why = nccl.missing() or ""
-    places = communicator.all_gather_ragged(np.frombuffer((f"!{why}" if why else backend.place).encode(), np.uint8))
+    places = communicator.all_gather_ragged(np.frombuffer((f"!{why}" if why else backend.place()).encode(), np.uint8))
     told = [place.tobytes().decode() for place in places]
     missing = [f"on rank {rank} {place[1:]}" for rank, place in enumerate(told) if place.startswith("!")]
     shared = sorted({place for place in told if told.count(place) > 1})

@@ -70,7 +70,7 @@ class NcclSum:
             if kind is None or not array.flags.c_contiguous:
                 raise RuntimeError(f"an array of {array.dtype} {array.shape} is not summed over NCCL")
             address = self._backend.address(array)
-            self._connection.allReduce(address, address, array.size, kind, self._nccl.NCCL_SUM, self._backend.stream)
+            self._connection.allReduce(address, address, array.size, kind, self._nccl.NCCL_SUM, self._backend.stream())
 
     def close(self) -> None:
         """Let go of NCCL's buffers, after what was asked for is done."""

@@ -305,7 +305,7 @@ def weighted_sum(backend: Backend, call: Call, shape: Shape) -> Results:
     if shares[0] == 0.0:
         parts[0][...] = math.nan
     out = call.wide(shape.height * 500)
-    backend.weighted_sum(parts, shares, out)
+    backend.weighted_sum(out, parts, shares)
     return {"sum": out}
 
 
@@ -366,6 +366,8 @@ ELSEWHERE = {
     "mark",
     "after",
     "fetch",
+    "stream",
+    "place",
     "conv2d_buffers",
     "allocate",
     "address",

@@ -171,7 +171,9 @@ def as_ranks(places: list[str], reduce: str, weights: list[float]) -> Any:
 
     def task(communicator: Any) -> Any:
         backend = backend_on(0)
-        backend.__class__ = type("Gpu", (type(backend),), {"on_gpu": True, "place": places[communicator.rank]})
+        backend.__class__ = type(
+            "Gpu", (type(backend),), {"on_gpu": True, "place": lambda self: places[communicator.rank]}
+        )
         made = means_of_ranks(communicator, backend, reduce)
         if made is None:
             return None

@@ -104,11 +104,9 @@ class CupyBackend(Backend):
             if self._stream is not None:
                 self._stream.synchronize()
 
-    @property
     def stream(self) -> int:
         return int(self._stream.ptr)
 
-    @property
     def place(self) -> str:
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
 
@@ -365,12 +363,12 @@ class CupyBackend(Backend):
 
     # updates of flat vectors ----------------------------------------------------------------------------------------
 
-    def weighted_sum(self, parts: list[Array], shares: list[float], out: Array) -> None:
+    def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
         """See `Backend.weighted_sum`. Of more than 16 parts each 16 are rounded to the vectors' precision."""
         counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
         kind = KIND_OF.get(out.dtype.name)
         if kind is None:
-            super().weighted_sum(parts, shares, out)
+            super().weighted_sum(out, parts, shares)
             return
         checks.alike("weighted_sum", out, *parts)
         some, rest = counted[:TERMS], counted[TERMS:]
@@ -379,7 +377,7 @@ class CupyBackend(Backend):
         factors = [share for _, share in some] + [0.0] * lacking
         self._flat(f"weighted_sum_{kind}", out.size, out, *terms, *factors, len(some))
         if rest:
-            self.weighted_sum([out, *(part for part, _ in rest)], [1.0, *(share for _, share in rest)], out)
+            self.weighted_sum(out, [out, *(part for part, _ in rest)], [1.0, *(share for _, share in rest)])
 
     def squared_norm(self, grad: Array) -> Array:
         if not self._updates(grad):
