@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -279,7 +280,8 @@ def test_fifty_signals_at_random_moments(tmp_path, launcher, capsys):
         history = parts / "history.jsonl"
         while not (history.exists() and history.stat().st_size) and process.poll() is None:
             time.sleep(0.02)  # what is told to end before it trains has nothing to save
-        time.sleep(rng.uniform(0.0, 2.5))
+        lasts_s = json.loads((whole / "summary.json").read_text())["train_s"]
+        time.sleep(rng.uniform(0.0, 0.8 * lasts_s))
         process.send_signal(number)
         began = time.time()
         _, stderr = process.communicate(timeout=60)
