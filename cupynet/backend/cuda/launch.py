@@ -202,10 +202,12 @@ class Kernels:
         if argument is None and parameter.null:
             return np.uint64(0)
         found = getattr(argument, "dtype", type(argument).__name__)
-        if found != dtype or not argument.flags.c_contiguous or argument.device.id != self._device:
+        device = getattr(getattr(argument, "device", None), "id", None)  # of NumPy's it is a word
+        if found != dtype or not argument.flags.c_contiguous or device != self._device:
             wrong = f"is {found}"
             if found == dtype:
-                wrong = "has gaps" if not argument.flags.c_contiguous else f"is on device {argument.device.id}"
+                where = "on the host" if device is None else f"on device {device}"
+                wrong = "has gaps" if not argument.flags.c_contiguous else f"is {where}"
             raise ConfigError(
                 f"kernel {name}: argument {position} must be a contiguous array of {dtype} on device {self._device}, "
                 f"this one {wrong}"

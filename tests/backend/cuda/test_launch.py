@@ -104,6 +104,7 @@ def other_device() -> Any:
     [
         (lambda x: (x.astype(np.float64), 8), "argument 0 must be a contiguous array of float32 .*, .* is float64"),
         (lambda x: (x[::2], 4), "argument 0 must be a contiguous .*, this one has gaps"),
+        (lambda x: (np.zeros(8, np.float32), 8), "argument 0 must be .* on device 0, this one is on the host"),
         (lambda x: (other_device(), 8), "argument 0 must be .* on device 0, this one is on device 1"),
         (lambda x: (None, 8), "argument 0 must be .*, this one is NoneType"),
         (lambda x: (x.data.ptr, 8), "argument 0 must be .*, this one is int"),
