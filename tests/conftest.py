@@ -9,8 +9,10 @@ import pytest
 
 from tests.standin import installed
 
-# under nohup SIGHUP is ignored, by whatever a test starts too: here it means what it means from a terminal
+# under nohup SIGHUP is ignored, in the background of a script SIGINT, by whatever a test starts too: here they mean what
+# they mean from a terminal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Central differences and the like: thousands of operations, of which nothing is learned but that they are the same.
 LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_learns_what_float_learns")

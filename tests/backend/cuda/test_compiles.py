@@ -42,13 +42,14 @@ def compiled(text: str, architecture: str) -> tuple[bytes, str]:
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, [], [])
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    nvrtc.nvrtcGetProgramLog(program, log := b" " * size)
+    # written in place: of one byte there is a single object in all of Python, which must stay what it is
+    nvrtc.nvrtcGetProgramLog(program, log := b" " * (size + 1))
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise ValueError(log.decode())
     _, size = nvrtc.nvrtcGetCUBINSize(program)
-    nvrtc.nvrtcGetCUBIN(program, code := b" " * size)
+    nvrtc.nvrtcGetCUBIN(program, code := b" " * (size + 1))
     nvrtc.nvrtcDestroyProgram(program)
-    return code, log.decode().strip("\0 \n")
+    return code[:size], log.decode().strip("\0 \n")
 
 
 @needs_nvrtc
