@@ -9,8 +9,8 @@ import pytest
 
 from tests.standin import installed
 
-# under nohup SIGHUP is ignored, in the background of a script SIGINT, by whatever a test starts too: here they mean what
-# they mean from a terminal
+# under nohup SIGHUP is ignored, in the background of a script SIGINT, by whatever a test starts too: here they mean
+# what they mean from a terminal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
