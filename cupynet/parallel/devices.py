@@ -29,9 +29,8 @@ from cupynet.parallel.nccl import Hand
 
 log = logging.getLogger(__name__)
 
-Exchange: TypeAlias = Callable[
-    [Any], list[Any]
-]  # every worker's value by reference, in rank order; all have met when it returns
+# Every worker's value by reference, in rank order; all have met when it returns.
+Exchange: TypeAlias = Callable[[Any], list[Any]]
 
 
 def check_reduce(reduce: str, backend: str, *, processes: bool) -> str:

@@ -40,6 +40,8 @@ def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Sync
         start = source["since"]["start"]
         since = {**source["since"], "start": start if own else _new_clock(start)}
         state["since"] = since if own else {**since, "samples": 0, "losses": 0.0}
+        if state["scaling"] and not synchronizer.shares_gradients:  # else all count the same steps
+            state["scaling"]["skipped"] = source["scaling"]["skipped"] if own else 0
         made.append(state)
     return made
 

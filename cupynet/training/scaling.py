@@ -87,10 +87,15 @@ class LossScaler:
         return {"scale": self.scale, "rounds": self._rounds, "skipped": self.skipped}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; {} where what it is of had no factor."""
+        """Take over what `state` returned; {} where what it is of had no factor. ValueError: it is no such state."""
         if state:
-            self._set(float(state["scale"]))
-            self._rounds, self.skipped = int(state["rounds"]), int(state["skipped"])
+            scale, rounds, skipped = float(state["scale"]), int(state["rounds"]), int(state["skipped"])
+            if not LEAST <= scale <= MOST or min(rounds, skipped) < 0:
+                raise ValueError(
+                    f"scaling: expected a factor from {LEAST:g} to {MOST:g} and counts, found {state!r:.80}"
+                )
+            self._set(scale)
+            self._rounds, self.skipped = rounds, skipped
 
     def _set(self, scale: float) -> None:
         self._backend.loss_scale, self._rounds = scale, 0

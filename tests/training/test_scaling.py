@@ -143,6 +143,29 @@ def test_a_checkpoint_holds_it(tmp_path, workers):
             assert fingerprint(again.model) == wanted and again.trainer.skipped_steps == steps == 2
 
 
+def test_a_state_that_is_none_is_refused():
+    scaler = alone(small_model("half"), Nesterov(0.01)).scaler
+    before = scaler.state()
+    for wrong in ({"scale": 0.0}, {"scale": float("nan")}, {"scale": 2.0**25}, {"rounds": -1}, {"skipped": -1}):
+        with pytest.raises(ValueError, match="scaling: expected a factor from 1 to"):
+            scaler.restore({**before, **wrong})
+        assert scaler.state() == before
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_other_workers_count_a_step_once(tmp_path, workers):
+    with ParallelWrapper(network(Poisoned(17, backwards=True)), 2, 3) as wrapper:
+        wrapper.fit(loader(), 2)
+        path, found = wrapper.checkpoint(tmp_path), []
+        wrapper.on_workers(lambda trainer: found.append((trainer.rank, trainer.scaler.skipped)))
+    with ParallelWrapper(network(), workers, 3) as again:
+        again.restore(path)
+        now = []
+        again.on_workers(lambda trainer: now.append((trainer.rank, trainer.scaler.skipped)))
+    assert sum(count for _, count in found) == 2
+    assert sorted(now) == [*sorted(found), (2, 0)][:workers]
+
+
 def test_what_is_stored_in_more_bits_needs_none():
     for dtype in ("float", "double"):
         trainer = alone(small_model(dtype), Nesterov(0.01))
