@@ -83,12 +83,7 @@ def _modules() -> dict[str, ModuleType]:
         getDeviceCount=lambda: active().devices,
         getDevice=lambda: active().seat.device,
         memGetInfo=lambda: streams.Device().mem_info,
-        getDeviceProperties=lambda device: {
-            "name": b"made-up device",
-            "major": 9,
-            "minor": 0,
-            "totalGlobalMem": active().memory,
-        },
+        getDeviceProperties=_properties,
         driverGetVersion=lambda: CUDA,
         runtimeGetVersion=lambda: CUDA,
         deviceSynchronize=lambda: streams.Device().synchronize(),
