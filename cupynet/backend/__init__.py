@@ -4,6 +4,7 @@ from cupynet.backend.base import Backend
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
 from cupynet.backend.pairs import Convolution, MaxPool, Pair
 from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.recording import Control, Recorder, Scaling
 from cupynet.backend.select import create_backend, device_count, select_backend
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
@@ -13,11 +14,14 @@ __all__ = [
     "BACKENDS",
     "DTYPES",
     "Backend",
+    "Control",
     "Convolution",
     "DtypePolicy",
     "Loans",
     "MaxPool",
     "Pair",
+    "Recorder",
+    "Scaling",
     "Window",
     "Workspace",
     "available_cores",

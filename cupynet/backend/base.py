@@ -23,6 +23,7 @@ from cupynet.backend import checks
 from cupynet.backend.array import Array
 from cupynet.backend.pairs import Convolution, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.recording import Recorder
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
 
@@ -66,6 +67,10 @@ class Backend:
         """`array` on this backend's device; not copied where it is already there in that dtype."""
         return self.xp.asarray(array, dtype)
 
+    def put(self, array: Array, values: Any) -> None:
+        """Overwrite an array of this backend with one of the host, also in another precision."""
+        array[...] = self.asarray(values, array.dtype)
+
     def to_host(self, array: Array) -> Any:
         """`array` as a NumPy array; on a CPU it is the array itself."""
         raise NotImplementedError
@@ -93,6 +98,10 @@ class Backend:
     def fetch(self, out: Array, array: Array, source: Backend) -> None:
         """Overwrite `out` with an array that lives where `source` does, of the same shape and dtype."""
         out[...] = array
+
+    def recorder(self) -> Recorder | None:
+        """What lets a step run ahead of the host, on a device that can do so; None elsewhere."""
+        return None
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
         """An array with arbitrary content from the workspace, by default in the storage precision."""
@@ -353,7 +362,10 @@ class Backend:
     # loss -----------------------------------------------------------------------------------------------------------
 
     def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
-        """-log softmax(logits)[label] of each example (N,); the gradient of their mean (N, O), times the loss scale."""
+        """-log softmax(logits)[label] of each example (N,); the gradient of their mean (N, O), times the loss scale.
+
+        The losses are read before the next call, which may overwrite them.
+        """
         xp, n = self.xp, logits.shape[0]
         shifted = logits.astype(self.policy.accumulate)
         shifted -= shifted.max(axis=1, keepdims=True)  # (N, O)
@@ -396,8 +408,12 @@ class Backend:
         out[...] = total
 
     def squared_norm(self, grad: Array) -> Array:
-        """The sum of squares of a (P,) vector, on the device: a number, or a 0-d array."""
+        """The sum of squares of a (P,) vector, on the device: a number, or a 0-d array that the next call changes."""
         return (grad * grad).sum()
+
+    def total(self, vector: Array) -> Array:
+        """The sum of a vector, on the device: a number, or a 0-d array that the next call overwrites."""
+        return vector.sum()
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
         """Shorten the gradient to the length `largest` if it is longer, in place (Pascanu et al. 2013).

@@ -42,6 +42,8 @@ class Conv2D(Layer):
         bias: whether there is one.
     """
 
+    recordable = True
+
     def __init__(
         self,
         filters: int,
@@ -127,6 +129,8 @@ class ConvMaxPool(Layer):
 
     What the pool lets through is activated, by the operation itself or behind it.
     """
+
+    recordable = True
 
     def __init__(self, conv: Conv2D, pool: MaxPool2D, pair: Pair) -> None:
         self.conv, self.pool, self.pair = conv, pool, pair

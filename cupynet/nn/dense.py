@@ -23,6 +23,8 @@ class Dense(Layer):
         bias: whether there is one.
     """
 
+    recordable = True
+
     def __init__(self, units: int, activation: str = "identity", init: str = "xavier", bias: bool = True) -> None:
         self.units = checks.integer("Dense units", units, 1)
         self.activation, self._activation = activation, activation_function(activation)
@@ -68,6 +70,8 @@ class Dense(Layer):
 class Flatten(Layer):
     """(N, H, W, C) -> (N, H·W·C); nothing moves in memory. Dense needs none before it."""
 
+    recordable = True
+
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         return Flat(input.features)
 
@@ -84,6 +88,8 @@ class Activation(Layer):
     Args:
         name: identity, relu or softmax (over the last axis).
     """
+
+    recordable = True
 
     def __init__(self, name: str) -> None:
         self.name, self._activation = name, activation_function(name)

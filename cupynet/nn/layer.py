@@ -72,6 +72,9 @@ class Layer:
     What `build` is given and returns is set on the layer at every call.
 
     Attributes:
+        recordable: whether `forward` and its derivative ask for the same operations for every batch of one size,
+            whatever is in it and whenever: a GPU may record them then, and repeat what it has recorded. Not inherited:
+            each class says so of itself.
         backend: where the layer computes.
         path: the layer's name with those it lies in, `block.conv1`; empty for a network that is one layer.
         needs_dx: see `Scope`; where it is false, `backward` may return None.
@@ -81,6 +84,7 @@ class Layer:
 
     backend: Backend
     path = ""
+    recordable = False
     _declared_in: Params | None = None
     needs_dx = True
     declared = 0
@@ -184,6 +188,8 @@ class Sequential(Layer):
         layers: name -> layer, in order; names must not contain a dot. A list names them by kind and count: conv2d1,
             maxpool2d1, conv2d2, dense1.
     """
+
+    recordable = True
 
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:

@@ -8,7 +8,13 @@ from cupynet.errors import ConfigError
 
 
 class Loss:
-    """A function of predictions and targets, with its gradient."""
+    """A function of predictions and targets, with its gradient.
+
+    Attributes:
+        recordable: see `Layer`.
+    """
+
+    recordable = False
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """The loss of each example (N,), on the device; the gradient of their mean, times the policy's loss scale."""
@@ -25,6 +31,8 @@ class SoftmaxNLL(Loss):
     The network ends in logits z (activation identity). The loss is -log softmax(z)[label], the gradient of the mean
     (softmax(z) - onehot) / N. Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
     """
+
+    recordable = True
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """prediction: (N, O) logits, target: (N,) class numbers -> (N,), (N, O)."""

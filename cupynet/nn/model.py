@@ -188,7 +188,7 @@ class Model:
                     f"weight '{name}' has shape {tuple(weights[name].shape)}, this network needs {p.shape}"
                 )
         for name, p in named.items():
-            p.master[...] = self.backend.asarray(weights[name], p.master.dtype)
+            self.backend.put(p.master, weights[name])
         self.params.publish()
 
     def summary(self) -> str:

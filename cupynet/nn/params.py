@@ -122,7 +122,7 @@ class Params:
             start = self._offsets[name]
             host[start : start + p.size] = p.init(rng, p.shape).reshape(-1)
         self.master = backend.allocate((total,), accumulate)
-        self.master[...] = backend.asarray(host)
+        backend.put(self.master, host)
         self.grad = backend.allocate((total,), accumulate)
         self.grad[...] = 0
         self.data = self.master if storage == accumulate else backend.allocate((total,), storage)

@@ -25,6 +25,8 @@ class MaxPool2D(Layer):
         stride: pixels from one window to the next, a number or (down, across); by default the kernel.
     """
 
+    recordable = True
+
     def __init__(self, kernel: Size, stride: Size | None = None) -> None:
         sizes = checks.pair("MaxPool2D kernel", kernel, 1)
         self.window = Window(sizes, sizes if stride is None else checks.pair("MaxPool2D stride", stride, 1))

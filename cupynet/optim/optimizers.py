@@ -24,10 +24,14 @@ class Optimizer:
 
     Attributes:
         state: name -> flat (P,) vector; exists after `init`.
+        recordable: whether `update` asks for the same operations in every step, with nothing of the host in them but
+            its arguments: a GPU may record it then, and repeat what it has recorded. Not inherited.
 
     Raises:
         ConfigError: an argument cannot work.
     """
+
+    recordable = False
 
     def __init__(self, learning_rate: float | Schedule, l2: float = 0.0, max_grad_norm: float | None = None) -> None:
         owner = type(self).__name__
@@ -52,7 +56,13 @@ class Optimizer:
             squared_norm: of the whole gradient, which `max_grad_norm` limits, where `params` hold only a part of it;
                 by default that of `params.grad`.
         """
-        rate, scale = self.learning_rate(iteration), 1.0 / self.backend.loss_scale
+        self.move(params, self.learning_rate(iteration), 1.0 / self.backend.loss_scale, squared_norm)
+
+    def move(self, params: Params, rate: float, scale: float, squared_norm: Array | None = None) -> None:
+        """What `step` does, at a learning rate and with a factor on the gradients.
+
+        In a step that runs ahead of the host both are 1: operations know more, see `Recorder.steered`.
+        """
         if self.max_grad_norm is not None:
             norm = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
             self.backend.clip_norm(params.grad, norm, self.max_grad_norm / scale)
@@ -71,6 +81,8 @@ class Optimizer:
 class SGD(Optimizer):
     """w -= lr · g."""
 
+    recordable = True
+
     def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> bool | None:
         master, grad = params.master[part], params.grad[part]
         self.backend.sgd_update(master, grad, learning_rate, l2, grad_scale, params.stored(part))
@@ -85,7 +97,7 @@ class Momentum(Optimizer):
         momentum: mu.
     """
 
-    nesterov = False
+    nesterov, recordable = False, True
 
     def __init__(
         self,
@@ -119,4 +131,4 @@ class Nesterov(Momentum):
         learning_rate, momentum, l2, max_grad_norm: see `Momentum`.
     """
 
-    nesterov = True
+    nesterov = recordable = True

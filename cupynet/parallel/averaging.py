@@ -95,6 +95,9 @@ class ParameterAveraging(Synchronizer):
         self._tally.add(replica, samples)
         return samples > 0
 
+    def looks(self, iteration: int) -> bool:
+        return self.when.due(iteration)
+
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         return self._average(replica, iteration) if self.when.after(iteration) else None
 

@@ -107,6 +107,14 @@ class Synchronizer:
         """
         return samples > 0
 
+    def looks(self, iteration: int) -> bool:
+        """Whether `after_update` looks at the replica after this iteration, from 0, or at what was counted.
+
+        Where it does not, and replicas share no gradients, a GPU may run ahead of the host: `before_update` is then
+        called for several rounds at once, before the next `after_update` that looks, and before `finish`.
+        """
+        return True
+
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         """After iteration `iteration` (from 0). What was averaged, if anything: the same on every worker."""
         return None

@@ -33,6 +33,13 @@ class When:
         """Whether iteration `iteration` (from 0) is followed by an average; asked once after each."""
         raise NotImplementedError
 
+    def due(self, iteration: int) -> bool:
+        """Whether `after` will say so of this iteration, without telling the rule that it is over.
+
+        True where a rule does not know: replicas that run ahead of the host are waited for then.
+        """
+        return True
+
     def at(self, moment: Moment) -> bool:
         """Whether a moment asks for an average of replicas that have trained since the last one."""
         return moment != "epoch"
@@ -74,6 +81,9 @@ class Every(When):
     def after(self, iteration: int) -> bool:
         return (iteration + 1) % self.frequency == 0
 
+    def due(self, iteration: int) -> bool:
+        return self.after(iteration)
+
 
 class AtEpochs(When):
     """After every epoch."""
@@ -84,6 +94,9 @@ class AtEpochs(When):
         return "after every epoch"
 
     def after(self, iteration: int) -> bool:
+        return False
+
+    def due(self, iteration: int) -> bool:
         return False
 
     def at(self, moment: Moment) -> bool:
@@ -99,6 +112,9 @@ class AtEnd(When):
         return "at the end"
 
     def after(self, iteration: int) -> bool:
+        return False
+
+    def due(self, iteration: int) -> bool:
         return False
 
     def at(self, moment: Moment) -> bool:
@@ -137,6 +153,9 @@ class PostLocal(When):
     def after(self, iteration: int) -> bool:
         self._rounds += 1
         return self._often or self.later.after(iteration)
+
+    def due(self, iteration: int) -> bool:
+        return self._often or self.later.due(iteration)
 
     def at(self, moment: Moment) -> bool:
         return self._often or self.later.at(moment)
@@ -196,6 +215,9 @@ class Adaptive(When):
     def after(self, iteration: int) -> bool:
         self._rounds += 1
         return self._rounds >= int(self.period)
+
+    def due(self, iteration: int) -> bool:
+        return self._rounds + 1 >= int(self.period)
 
     def averaged(self, divergence: float) -> None:
         whole, self._rounds = self._rounds >= int(self.period), 0

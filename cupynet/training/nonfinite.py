@@ -144,7 +144,7 @@ class NonFinite(Callback):
         self._text = told(trainer.rank, replica, batch) if batch is not None and broken else ""
         if self.action == "stop":
             if broken:
-                raise DivergedError(self._text + WAYS_OUT + ", or leave such batches out: NonFinite(action='skip')")
+                raise DivergedError(self._text + WAYS_OUT + LEAVE_OUT)
             return samples
         if stages.size > 1:
             broken = bool(stages.gather_numbers(broken).any())
@@ -162,6 +162,12 @@ class NonFinite(Callback):
         self._count, self.left_out = self._count + 1, self.left_out + 1
         _forget(replica)
         return 0
+
+    def halted(self, trainer: Guarded, batch: Batch) -> DivergedError:
+        """What there is to say where a replica that ran ahead of the host stands still since this batch."""
+        trainer.replica.begin()
+        trainer.replica.gradient(batch)
+        return DivergedError(told(trainer.rank, trainer.replica, batch) + WAYS_OUT + LEAVE_OUT)
 
     def look_back(self, trainer: Guarded) -> None:
         """After the update of a round, with `rollback`: whether all go back.
@@ -196,6 +202,7 @@ class NonFinite(Callback):
 
 
 WAYS_OUT = ": lower learning_rate, or train in a wider dtype"
+LEAVE_OUT = ", or leave such batches out: NonFinite(action='skip')"
 
 
 def is_broken(replica: Replica) -> bool:

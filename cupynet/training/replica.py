@@ -118,7 +118,7 @@ class Replica:
             logits, backward = model.forward(batch.images, context)
             losses, gradient = model.loss(model.backend, logits, batch.labels)
             model.backend.give_back(backward(gradient))
-        self.losses = losses.sum()
+            self.losses = losses.sum()
         return len(batch)
 
     def update(self, iteration: int) -> None:
@@ -197,7 +197,7 @@ class Replica:
         self.model.load_weights(state["weights"])
         for name, vector in self.optimizer_state.items():
             for parameter, view in self.params.views(vector):
-                view[...] = self.backend.asarray(state["optimizer"][name][parameter], view.dtype)
+                self.backend.put(view, state["optimizer"][name][parameter])
         self.updates = state["updates"]
 
     def _by_name(self, vector: Array) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupynet.backend import Backend
+from cupynet.backend import Backend, Scaling
 from cupynet.parallel import Communicator, Groups
 
 GROW_AFTER = 2000  # rounds without an overflow
@@ -28,12 +28,13 @@ class LossScaler:
     Attributes:
         skipped: steps that were left out.
         skipping: whether that of this round is.
+        steady: rounds since the factor was changed.
     """
 
     def __init__(self, backend: Backend, together: Communicator, *, shared: bool = False) -> None:
         self._backend, self._together, self._shared = backend, together, shared
         self.skipped, self.skipping = 0, False
-        self._rounds = 0  # since the factor was changed
+        self.steady = 0
 
     @classmethod
     def of(cls, backend: Backend, groups: Groups, *, shared: bool) -> LossScaler | None:
@@ -64,13 +65,22 @@ class LossScaler:
 
     def updated(self) -> None:
         """At the end of a round: the factor of the next one."""
-        self._rounds += 1
+        self.steady += 1
         if self.skipping:
             self._set(max(self.scale / 2, LEAST))
             self.skipped += 1
-        elif self._rounds >= GROW_AFTER and self.scale < MOST:
+        elif self.steady >= GROW_AFTER and self.scale < MOST:
             self._set(self.scale * 2)
         self.skipping = False
+
+    @property
+    def scaling(self) -> Scaling:
+        """The same rule for steps that run ahead of the host."""
+        return Scaling(GROW_AFTER, LEAST, MOST)
+
+    def learn(self, steady: int, skipped: int) -> None:
+        """Steps that ran ahead have found the factor, which the backend has; they left some out."""
+        self.steady, self.skipped = steady, self.skipped + skipped
 
     def meet(self, replicas: Communicator) -> None:
         """At an average: all replicas take the least factor, whose own last step had room for it."""
@@ -84,7 +94,7 @@ class LossScaler:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        return {"scale": self.scale, "rounds": self._rounds, "skipped": self.skipped}
+        return {"scale": self.scale, "rounds": self.steady, "skipped": self.skipped}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned; {} where what it is of had no factor. ValueError: it is no such state."""
@@ -95,7 +105,7 @@ class LossScaler:
                     f"scaling: expected a factor from {LEAST:g} to {MOST:g} and counts, found {state!r:.80}"
                 )
             self._set(scale)
-            self._rounds, self.skipped = rounds, skipped
+            self.steady, self.skipped = rounds, skipped
 
     def _set(self, scale: float) -> None:
-        self._backend.loss_scale, self._rounds = scale, 0
+        self._backend.loss_scale, self.steady = scale, 0

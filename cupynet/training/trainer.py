@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -30,6 +30,7 @@ from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Since
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import GoBack, NonFinite
+from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import SPENT, EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
 from cupynet.training.scaling import LossScaler
@@ -110,6 +111,8 @@ class Trainer:
         self.skipped_steps = 0
         self._agreement = Agreement(self.groups)
         self._bytes_sent = 0  # by all workers, when they last agreed
+        self._ahead: RecordedReplica | None = None  # in a fit, where it runs ahead of the host
+        self._batches: Callable[[int], Iterator[Batch]] = lambda start: iter(())  # of this epoch, from a round on
         self._finished = True  # whether the last average of the fit has been made
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
@@ -228,6 +231,7 @@ class Trainer:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked for, not warned about
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
+                self._run_ahead()
                 self._tell("on_fit_start")
                 self._agreed(self._agreement.meet(self.clock, begun=False))
                 while self.epoch < fit.last and not self.stopped:
@@ -281,12 +285,13 @@ class Trainer:
             self._agreement.count_bytes(self.clock)
             self._epoch_start = replace(self.clock)
         replica = self.replica
-        made = fit.train.epoch(
-            self.epoch, replica.backend, dealt.rank, dealt.size, start=self.round, images=replica.needs_images
+        epoch, who = self.epoch, (dealt.rank, dealt.size)
+        self._batches = lambda start: fit.train.epoch(
+            epoch, replica.backend, *who, start=start, images=replica.needs_images
         )
         where = "before the first batch"
         try:
-            with Prefetcher(made, self.prefetch_buffer) as batches:
+            with Prefetcher(self._batches(self.round), self.prefetch_buffer) as batches:
                 while self.round < rounds and not self.stopped:
                     began, waited, where = time.perf_counter(), batches.waited_s, "loading a batch"
                     batch = self._guard.takes(next(batches, None))
@@ -296,6 +301,7 @@ class Trainer:
                     average = self._round(batch)
                     self.clock.count(self.iteration, images, time.perf_counter() - began)
                     self._after_round(average)
+                self._settle()
         except (DivergedError, GoBack):
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
@@ -308,6 +314,8 @@ class Trainer:
 
     def _round(self, batch: Batch | None) -> Average | None:
         """The same calls on every worker, with a batch or without one."""
+        if self._ahead is not None:
+            return self._round_ahead(self._ahead, batch)
         replica, synchronizer, began = self.replica, self.synchronizer, time.perf_counter()
         samples = self._guard.checked(self, batch, replica.gradient(batch))
         derived = time.perf_counter()
@@ -330,12 +338,49 @@ class Trainer:
         self._since.add(samples, replica.losses)
         return average
 
+    def _run_ahead(self) -> None:
+        """Let the replica's steps run ahead of the host in this fit, where nobody has to look between two of them."""
+        self._ahead = None
+        if isinstance(self.replica, RecordedReplica):
+            self.replica.scaler = self.scaler
+            if self._guard.action == "stop" and not self.synchronizer.shares_gradients:
+                self._ahead = self.replica
+
+    def _round_ahead(self, replica: RecordedReplica, batch: Batch | None) -> Average | None:
+        """A round whose step is asked for and not waited for, unless somebody is to look at what came of it."""
+        began = time.perf_counter()
+        replica.step(batch, self.round, self.iteration)
+        if self.synchronizer.looks(self.iteration):
+            self._settle()
+        asked = time.perf_counter()
+        average = self.synchronizer.after_update(replica, self.iteration)
+        self.iteration, self.round = self.iteration + 1, self.round + 1
+        self.clock.worked(asked - began, 0.0)
+        self.clock.averaging_s += time.perf_counter() - asked
+        return average
+
+    def _settle(self) -> None:
+        """Wait for what runs ahead, and count it. DivergedError: the replica stands still."""
+        found = None if self._ahead is None else self._ahead.settle()
+        if found is None:
+            return
+        if found.halted is not None:
+            raise self._guard.halted(self, next(self._batches(found.halted)))
+        replica, left, losses = self.replica, found.samples, found.losses
+        for samples in found.rounds.values():  # which of them were left out is not known, nor whose losses these are
+            counted = min(samples, left)
+            replica.losses, left, losses = losses, left - counted, 0.0 if counted else losses
+            self.synchronizer.before_update(replica, counted)
+        self.clock.samples += found.samples
+        self._since.add(found.samples, found.losses)
+
     def _after_round(self, average: Average | None) -> None:
         """Callbacks, the report if one is due, and whether somebody wishes to stop or has failed."""
         if average is not None:
             self._averaged(average)
         self.groups.world.check()
         if self.report_every and self.iteration % self.report_every == 0:
+            self._settle()
             self._tell("on_report", self._report())
         self._tell("on_iteration_end")  # last: a state taken here is that of a round with all that belongs to it
         began = time.perf_counter()
@@ -517,6 +562,7 @@ class Trainer:
 
         Numbers, and arrays on the host, by name, in dictionaries. It causes no average.
         """
+        self._settle()
         return {
             "trainer": {
                 **{name: getattr(self, name) for name in ("iteration", "epoch", "round")},

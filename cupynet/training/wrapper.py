@@ -43,6 +43,7 @@ from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.checkpoint import found, resumed, save
 from cupynet.training.memory import Demand, vectors_of, verdict
 from cupynet.training.metrics import Evaluation
+from cupynet.training.recorded import replica_of
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
 from cupynet.training.stage import Stage
@@ -420,7 +421,7 @@ class ParallelWrapper:
         if self.pipeline is not None:
             return Stage(self.model, optimizer, groups, backend, self.layers, self.pipeline.micro_batches)
         own = groups.world.rank == self._launcher.first
-        return Replica(self.model if own else self.model.replicate(backend), optimizer)
+        return replica_of(self.model if own else self.model.replicate(backend), optimizer)
 
     def _backend(self, rank: int) -> Backend:
         own = self.model.backend

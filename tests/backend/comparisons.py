@@ -313,6 +313,10 @@ def squared_norm(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"total": backend.asarray(backend.squared_norm(call.wide(shape.height * 16))).reshape(1)}
 
 
+def total(backend: Backend, call: Call, shape: Shape) -> Results:
+    return {"total": backend.asarray(backend.total(call.wide(shape.height * 16))).reshape(1)}
+
+
 def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
     grad = call.wide(shape.height * 16)
     others = 4.0 if shape.need_dx else 0.0  # of other vectors that are clipped together with this one
@@ -352,6 +356,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         mean_in_place,
         weighted_sum,
         squared_norm,
+        total,
         clip_norm,
         sgd_update,
         momentum_update,
@@ -364,6 +369,8 @@ EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward"}
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py.
 ELSEWHERE = {
     "mark",
+    "recorder",
+    "put",
     "after",
     "fetch",
     "stream",

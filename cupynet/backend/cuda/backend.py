@@ -18,6 +18,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.cuda.convpool import ConvPool
 from cupynet.backend.cuda.launch import KIND_OF, TERMS, Kernels, power_of_two
+from cupynet.backend.cuda.recording import Recorder
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
@@ -60,6 +61,9 @@ class CupyBackend(Backend):
         self._stream: Any = None
         self._mark = object()  # on the thread whose own device and stream are this backend's
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
+        self.controls: Array | None = None  # what a step reads its numbers from, see `Recorder`
+        self._totals: dict[str, Array] = {}
+        self._losses: Array = None
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size}
         self.kernels = Kernels(cupy, device, self._here, max_block_size, max_grid_size)
         self._kind = self.policy.name
@@ -69,7 +73,8 @@ class CupyBackend(Backend):
 
     def activate(self) -> None:
         self.xp.cuda.Device(self.device).use()
-        self._stream = self.xp.cuda.Stream(non_blocking=True)
+        if self._stream is None:  # another thread may go on where one has failed: in the order of the same stream
+            self._stream = self.xp.cuda.Stream(non_blocking=True)
         self._stream.__enter__()  # after `use`, the end of a `with` block would bring the null stream back
         _thread.mark = self._mark
 
@@ -91,6 +96,10 @@ class CupyBackend(Backend):
         with self._here():
             return super().asarray(array, dtype)
 
+    def put(self, array: Array, values: Any) -> None:
+        with self._here():  # a caller may change weights: in the order of what workers did to them
+            super().put(array, values)
+
     def address(self, array: Array) -> int:
         return int(getattr(array.data, "ptr", 0))  # an array on the host was never borrowed
 
@@ -109,6 +118,9 @@ class CupyBackend(Backend):
 
     def place(self) -> str:
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
+
+    def recorder(self) -> Recorder:
+        return Recorder(self, self._here)
 
     def mark(self) -> Any:
         with self._here():
@@ -174,7 +186,7 @@ class CupyBackend(Backend):
 
     def _flat(self, name: str, count: int, *arguments: Any) -> None:
         """Launch a kernel over flat arrays; the number of values is its last argument."""
-        widest = max(array.dtype.itemsize for array in arguments if hasattr(array, "dtype"))
+        widest = max(array.dtype.itemsize for array in arguments if getattr(array, "size", 0) == count)
         self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
 
     # products -------------------------------------------------------------------------------------------------------
@@ -351,14 +363,18 @@ class CupyBackend(Backend):
     def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
         """See `Backend.softmax_cross_entropy`. A label that is no class makes its loss NaN: nobody waits to look."""
         if not self._stores(logits) or max(logits.shape) >= MOST_VALUES:
+            self._not_steered("softmax_cross_entropy")
             return super().softmax_cross_entropy(logits, labels)
         n, classes = logits.shape
         checks.shape_of("softmax_cross_entropy", "labels", labels, (n,))
         labels = self.asarray(labels, np.int64)
-        losses = self.allocate((n,), self.policy.accumulate)
+        if self._losses is None or len(self._losses) < n:
+            self._losses = self.allocate((n,), self.policy.accumulate)
+        losses = self._losses[:n]
         gradient = self.borrow(logits.shape)
-        scale, name = self.loss_scale / max(n, 1), f"softmax_cross_entropy_{self._kind}"
-        self.kernels.rows(name, n, classes, logits, labels, losses, gradient, scale, n, classes)
+        scale = (self.loss_scale if self.controls is None else 1) / max(n, 1)
+        arguments = logits, labels, losses, gradient, scale, self.controls, n, classes
+        self.kernels.rows(f"softmax_cross_entropy_{self._kind}", n, classes, *arguments)
         return losses, gradient
 
     # updates of flat vectors ----------------------------------------------------------------------------------------
@@ -380,25 +396,33 @@ class CupyBackend(Backend):
             self.weighted_sum(out, [out, *(part for part, _ in rest)], [1.0, *(share for _, share in rest)])
 
     def squared_norm(self, grad: Array) -> Array:
-        if not self._updates(grad):
-            return super().squared_norm(grad)
-        total, name = self.allocate((), self.policy.accumulate), f"sum_vector_{self._wide}"
-        threads, at_once = self.kernels.threads, SIXTEEN // grad.dtype.itemsize
-        blocks = max(1, min(-(-grad.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
+        return self._total("squares", grad, squares=True) if self._updates(grad) else super().squared_norm(grad)
+
+    def total(self, vector: Array) -> Array:
+        return self._total("values", vector, squares=False) if self._updates(vector) else super().total(vector)
+
+    def _total(self, what: str, vector: Array, *, squares: bool) -> Array:
+        """The sum of a vector or of its squares: parts first, then their sums, always in the same order."""
+        if what not in self._totals:
+            self._totals[what] = self.allocate((), self.policy.accumulate)
+        total, name, threads = self._totals[what], f"sum_vector_{self._wide}", self.kernels.threads
+        at_once = SIXTEEN // vector.dtype.itemsize
+        blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
         if blocks == 1:
-            self.kernels.launch(name, (1,), (threads,), grad, total, grad.size, 1)
+            self.kernels.launch(name, (1,), (threads,), vector, total, vector.size, int(squares))
             return total
         sums = self.borrow((blocks,), self.policy.accumulate)
-        self.kernels.launch(name, (blocks,), (threads,), grad, sums, grad.size, 1)
+        self.kernels.launch(name, (blocks,), (threads,), vector, sums, vector.size, int(squares))
         self.kernels.launch(name, (1,), (threads,), sums, total, blocks, 0)
         self.give_back(sums)
         return total
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
         if not self._updates(grad):
+            self._not_steered("clip_norm")
             return super().clip_norm(grad, squared_norm, largest)
         norm = self.asarray(squared_norm, grad.dtype)
-        self._flat(f"clip_norm_{self._wide}", grad.size, grad, norm, largest)
+        self._flat(f"clip_norm_{self._wide}", grad.size, grad, norm, largest, self.controls)
 
     def sgd_update(
         self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float,
@@ -407,8 +431,10 @@ class CupyBackend(Backend):
         vectors = [vector for vector in (weight, grad, stored) if vector is not None]
         checks.alike("sgd_update", *vectors)
         if not self._updates(weight, grad) or not self._copies(stored):
+            self._not_steered("sgd_update")
             return super().sgd_update(weight, grad, learning_rate, l2, grad_scale, stored)
-        self._flat(f"sgd_update_{self._kind}", weight.size, weight, grad, stored, learning_rate, l2, grad_scale)
+        arguments = weight, grad, stored, learning_rate, l2, grad_scale, self.controls
+        self._flat(f"sgd_update_{self._kind}", weight.size, *arguments)
 
     def momentum_update(
         self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
@@ -418,9 +444,15 @@ class CupyBackend(Backend):
         checks.alike("momentum_update", *vectors)
         factors = learning_rate, momentum, l2, grad_scale
         if not self._updates(weight, velocity, grad) or not self._copies(stored):
+            self._not_steered("momentum_update")
             return super().momentum_update(weight, velocity, grad, *factors, nesterov, stored)
-        arguments = weight, velocity, grad, stored, *factors, int(nesterov)
+        arguments = weight, velocity, grad, stored, *factors, int(nesterov), self.controls
         self._flat(f"momentum_update_{self._kind}", weight.size, *arguments)
+
+    def _not_steered(self, name: str) -> None:
+        """Refuse, in a step that runs ahead, what the reference computes with numbers of the host. RuntimeError."""
+        if self.controls is not None:
+            raise RuntimeError(f"{name}: arrays of this kind have no kernel that takes its numbers from the device")
 
     def _copies(self, stored: Array | None) -> bool:
         """Whether kernels take this copy of the weights, or there is none."""

@@ -56,21 +56,24 @@ TAKES = {
     "reductions": {
         "softmax": "out:S int64 int32",
         "softmax_backward": "out:S in:S int64 int32",
-        "softmax_cross_entropy": "in:S in:int64 out:A out:S A int32 int32",
+        "softmax_cross_entropy": "in:S in:int64 out:A out:S A in:float64? int32 int32",
         "column_sums": "in:S out:A int64 int32 int64 int32 int32",
         "sum_vector": "in:A out:A int64 int32",
     },
     "averages": {"weighted_sum": f"out:S {'in:S? ' * TERMS}{'float64 ' * TERMS}int32 int64"},
     "updates": {
-        "sgd_update": "out:A out:A out:S? A A A int64",
-        "momentum_update": "out:A out:A out:A out:S? A A A A int32 int64",
+        "sgd_update": "out:A out:A out:S? A A A in:float64? int64",
+        "momentum_update": "out:A out:A out:A out:S? A A A A int32 in:float64? int64",
         "widen": "in:S out:A int64",
         "narrow": "in:A out:S int64",
         "add_scaled": "out:A in:A A int64",
-        "clip_norm": "out:A in:A A int64",
+        "clip_norm": "out:A in:A A in:float64? int64",
+        "judge": "out:float64 in:A in:A int32 int32 float64 float64",
+        "steer": "out:float64 float64",
     },
 }
-OF_WIDE = ("sum_vector", "add_scaled", "clip_norm")  # of vectors that are never narrower
+# of what is never narrower
+OF_WIDE = {**dict.fromkeys(("sum_vector", "add_scaled", "clip_norm", "judge"), WIDE), "steer": ("double",)}
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Instance:
 def _instances() -> Iterator[tuple[str, Instance]]:
     for file, kernels in TAKES.items():
         for name, words in kernels.items():
-            for kind in WIDE if name in OF_WIDE else KINDS:
+            for kind in OF_WIDE.get(name, KINDS):
                 stored, wide = KINDS[kind]
                 for winners in WINNERS if ":W" in words else ("",):
                     types = {"S": stored, "A": wide, "W": winners}

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Window
+from cupynet.backend import Control, Window, create_backend
 from cupynet.backend.cuda.launch import FOLDER, KINDS, WIDE
 from cupynet.backend.policy import stored_dtype
 from cupynet.errors import ConfigError
+from cupynet.parallel.communicator import SerialCommunicator
+from cupynet.training import scaling
 from tests.backends import Reference
 from tests.standin.host import HostKernel, host_library
 
@@ -135,11 +137,11 @@ def test_updates_follow_the_formula(kind: str, grid: Any, block: Any, start: int
             exact_w, exact_v, exact_g = (vector.astype(np.float64) for vector in (w, v, g))
             slope = 0.1 * (0.25 * exact_g + 0.01 * exact_w)
             if nesterov is None:
-                arguments: Any = w, g, copy, rate, l2, scale, np.int64(size)
+                arguments: Any = w, g, copy, rate, l2, scale, NULL, np.int64(size)
                 kernel("updates", f"sgd_update_{kind}")(grid, block, arguments)
                 exact_w -= slope
             else:
-                arguments = w, v, g, copy, rate, mu, l2, scale, np.int32(nesterov), np.int64(size)
+                arguments = w, v, g, copy, rate, mu, l2, scale, np.int32(nesterov), NULL, np.int64(size)
                 kernel("updates", f"momentum_update_{kind}")(grid, block, arguments)
                 exact_v = 0.9 * exact_v - slope
                 exact_w += 0.9 * exact_v - slope if nesterov else exact_v
@@ -151,9 +153,112 @@ def test_updates_follow_the_formula(kind: str, grid: Any, block: Any, start: int
                 np.testing.assert_array_equal(copy, w.astype(stored))
 
 
+def controls_of(**values: float) -> Any:
+    """The controls of a step, with these numbers in them."""
+    return array([values.get(place.name, 0.0) for place in Control], np.float64)
+
+
+@every_kind
+@every_grid
+@starts
+@pytest.mark.parametrize("momentum", [True, False])
+def test_updates_take_their_numbers_from_the_device(
+    kind: str, grid: Any, block: Any, start: int, momentum: bool
+) -> None:
+    """The same as with these numbers in the launch, bit for bit; and nothing moves where the step is left out."""
+    (stored, wide), rng = types(kind), np.random.default_rng(4)
+    name = f"{'momentum' if momentum else 'sgd'}_update_{kind}"
+
+    def updated(size: int, rate: float, scale: float, controls: Any) -> list[Any]:
+        w, v, g = (array(rng.normal(size=size), wide, start) for _ in range(3))
+        vectors = [w, v, g] if momentum else [w, g]
+        factors = [rate, 0.75, 0.5, scale] if momentum else [rate, 0.5, scale]
+        copy, more = array(np.ones(size), stored, start), [np.int32(1)] if momentum else []
+        given = *vectors, copy, *map(wide.type, factors), *more, controls, np.int64(size)
+        kernel("updates", name)(grid, block, given)
+        return [np.array(vector) for vector in (w, v, g, copy)]
+
+    for size in SIZES:
+        rng = np.random.default_rng(size)
+        expected = updated(size, 0.25, 0.125, NULL)
+        rng = np.random.default_rng(size)
+        found = updated(size, 0.5, 0.5, controls_of(RATE=0.5, USED=4, GO=1, SCALE=77))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        rng = np.random.default_rng(size)
+        w, v, g, copy = updated(size, 0.5, 0.5, controls_of(RATE=0.5, USED=4, GO=0))
+        rng = np.random.default_rng(size)
+        before = [rng.normal(size=size).astype(wide) for _ in range(2)]
+        np.testing.assert_array_equal(w, before[0])
+        np.testing.assert_array_equal(v, before[1])
+        assert not g.any() and (copy == stored.type(1)).all()
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_the_length_that_a_gradient_may_have_is_that_of_its_scale(kind: str) -> None:
+    _, wide = types(kind)
+    grad = array([3.0, 4.0], wide)
+    arguments = grad, array([25.0], wide), wide.type(0.5), controls_of(USED=4, SCALE=8), np.int64(2)
+    kernel("updates", f"clip_norm_{kind}")((1,), (32,), arguments)
+    close(grad, [1.2, 1.6], kind)
+
+
+def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:
+    """What steps with these sums of losses and squared norms, each of 8 samples, leave behind."""
+    _, wide = types(kind)
+    for loss, square in zip(losses, squares, strict=True):
+        how = np.int32(8), np.int32(grow_after), np.float64(1.0), np.float64(most)
+        arguments = controls, array([loss], wide), array([square], wide), *how
+        kernel("updates", f"judge_{kind}")((2,), (32,), arguments)
+    return {place.name: float(controls[place]) for place in Control}
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_a_step_is_judged_as_the_host_would(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against `LossScaler`, over gradients of which a third overflows."""
+    monkeypatch.setattr(scaling, "GROW_AFTER", 4)
+    rng = np.random.default_rng(13)
+    for seed in range(20):
+        backend = create_backend("numpy", "half")
+        scaler, made = scaling.LossScaler(backend, SerialCommunicator()), 0
+        backend.loss_scale = float(2 ** rng.integers(3, 24))
+        controls = controls_of(SCALE=backend.loss_scale)
+        for _ in range(60):
+            overflow = rng.random() < 0.3 and backend.loss_scale > 1
+            before = backend.loss_scale
+            made += not scaler.skips(overflow=overflow, failed=False)
+            scaler.updated()
+            found = steps(kind, [2.0], [np.inf if overflow else 1.0], controls, 4, scaling.MOST)
+            assert (found["SCALE"], found["STEADY"]) == (backend.loss_scale, scaler.steady), seed
+            assert (found["USED"], found["GO"], found["HALTED"]) == (before, float(not overflow), 0)
+        assert (found["SKIPPED"], found["STEPS"]) == (60 - made, 60) and 0 < made < 60
+        assert (found["LOSSES"], found["SAMPLES"]) == (2.0 * made, 8.0 * made)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.parametrize(("losses", "squares", "scale", "grow_after", "halted"), [
+    ([1, np.nan, 1], [1, 1, 1], 64, 4, 2), ([1, 1, 1], [1, np.inf, 1], 64, 0, 2), ([1, 1], [np.nan, 1], 1, 4, 1),
+    ([np.inf, 1], [np.inf, 1], 64, 4, 1), ([1, 1, 1], [1, np.inf, np.nan], 2, 4, 3), ([1, 1], [np.inf, 1], 64, 4, 0),
+])  # fmt: skip
+def test_what_is_not_finite_halts_and_nothing_is_counted_from_then_on(
+    kind: str, losses: list[float], squares: list[float], scale: float, grow_after: int, halted: int
+) -> None:
+    found = steps(kind, losses, squares, controls_of(SCALE=scale), grow_after, 2.0**24)
+    assert found["HALTED"] == halted and found["STEPS"] == len(losses)
+    fine = [i for i, square in enumerate(squares) if np.isfinite(square) and (not halted or i + 1 < halted)]
+    assert (found["SAMPLES"], found["LOSSES"]) == (8 * len(fine), float(len(fine)))
+    assert found["GO"] == (0 if halted else np.isfinite(squares[-1]))
+
+
+def test_numbers_travel_with_a_launch() -> None:
+    controls = controls_of(RATE=1, SCALE=2)
+    kernel("updates", "steer_double")((1,), (1,), (controls, np.float64(0.1)))
+    assert controls[Control.RATE] == 0.1 and controls[Control.SCALE] == 2
+
+
 def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero() -> None:
     weight, grad = array([np.inf], np.float32), array([1.0], np.float32)
-    arguments = weight, grad, NULL, np.float32(0.5), np.float32(0), np.float32(1), np.int64(1)
+    arguments = weight, grad, NULL, np.float32(0.5), np.float32(0), np.float32(1), NULL, np.int64(1)
     kernel("updates", "sgd_update_float")((1,), (32,), arguments)
     assert weight[0] == np.inf
 
@@ -170,7 +275,7 @@ def test_gradients_are_added_and_clipped(kind: str, grid: Any, block: Any, start
         close(grad, expected, kind)
         for squared, factor in ((4.0, 1.0), (16.0, 0.5), (np.nan, np.nan)):
             given = grad.astype(np.float64)
-            arguments = grad, array([squared], wide), wide.type(2), np.int64(size)
+            arguments = grad, array([squared], wide), wide.type(2), NULL, np.int64(size)
             kernel("updates", f"clip_norm_{kind}")(grid, block, arguments)
             close(grad, given * factor, kind)
 
@@ -200,7 +305,8 @@ def test_softmax_and_its_loss(kind: str, grid: Any, block: Any, rows: int, colum
     shifted = exact - exact.max(axis=1, keepdims=True)
     p = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
     losses, gradient = array(np.ones(rows), wide), array(np.ones((rows, columns)), stored)
-    arguments = logits, labels, losses, gradient, wide.type(8 / rows), np.int32(rows), np.int32(columns)
+    factor, controls = (wide.type(8 / rows), NULL) if rows > 1 else (wide.type(2 / rows), controls_of(SCALE=4))
+    arguments = logits, labels, losses, gradient, factor, controls, np.int32(rows), np.int32(columns)
     kernel("reductions", f"softmax_cross_entropy_{kind}")(grid, block, arguments)
     close(losses, -np.log(p[np.arange(rows), labels]), "double" if kind == "double" else "float", 10)
     close(gradient, (p - np.eye(columns)[labels]) * 8 / rows, kind, 10)
@@ -220,7 +326,7 @@ def test_a_row_with_nan_and_a_label_that_is_no_class_are_nan_and_others_are_not(
     logits[3, 1] = -np.inf
     labels = array([0, 3, -1, 0], np.int64)
     losses, gradient = array(np.ones(4), wide), array(np.ones((4, 3)), stored)
-    arguments = logits, labels, losses, gradient, wide.type(1), np.int32(4), np.int32(3)
+    arguments = logits, labels, losses, gradient, wide.type(1), NULL, np.int32(4), np.int32(3)
     kernel("reductions", f"softmax_cross_entropy_{kind}")((1,), (4, 2), arguments)
     assert np.isnan(losses).tolist() == [True, True, True, False]
     assert np.isnan(gradient.astype(np.float64)).all(axis=1).tolist() == [True, True, True, False]

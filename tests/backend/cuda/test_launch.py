@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Control, create_backend
 from cupynet.backend.cuda import launch
 from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, Kernels, power_of_two, source
 from cupynet.errors import ConfigError
@@ -30,6 +31,12 @@ def test_the_table_says_what_the_kernels_take(file: str) -> None:
         assert [word.partition(":")[0] for word in words if ":" in word] == [
             word.partition(":")[0] for word in kernel.takes if ":" in word
         ], name
+
+
+def test_the_places_of_controls_are_those_of_the_kernels() -> None:
+    words = re.search(r"enum Control \{([^}]*)\}", (FOLDER / "common.cuh").read_text())
+    assert words is not None and [place.name for place in Control] == [word.strip() for word in words[1].split(",")]
+    assert list(Control) == list(range(len(Control)))
 
 
 def base(name: str) -> str:
@@ -73,13 +80,13 @@ def kernels(xp: Any, **limits: Any) -> Kernels:
 def test_numbers_have_the_type_of_their_parameter(xp: Recorded) -> None:
     """CuPy would pass a float as a double, and an int as 64 bits."""
     x = asarray(np.zeros(8, np.float32))
-    kernels(xp).launch("sgd_update_float", (1,), (32,), x, x, None, 0.5, 0, np.float64(2), np.int32(8))
+    kernels(xp).launch("sgd_update_float", (1,), (32,), x, x, None, 0.5, 0, np.float64(2), None, np.int32(8))
     ((name, grid, block, arguments),) = xp.launched
     assert (name, grid, block) == ("sgd_update_float", (1,), (32,))
     assert all(given is x for given in arguments[:2])
     kinds = [type(given) for given in arguments[2:]]
-    assert kinds == [np.uint64, np.float32, np.float32, np.float32, np.int64]
-    assert [float(given) for given in arguments[2:]] == [0, 0.5, 0, 2, 8]
+    assert kinds == [np.uint64, np.float32, np.float32, np.float32, np.uint64, np.int64]
+    assert [float(given) for given in arguments[2:]] == [0, 0.5, 0, 2, 0, 8]
 
 
 @on_devices

@@ -50,6 +50,17 @@ __device__ __forceinline__ A positive(A x) {
   return x <= 0 ? A(0) : x;
 }
 
+// what a step is told and finds out where it runs ahead of the host -----------------------------------------------------
+
+// Places in a vector of numbers in double; the same as in controls.py.
+enum Control { RATE, SCALE, USED, GO, HALTED, STEPS, LOSSES, SAMPLES, STEADY, SKIPPED };
+
+// x times one of these numbers; x itself where there are none.
+template <class A>
+__device__ __forceinline__ A steered(A x, const double* controls, Control place) {
+  return controls ? x * static_cast<A>(controls[place]) : x;
+}
+
 // several values in one access ----------------------------------------------------------------------------------------
 
 template <class T, int V>

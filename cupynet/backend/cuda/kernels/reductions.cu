@@ -107,11 +107,13 @@ __device__ void softmax_backward(S* dy, const S* y, long long rows, int columns)
   }
 }
 
-// losses (rows,) = -log softmax(logits)[label]; gradient = (softmax(logits) - onehot) · scale. NaN where a label is no
-// column.
+// losses (rows,) = -log softmax(logits)[label]; gradient = (softmax(logits) - onehot) · scale, and times the loss scale in
+// `controls` if there are any. NaN where a label is no column.
 template <class S>
 __device__ void softmax_cross_entropy(
-    const S* logits, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> scale, int rows, int columns) {
+    const S* logits, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> factor, const double* controls,
+    int rows, int columns) {
+  const Wide<S> scale = steered(factor, controls, SCALE);
   EACH_ROW(row, rows) {
     const S* line = row < rows ? logits + row * columns : nullptr;
     const Wide<S> largest = largest_of(line, columns), sum = sum_of_exponentials(line, columns, largest);
@@ -175,9 +177,9 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
     softmax_backward<S>(dy, y, rows, columns);                                                                        \
   }                                                                                                                   \
   KERNEL softmax_cross_entropy_##kind(                                                                                \
-      const S* logits, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> scale, int rows,                \
-      int columns) {                                                                                                  \
-    softmax_cross_entropy<S>(logits, labels, losses, gradient, scale, rows, columns);                                 \
+      const S* logits, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> factor,                         \
+      const double* controls, int rows, int columns) {                                                                \
+    softmax_cross_entropy<S>(logits, labels, losses, gradient, factor, controls, rows, columns);                      \
   }                                                                                                                   \
   KERNEL column_sums_##kind(                                                                                          \
       const S* values, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {           \

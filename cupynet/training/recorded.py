@@ -1,0 +1,206 @@
+"""A replica whose steps a GPU has recorded, so that one launch asks for all of their work (CUDA graphs).
+
+A step of a small network is a few dozen kernels of a few microseconds each: to launch them one by one takes the host
+longer than the GPU needs to run them. Recorded are the gradient, the update, and both as one, for each size of batch
+when it comes for the second time. The first time the work is done as it stands: it loads kernels and makes buffers.
+
+Together they run ahead: whether the step is made is judged on the device (`judge` in updates.cu), and the host looks
+when it must know, at an average, a report or the end of an epoch. From a loss or a gradient on that is not finite, the
+replica stands still until then, so that nothing of it is used and the batch can be found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cupynet.backend import Control, Recorder, Scaling
+from cupynet.backend.array import Array
+from cupynet.data import Batch
+from cupynet.nn import Context, Model
+from cupynet.optim import Optimizer
+from cupynet.training.replica import Replica
+from cupynet.training.scaling import LossScaler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What steps that ran ahead have come to.
+
+    Attributes:
+        rounds: which they were of, each with the number of samples of its batch.
+        samples: how many those that were made are of; losses: the sum of theirs.
+        halted: the round of the first that was not finite; None where all were.
+    """
+
+    rounds: dict[int, int]
+    samples: int
+    losses: float
+    halted: int | None
+
+
+class RecordedReplica(Replica):
+    """See the head of the file.
+
+    Args:
+        model: all of whose layers, and whose loss, are `recordable`.
+        optimizer: likewise.
+        recorder: of the model's backend.
+
+    Attributes:
+        scaler: finds the loss scale, with the device's help; None where it stays as it is.
+    """
+
+    def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder) -> None:
+        super().__init__(model, optimizer)
+        self.scaler: LossScaler | None = None
+        self._recorder = recorder
+        self._inputs: dict[int, tuple[Array, Array]] = {}  # by the size of a batch: images and labels
+        self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by what it does and that size: works done before
+        self._scale: float | None = None  # the loss scale that the device was told, or told; None: nothing yet
+        self._asked: dict[int, int] = {}  # see `Found.rounds`
+        self._loss: Array = None
+        self._refused = False  # whether it was said that something cannot be recorded
+
+    # one part at a time ---------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See `Replica.begin`."""
+        super().begin()
+        self._asked, self._scale = {}, None
+
+    def gradient(self, batch: Batch | None) -> int:
+        """See `Replica.gradient`."""
+        if batch is None:
+            self.losses = 0.0
+            return 0
+        self._tell()
+        self._run("gradient", self._take(batch), self._gradient)
+        self.losses = self._loss
+        return len(batch)
+
+    def update(self, iteration: int) -> None:
+        """See `Replica.update`."""
+        self._tell()
+        self._recorder.steer(self.optimizer.learning_rate(iteration))
+        self._run("update", 0, self._update)
+        self.updates += 1
+
+    # the whole step, ahead of the host ------------------------------------------------------------------------------
+
+    def step(self, batch: Batch | None, number: int, iteration: int) -> None:
+        """Ask for gradient and update; nobody waits. `settle` says what came of it.
+
+        number: of the round. iteration: whose learning rate it is made with.
+        """
+        self._asked[number] = 0 if batch is None else len(batch)
+        if batch is not None:
+            self._tell()
+            self._recorder.steer(self.optimizer.learning_rate(iteration))
+            self._run("step", self._take(batch), self._step)
+            self.updates += 1
+
+    def settle(self) -> Found | None:
+        """Wait for the steps since the last time; None where there was none."""
+        asked, self._asked = self._asked, {}
+        if not asked:
+            return None
+        made = [number for number, samples in asked.items() if samples]
+        if not made:
+            return Found(asked, 0, 0.0, None)
+        told = self._recorder.read()
+        self._scale = self.backend.loss_scale = told[Control.SCALE]
+        self.updates -= int(told[Control.SKIPPED])
+        if self.scaler is not None:
+            self.scaler.learn(int(told[Control.STEADY]), int(told[Control.SKIPPED]))
+        self._write(used=told[Control.USED])
+        halted = int(told[Control.HALTED])
+        halt = made[halted - 1] if halted else None
+        return Found(asked, int(told[Control.SAMPLES]), told[Control.LOSSES], halt)
+
+    # what is recorded -----------------------------------------------------------------------------------------------
+
+    def _gradient(self, size: int) -> None:
+        backend, model, (images, labels) = self.backend, self.model, self._inputs[size]
+        with backend.loans():
+            logits, backward = model.forward(images, TRAINING)
+            losses, gradient = model.loss(backend, logits, labels)
+            backend.give_back(backward(gradient))
+            self._loss = backend.total(losses)
+
+    def _update(self, size: int = 0) -> None:
+        norm = None if self.optimizer.max_grad_norm is None else self.squared_norm()
+        self.optimizer.move(self.params, 1.0, 1.0, norm)
+
+    def _step(self, size: int) -> None:
+        self._gradient(size)
+        scaling = Scaling() if self.scaler is None else self.scaler.scaling
+        self._recorder.judge(self._loss, self.squared_norm(), size, scaling)
+        self._update()
+
+    # how ------------------------------------------------------------------------------------------------------------
+
+    def _take(self, batch: Batch) -> int:
+        """Bring a batch to where recordings look for it; its size."""
+        size = len(batch)
+        if size not in self._inputs:
+            given = batch.images, batch.labels
+            self._inputs[size] = tuple(self.backend.allocate(each.shape, each.dtype) for each in given)
+        images, labels = self._inputs[size]
+        images[...], labels[...] = batch.images, batch.labels
+        return size
+
+    def _run(self, name: str, size: int, work: Callable[[int], None]) -> None:
+        """Do it: as it stands the first time, then by one launch."""
+
+        def plainly() -> None:
+            with self._recorder.steered():
+                work(size)
+
+        key = name, size
+        known = self._known.get(key)
+        if known is None:
+            plainly()
+            self._known[key] = lambda: self._first_recorded(key, plainly)
+        else:
+            known()
+
+    def _first_recorded(self, key: tuple[str, int], work: Callable[[], None]) -> None:
+        """The second time: record it, then do it; or find that it cannot be recorded, and do it as it stands."""
+        try:
+            self._known[key] = self._recorder.record(work)
+        except Exception as error:  # CuPy's, CUDA's, or of whatever is in a network
+            if not self._refused:
+                log.info("each operation is launched by itself: %s cannot be recorded (%s)", key[0], error)
+            self._known[key], self._refused = work, True
+        self._known[key]()
+
+    def _tell(self) -> None:
+        """Let the device know the loss scale, where the host has changed it."""
+        if self._scale != self.backend.loss_scale:
+            self._scale = self.backend.loss_scale
+            self._write(used=self._scale)
+
+    def _write(self, used: float) -> None:
+        """Begin a new stretch of steps on the device."""
+        steady = 0 if self.scaler is None else self.scaler.steady
+        scale = self.backend.loss_scale
+        self._recorder.write({Control.SCALE: scale, Control.USED: used, Control.GO: 1, Control.STEADY: steady})
+
+
+TRAINING = Context(train=True)  # what is recorded looks at nothing in it
+
+
+def replica_of(model: Model, optimizer: Optimizer) -> Replica:
+    """The replica of a model: one that is recorded, where that can be."""
+    recorder = model.backend.recorder()
+    if recorder is None:
+        return Replica(model, optimizer)
+    for each in (*model.network.walk(), model.loss, optimizer):
+        if not vars(type(each)).get("recordable", False):
+            log.info("each operation is launched by itself: %s is not said to be recordable", type(each).__name__)
+            return Replica(model, optimizer)
+    return RecordedReplica(model, optimizer, recorder)

@@ -1,0 +1,305 @@
+"""Steps that a GPU records and repeats, ahead of the host: they do what single launches do, and nothing gets lost.
+
+On the stand-in of CuPy, which runs what was recorded and refuses what cannot be.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.checkpoints import Checkpoints
+from cupynet.data import Dataset, Loader
+from cupynet.errors import DivergedError
+from cupynet.nn import Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
+from cupynet.nn.layer import no_backward
+from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
+from cupynet.parallel import ParameterAveraging, Synchronizer
+from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, Replica, scaling, wrapper
+from tests.training.conftest import WAYS, small_dataset, small_model
+
+pytestmark = pytest.mark.standin
+DATA = small_dataset(97)
+
+
+class Seen(Callback):
+    """What is reported, and the scale after each iteration."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.scores: list[float] = []
+        self.scales: list[float] = []
+
+    def on_report(self, trainer, report):
+        self.losses.append(report.loss)
+        self.scores.append(report.score_after_averaging)
+
+    def on_epoch_end(self, trainer, record):
+        self.scales.append(trainer.scaler.scale if trainer.scaler else 1.0)
+
+
+@pytest.fixture
+def plainly(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls something with replicas that launch each operation by itself."""
+
+    def called(function: Any, *arguments: Any, **named: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(wrapper, "replica_of", Replica)
+            return function(*arguments, **named)
+
+    return called
+
+
+def trained(
+    dtype: str = "float",
+    workers: int = 2,
+    *,
+    optimizer: Any = None,
+    synchronizer: Synchronizer | None = None,
+    network: Model | None = None,
+    data: Dataset = DATA,
+    scale: float | None = None,
+    callbacks: Any = (),
+    epochs: int = 3,
+) -> dict[str, Any]:
+    """What there is to compare after some epochs."""
+    model = small_model(dtype, "cupy") if network is None else network
+    if scale is not None:
+        model.backend.loss_scale = scale
+    seen = Seen()
+    with ParallelWrapper(
+        model,
+        workers,
+        optimizer=Nesterov(0.05) if optimizer is None else optimizer,
+        synchronizer=ParameterAveraging(3) if synchronizer is None else synchronizer,
+        callbacks=[seen, *callbacks],
+        report_every=4,
+        timeout_s=60,
+        prefetch_buffer=0,
+    ) as training:
+        training.fit(Loader(data, 8, seed=3), epochs)
+        trainer = training.trainer
+        return {
+            "weights": model.weights(),
+            "updates": trainer.replica.updates,
+            "samples": trainer.spent.samples,
+            "skipped": trainer.skipped_steps,
+            "ahead": trainer._ahead is not None,
+            "losses": np.array(seen.losses),
+            "scores": np.array(seen.scores),
+            "scales": seen.scales,
+            "state": trainer.replica.state()["optimizer"],
+        }
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Bit for bit, but for sums of losses, which are added up in double."""
+    for name, weight in expected["weights"].items():
+        np.testing.assert_array_equal(found["weights"][name], weight, err_msg=name)
+    for vector, parts in expected["state"].items():
+        for name, part in parts.items():
+            np.testing.assert_array_equal(found["state"][vector][name], part, err_msg=name)
+    for name in ("updates", "samples", "skipped", "scales"):
+        assert found[name] == expected[name], name
+    for name in ("losses", "scores"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
+
+
+OPTIMIZERS = {
+    "sgd": lambda: SGD(0.05),
+    "momentum, decayed": lambda: Momentum(0.05, 0.8, l2=0.01),
+    "nesterov, clipped": lambda: Nesterov(0.05, max_grad_norm=0.5),
+    "a schedule": lambda: Nesterov(OneCycle(0.05)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_recorded_steps_are_those_of_single_launches(dtype: str, optimizer: str, plainly: Any) -> None:
+    found = trained(dtype, optimizer=OPTIMIZERS[optimizer]())
+    assert found["ahead"]
+    same(found, plainly(trained, dtype, optimizer=OPTIMIZERS[optimizer]()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_way_to_keep_replicas_together(way: str, workers: int, plainly: Any) -> None:
+    """Eight batches for three workers, the last one short: in the last round one of them has none."""
+    data = small_dataset(61)
+    found = trained("half", workers, synchronizer=WAYS[way], data=data)
+    assert found["ahead"] == (not way.startswith("gradients"))
+    same(found, plainly(trained, "half", workers, synchronizer=WAYS[way], data=data))
+
+
+@pytest.mark.parametrize("way", ["every 3", "gradients"])
+def test_the_loss_scale_is_found_on_the_device(way: str, plainly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far too large at first: steps are left out and it is halved; then it grows every fifth time."""
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+    options: dict[str, Any] = {"scale": 2.0**24, "synchronizer": WAYS[way]}
+    found = trained("half", **options)
+    assert found["skipped"] > 1 and found["scales"][-1] < 2.0**24
+    same(found, plainly(trained, "half", **options))
+
+
+def test_after_the_second_time_one_launch_asks_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.standin.machine import active
+    from tests.standin.streams import Graph
+
+    launches: list[int] = []
+    counted = Graph.launch
+    monkeypatch.setattr(Graph, "launch", lambda *given: (launches.append(1), counted(*given))[1])
+    found, machine = trained(workers=1, data=small_dataset(40), epochs=4), active()
+    assert len(launches) == 20 - 1 and found["updates"] == 20
+    assert machine.launches["judge_float"] == 2  # the first, and when it is recorded
+    assert machine.launches["momentum_update_float"] == 2 * 2  # weights and biases
+
+
+def marked(samples: int, *which: int) -> Dataset:
+    """Images whose first pixel is 255 in some, and in no other."""
+    data = small_dataset(samples)
+    images = np.array(data.images)
+    images[list(which), 0, 0, 0] = 255
+    return Dataset("marked", images, data.labels, 3)
+
+
+class Breaks(Layer):
+    """Divides by 1 less the first pixel: that of a marked image is nothing."""
+
+    recordable = True
+
+    def build(self, input: Any, params: Any, backend: Any) -> Any:
+        return input
+
+    def forward(self, x: Any, context: Any) -> Any:
+        backend, xp = self.backend, self.backend.xp
+        y, rest = backend.borrow(x.shape), backend.borrow((len(x), 1, 1, 1))
+        xp.subtract(1, x[:, :1, :1], out=rest)
+        xp.divide(x, rest, out=y)
+
+        def backward(dy: Any) -> Any:
+            backend.give_back(y, rest, dy)
+
+        backend.give_back(*(() if context.train else (rest,)))
+        return y, backward if context.train else no_backward
+
+
+def breaking(dtype: str = "float") -> Model:
+    layers = {"breaks": Breaks(), "conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "output": Dense(3)}
+    return Model(Sequential(layers), Image(8, 8, 1), create_backend("cupy", dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", ["half", "float"])
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("frequency", [1, 4, "end"])
+def test_what_is_not_finite_is_told_as_if_nobody_had_run_ahead(
+    dtype: str, workers: int, frequency: Any, plainly: Any
+) -> None:
+    """The same worker, batch, sample and layer; and nothing of that batch is in the weights of its replica."""
+
+    def failed() -> tuple[str, dict[str, Any]]:
+        model = breaking(dtype)
+        with (
+            pytest.raises(DivergedError) as caught,
+            ParallelWrapper(model, workers, frequency, optimizer=Nesterov(0.05), timeout_s=60) as training,
+        ):
+            training.fit(Loader(marked(97, 17), 8, seed=3), 2)
+        return str(caught.value), model.weights()
+
+    found, weights = failed()
+    expected, others = plainly(failed)
+    assert found == expected and "sample 17, first in the output of layer 'breaks'" in found
+    assert all(np.isfinite(weight).all() for weight in weights.values())
+    if workers == 1:
+        for name, weight in others.items():
+            np.testing.assert_array_equal(weights[name], weight)
+
+
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_who_wants_to_leave_batches_out_waits_for_each(action: str, plainly: Any) -> None:
+    def guarded() -> dict[str, Any]:
+        return trained(network=breaking(), data=marked(97, 17), callbacks=[NonFinite(action)])
+
+    found = guarded()
+    assert not found["ahead"]
+    same(found, plainly(guarded))
+
+
+def test_a_network_that_is_not_said_to_be_recordable_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(Dense):
+        """Recordable or not: it does not say so."""
+
+    network = Sequential({"own": Own(8), "output": Dense(3)})
+    with caplog.at_level(logging.INFO):
+        found = trained(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
+    assert not found["ahead"]
+    assert "each operation is launched by itself: Own is not said to be recordable" in caplog.text
+
+
+def test_what_cannot_be_recorded_is_done_as_it_stands(plainly: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A layer that says so and reads a number on the host all the same."""
+    from tests.standin.errors import InCapture
+    from tests.standin.machine import active
+
+    class Reads(Breaks):
+        recordable = True
+
+        def forward(self, x: Any, context: Any) -> Any:
+            assert float(x[0, 0, 0, 0]) < 1
+            return super().forward(x, context)
+
+    def network() -> Model:
+        layers = {"reads": Reads(), "output": Dense(3)}
+        return Model(Sequential(layers), Image(8, 8, 1), create_backend("cupy"), 1)
+
+    with caplog.at_level(logging.INFO):
+        found = trained(network=network(), workers=1)
+    assert found["ahead"]
+    text = "each operation is launched by itself: step cannot be recorded"
+    assert caplog.text.count(text) == 1
+    machine = active()
+    assert machine.misuses and all(isinstance(each, InCapture) for each in machine.misuses)
+    machine.misuses.clear()
+    same(found, plainly(trained, network=network(), workers=1))
+
+
+def test_a_checkpoint_holds_what_ran_ahead(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken between two averages and between two reports; what goes on from it ends with the same bits."""
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+
+    def wrapped() -> ParallelWrapper:
+        model = small_model("half", "cupy")
+        model.backend.loss_scale = 2.0**22
+        keep = Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)
+        return ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), callbacks=[keep], report_every=4, timeout_s=60)
+
+    with wrapped() as whole:
+        whole.fit(Loader(DATA, 8, seed=3), 3)
+        expected, skipped = whole.model.weights(), whole.trainer.skipped_steps
+    assert skipped > 0
+    with wrapped() as again:
+        again.restore(Checkpoints(tmp_path).path(10))
+        assert again.trainer.iteration == 10
+        again.fit(Loader(DATA, 8, seed=3), 3 - again.trainer.epoch)
+        assert again.trainer.skipped_steps == skipped
+        for name, weight in again.model.weights().items():
+            np.testing.assert_array_equal(weight, expected[name])
+
+
+def test_a_second_fit_and_weights_that_somebody_changed(plainly: Any) -> None:
+    def twice() -> dict[str, Any]:
+        model = small_model("half", "cupy")
+        with ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), timeout_s=60) as training:
+            training.fit(Loader(DATA, 8, seed=3), 1)
+            model.load_weights({name: weight * 0.5 for name, weight in model.weights().items()})
+            training.fit(Loader(DATA, 8, seed=3), 1)
+            return model.weights()
+
+    expected = plainly(twice)
+    for name, weight in twice().items():
+        np.testing.assert_array_equal(weight, expected[name])
