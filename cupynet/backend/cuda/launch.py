@@ -66,11 +66,10 @@ TAKES = {
         "momentum_update": "out:A out:A out:A out:S? A A A A int32 int64",
         "widen": "in:S out:A int64",
         "narrow": "in:A out:S int64",
-        "add_scaled": "out:A in:A A int64",
         "clip_norm": "out:A in:A A int64",
     },
 }
-OF_WIDE = ("sum_vector", "add_scaled", "clip_norm")  # of vectors that are never narrower
+OF_WIDE = ("sum_vector", "clip_norm")  # of vectors that are never narrower
 
 
 @dataclass(frozen=True)
