@@ -223,6 +223,20 @@ def test_each_stream_has_its_workspace_and_a_handle_is_taken_over(cupy: Any) -> 
 
 
 @standin
+def test_whatever_thread_asks_the_product_is_made_on_the_workers_device_and_stream(cupy: Any) -> None:
+    backend = CupyBackend("float", 1)
+
+    def work() -> Any:
+        backend.activate()
+        return backend.asarray(np.ones((2, 2)), np.float32)
+
+    (x,) = together(work)
+    assert together(lambda: backend.to_host(backend.matmul(x, x)).tolist()) == [[[2, 2], [2, 2]]]
+    (handle,) = active().cublas.handles.values()
+    assert handle.device == 1 and handle.line.number == backend.stream() != 0
+
+
+@standin
 @pytest.mark.parametrize(
     ("capability", "size"), [("75", 4 << 20), ("89", 4 << 20), ("90", 32 << 20), ("100", 32 << 20)]
 )
