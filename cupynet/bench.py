@@ -104,7 +104,7 @@ def ceiling(experiment: Experiment) -> Row:
     found = {}
     for name, threads in (("one core", 1), ("all cores", available_cores())):
         with blas.limited(threads):
-            seconds = measure.timed(lambda: backend.xp.matmul(a, b, out=out), backend, 1.5)
+            seconds = measure.timed(lambda: backend._gemm(a, b, out), backend, 1.5)
         found[name] = 2 * LARGE**3 / seconds / 1e9
     return found
 

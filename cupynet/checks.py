@@ -139,6 +139,17 @@ def grid_size(name: str, value: Any) -> int | None:
     return None if value is None else integer(name, value, 1, ", or null for no limit", most=(1 << 31) - 1)
 
 
+def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
+    """`value` as whether products are made in TF32, which GPUs alone do, for floats alone."""
+    if flag(name, value) and backend != "cupy":
+        raise refusal(name, "true", f"is for GPUs, and {backend} computes on the CPU: leave it out")
+    if value and DTYPE_ALIASES.get(dtype, dtype) != "float":
+        raise refusal(
+            name, "true", f"is a way to multiply floats, and dtype={dtype}: leave it out, or take dtype=float"
+        )
+    return bool(value)
+
+
 SCALES = ("none", "linear", "sqrt")  # rules for the learning rate as workers grow
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
+from cupynet.checks import tf32_products
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_loss, check_output
@@ -50,6 +51,7 @@ class Experiment:
         self.backend_name, self.backend_reason = select_backend(
             backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu
         )
+        tf32_products("backend.tf32", backend.tf32, self.backend_name, settings.dtype)
         self.job = job() if settings.parallel.launcher == "mpi" else None
         self.rank = 0 if self.job is None else self.job.rank
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
@@ -157,6 +159,7 @@ class Experiment:
             self.placement.device(self.rank),
             max_block_size=asked.max_block_size,
             max_grid_size=asked.max_grid_size,
+            tf32=asked.tf32,
         )
         return Model(self.network, self.input, backend, self.settings.seed, self.loss)
 

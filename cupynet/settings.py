@@ -257,6 +257,7 @@ class BackendSettings(Group):
     priority: PrioritySettings = group(PrioritySettings)
     max_block_size: int = setting(256, checks.block_size)
     max_grid_size: int | None = setting(None, checks.grid_size)
+    tf32: bool = setting(False, checks.flag)
 
 
 @dataclass(frozen=True, kw_only=True)

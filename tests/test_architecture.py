@@ -74,6 +74,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "cupy": ("backend/cuda/", "parallel/nccl.py"),
     "cupy_backends": ("backend/cuda/", "parallel/nccl.py"),
     "cupyx": ("backend/cuda/",),
+    "cuda": ("backend/cuda/",),
     "ml_dtypes": ("backend/",),
     "numba": ("backend/kernels/",),
     "llvmlite": ("backend/kernels/",),
@@ -89,6 +90,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("peer.py",),
 }
 OPTIONAL = (
+    "cuda",
     "cupy",
     "cupy_backends",
     "cupyx",

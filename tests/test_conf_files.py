@@ -208,7 +208,7 @@ def test_the_command_line_overrides_an_experiment() -> None:
 @pytest.mark.parametrize("name", ["numpy", "numba", "cupy", "auto"])
 def test_backends(name: str) -> None:
     assert settings_of(f"backend={name}").backend == BackendSettings(
-        name=name, priority=PrioritySettings(gpu=100, cpu=0), max_block_size=256, max_grid_size=None
+        name=name, priority=PrioritySettings(gpu=100, cpu=0), max_block_size=256, max_grid_size=None, tf32=False
     )
 
 

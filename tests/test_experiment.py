@@ -50,6 +50,21 @@ def test_a_cpu_has_no_pools() -> None:
     assert on_cpu.trimming() == []
 
 
+@pytest.mark.standin
+def test_products_are_in_tf32_where_it_is_asked_for() -> None:
+    for overrides, expected in (([], False), (["backend.tf32=true"], True)):
+        found = Experiment(settings_of("data=synthetic", "workers=1", "backend=cupy", *overrides))
+        assert found.model().backend.options["tf32"] is expected
+    with pytest.raises(
+        ConfigError, match="^backend.tf32=true: is a way to multiply floats, and dtype=half: leave it out"
+    ):
+        Experiment(settings_of("data=synthetic", "backend=cupy", "backend.tf32=true", "dtype=half"))
+    with pytest.raises(
+        ConfigError, match="^backend.tf32=true: is for GPUs, and numpy computes on the CPU: leave it out$"
+    ):
+        Experiment(settings_of("data=synthetic", "backend=numpy", "backend.tf32=true"))
+
+
 def test_a_source_that_promised_something_else_is_found_out() -> None:
     class Liar(Source):
         image_shape, classes = (8, 8, 3), 3

@@ -141,6 +141,13 @@ def test_what_no_gpu_can_launch_is_refused(key: str, value: Any, line: str) -> N
         read(Settings, given(f"backend.{key}", value))
 
 
+def test_tf32_is_a_choice() -> None:
+    assert read(Settings, LEAST).backend.tf32 is False and read(Settings, given("backend.tf32", True)).backend.tf32
+    for value in (1, None, "yes"):
+        with pytest.raises(ConfigError, match="^backend.tf32=.*: must be true or false$"):
+            read(Settings, given("backend.tf32", value))
+
+
 def test_launches_have_bounds() -> None:
     settings = read(Settings, given("backend.max_block_size", 1024)).backend
     assert (settings.max_block_size, settings.max_grid_size) == (1024, None)

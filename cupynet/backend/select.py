@@ -38,7 +38,13 @@ def select_backend(name: str = "auto", *, gpu_priority: int = 100, cpu_priority:
 
 
 def create_backend(
-    name: str, dtype: str = "float", device: int = 0, *, max_block_size: int = 256, max_grid_size: int | None = None
+    name: str,
+    dtype: str = "float",
+    device: int = 0,
+    *,
+    max_block_size: int = 256,
+    max_grid_size: int | None = None,
+    tf32: bool = False,
 ) -> Backend:
     """A new backend for one replica, with its own workspace.
 
@@ -47,18 +53,21 @@ def create_backend(
         dtype: half, float or double, see `DtypePolicy`.
         device: number of the GPU.
         max_block_size, max_grid_size: threads of a block and blocks of a grid that cupy launches at most.
+        tf32: whether cupy multiplies floats in TF32, in which a number has 10 bits behind the point.
 
     Raises:
-        ConfigError: there is no such backend or dtype, or CuPy is not installed, or a size is out of range.
+        ConfigError: there is no such backend or dtype, or CuPy is not installed, or a size is out of range; tf32 on a
+            CPU, or in another precision than float.
     """
     checks.one_of("backend", name, ("auto", *BACKENDS))
     if name == "auto":
         name, _ = select_backend()
+    checks.tf32_products("tf32", tf32, name, dtype)
     if name == "cupy":
         from cupynet.backend.cuda import CupyBackend
 
         try:
-            return CupyBackend(dtype, device, max_block_size, max_grid_size)
+            return CupyBackend(dtype, device, max_block_size, max_grid_size, tf32=tf32)
         except ImportError as error:
             raise ConfigError(
                 f"backend=cupy: CuPy is not installed ({error}); take auto for what works here"

@@ -7,7 +7,8 @@ installed(devices=2) as machine:` puts it into `sys.modules`. It holds what cupy
     machine.py      the one way an operation goes             order.py        streams as lines, vector clocks, labels
     memory.py       pools, blocks, canaries; pinned.py        streams.py      devices, streams, events, graphs
     arrays.py       arrays and their operators; functions.py  kernels.py      .cu text, launched on the CPU
-    collectives.py  NCCL                                      __main__.py     whole commands
+    collectives.py  NCCL                                      cublas.py       libcublas, for ctypes
+    __main__.py     whole commands
 """
 
 from tests.standin.errors import Misuse

@@ -98,6 +98,7 @@ class Machine:
         self.loaded: set[tuple[int, object]] = set()  # devices, and the modules that are there
         self.rings: dict[bytes, Any] = {}  # communicators by their names
         self.pinned: Any = None
+        self.cublas: Any = None
         self._seats = threading.local()
         self._null_streams: list[Any] = []
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.standin import collectives, kernels, memory, streams
+from cupynet.backend.cuda import cublas as binding
+from tests.standin import collectives, cublas, kernels, memory, streams
 from tests.standin.arrays import ndarray
 from tests.standin.functions import FUNCTIONS
 from tests.standin.machine import Machine, activate, active
@@ -42,7 +43,7 @@ class Module(ModuleType):
 
 @contextmanager
 def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20.0) -> Iterator[Machine]:
-    """CuPy is the stand-in in here, on a machine of its own.
+    """CuPy is the stand-in in here, on a machine of its own, and so is the cuBLAS that cupynet loads.
 
     Args:
         devices: how many there are. memory: bytes of each.
@@ -54,7 +55,10 @@ def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20
     machine = Machine(devices, memory, patience_s)
     before = activate(machine)
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name == "cupy" or name.startswith("cupy.")}
+    machine.cublas = cublas.Cublas(machine)
+    loads, library = binding.library, binding.Library(machine.cublas)
     try:
+        binding.library = lambda cuda: library  # type: ignore[assignment]
         machine.begin([streams.Stream.null] * devices)
         machine.pinned = PinnedPool(machine)
         sys.modules.update(_modules())
@@ -66,6 +70,7 @@ def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20
     finally:
         machine.on = False
         activate(before)
+        binding.library = loads
         for name in [name for name in sys.modules if name == "cupy" or name.startswith("cupy.")]:
             del sys.modules[name]
         sys.modules.update(kept)

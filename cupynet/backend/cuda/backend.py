@@ -1,4 +1,4 @@
-"""The GPU backend: arrays and products are CuPy's, everything else is a kernel of ours.
+"""The GPU backend: arrays are CuPy's, products are cuBLAS's, everything else is a kernel of ours.
 
 The file is long because it answers, operation by operation, to the list in base.py.
 """
@@ -17,11 +17,13 @@ from cupynet.backend import checks
 from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.cuda.convpool import ConvPool
+from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.launch import KIND_OF, TERMS, Kernels, power_of_two
 from cupynet.backend.cuda.recording import Recorder
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
+from cupynet.checks import tf32_products
 
 MOST_VALUES = 1 << 31  # of an image, its windows or a row: kernels number these in 32 bits
 ACROSS = 32  # columns that a block adds up side by side
@@ -33,7 +35,7 @@ _thread = threading.local()  # `mark`: of the backend that the thread has activa
 
 
 class CupyBackend(Backend):
-    """Arrays and 2-D products of CuPy, on one device; the other operations are kernels (`kernels/`).
+    """Arrays of CuPy on one device, and 2-D products of cuBLAS; the other operations are kernels (`kernels/`).
 
     Each worker calls `activate` once, in its own thread: the current device and stream are the thread's, and every
     array and kernel of the worker belongs to its non-blocking stream. What other threads ask of this backend (a
@@ -47,13 +49,20 @@ class CupyBackend(Backend):
         dtype: half, bfloat16, float or double.
         device: number of the GPU.
         max_block_size, max_grid_size: of a launch, see `Kernels`.
+        tf32: whether products of float are made in TF32, see `Cublas`.
     """
 
     name = "cupy"
     on_gpu = True
 
     def __init__(
-        self, dtype: str = "float", device: int = 0, max_block_size: int = 256, max_grid_size: int | None = None
+        self,
+        dtype: str = "float",
+        device: int = 0,
+        max_block_size: int = 256,
+        max_grid_size: int | None = None,
+        *,
+        tf32: bool = False,
     ) -> None:
         import cupy
 
@@ -64,7 +73,9 @@ class CupyBackend(Backend):
         self.controls: Array | None = None  # what a step reads its numbers from, see `Recorder`
         self._totals: dict[str, Array] = {}
         self._losses: Array = None
-        self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size}
+        tf32 = tf32_products("tf32", tf32, self.name, self.policy.name)
+        self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}
+        self._cublas: Cublas | None = None  # of the stream that products were last made on
         self.kernels = Kernels(cupy, device, self._here, max_block_size, max_grid_size)
         self._kind = self.policy.name
         self._wide = "double" if self.policy.accumulate == np.float64 else "float"
@@ -191,27 +202,27 @@ class CupyBackend(Backend):
 
     # products -------------------------------------------------------------------------------------------------------
 
-    def _gemm(self, left: Array, right: Array, out: Array) -> None:
+    def _gemm(self, left: Array, right: Array, out: Array, beta: float = 0.0) -> None:
+        """See `Backend._gemm`; beta · out is added. The first one on a stream allocates memory."""
         with self._here():
-            super()._gemm(left, right, out)
+            if self._cublas is None or self._cublas.stream != self.xp.cuda.get_current_stream().ptr:
+                self._cublas = None  # the next one takes over its handle
+                self._cublas = Cublas(self.xp, tf32=self.options["tf32"])
+            self._cublas.gemm(left, right, out, beta=beta)
+
+    def _operand(self, a: Array) -> tuple[Array, bool]:
+        """See `Backend._operand`. cuBLAS takes no array with gaps, neither as it stands nor transposed."""
+        if a.flags.c_contiguous or a.flags.f_contiguous:
+            return super()._operand(a)
+        copy = self.borrow(a.shape, self.policy.compute)
+        copy[...] = a
+        return copy, True
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
-        """See `Backend._add_product`. Copies in float are multiplied where less is stored: half would be rounded."""
+        """See `Backend._add_product`. The sums are made in the gradient's precision, and nothing is rounded before."""
         if not self._updates(grad) or not self._stores(a, dy):
             return super()._add_product(grad, a, dy)
-        left, right = self._widened(a), self._widened(dy)
-        product = self.borrow(grad.shape, self.policy.accumulate)
-        self._gemm(left.T, right, product)
-        self._flat(f"add_scaled_{self._wide}", grad.size, grad, product, 1.0)
-        self.give_back(product, None if left is a else left, None if right is dy else right)
-
-    def _widened(self, a: Array) -> Array:
-        """`a` in the accumulation precision: itself, or a borrowed copy."""
-        if a.dtype == self.policy.accumulate:
-            return a
-        copy = self.borrow(a.shape, self.policy.accumulate)
-        self.convert(a, copy)
-        return copy
+        self._gemm(a.T, dy, grad, beta=1.0)
 
     def _add_bias(self, y: Array, bias: Array) -> None:
         if not self._stores(y, bias) or y.shape[1:] != bias.shape:
@@ -286,14 +297,6 @@ class CupyBackend(Backend):
         values = rows * cols * window.places * channels
         padded_height, padded_width = window.padded(height, width)
         return values if max(values, padded_height * padded_width * channels, shape[0]) < MOST_VALUES else None
-
-    def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
-        bytes_ = super().conv2d_buffers(convolution, need_dx=need_dx)
-        if self.policy.storage == self.policy.accumulate:
-            return bytes_
-        rows, cols = convolution.window.output(*convolution.image[:2])
-        copied = convolution.window.places * convolution.image[2] + convolution.filters  # for the weight's gradient
-        return bytes_ + rows * cols * copied * int(self.policy.accumulate.itemsize)
 
     # pooling --------------------------------------------------------------------------------------------------------
 

@@ -66,14 +66,13 @@ TAKES = {
         "momentum_update": "out:A out:A out:A out:S? A A A A int32 in:float64? int64",
         "widen": "in:S out:A int64",
         "narrow": "in:A out:S int64",
-        "add_scaled": "out:A in:A A int64",
         "clip_norm": "out:A in:A A in:float64? int64",
         "judge": "out:float64 in:A in:A int32 int32 float64 float64",
         "steer": "out:float64 float64",
     },
 }
 # of what is never narrower
-OF_WIDE = {**dict.fromkeys(("sum_vector", "add_scaled", "clip_norm", "judge"), WIDE), "steer": ("double",)}
+OF_WIDE = {**dict.fromkeys(("sum_vector", "clip_norm", "judge"), WIDE), "steer": ("double",)}
 
 
 @dataclass(frozen=True)

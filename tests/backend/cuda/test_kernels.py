@@ -266,13 +266,10 @@ def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero() -> None:
 @pytest.mark.parametrize("kind", WIDE)
 @every_grid
 @starts
-def test_gradients_are_added_and_clipped(kind: str, grid: Any, block: Any, start: int) -> None:
+def test_gradients_are_clipped(kind: str, grid: Any, block: Any, start: int) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(5)
     for size in SIZES:
-        grad, product = (array(rng.normal(size=size), wide, start) for _ in range(2))
-        expected = grad.astype(np.float64) + 0.5 * product.astype(np.float64)
-        kernel("updates", f"add_scaled_{kind}")(grid, block, (grad, product, wide.type(0.5), np.int64(size)))
-        close(grad, expected, kind)
+        grad = array(rng.normal(size=size), wide, start)
         for squared, factor in ((4.0, 1.0), (16.0, 0.5), (np.nan, np.nan)):
             given = grad.astype(np.float64)
             arguments = grad, array([squared], wide), wide.type(2), NULL, np.int64(size)

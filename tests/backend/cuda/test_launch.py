@@ -174,7 +174,7 @@ def test_bounds_out_of_range_are_refused(limits: dict[str, int]) -> None:
 def test_a_backend_tells_how_to_make_another_like_it() -> None:
     backend = create_backend("cupy", "half", max_block_size=64, max_grid_size=5)
     other = create_backend(backend.name, backend.policy.name, 1, **backend.options)
-    assert dict(other.options) == {"max_block_size": 64, "max_grid_size": 5}
+    assert dict(other.options) == {"max_block_size": 64, "max_grid_size": 5, "tf32": False}
     assert create_backend("numpy", **create_backend("numpy").options).options == {}
 
 

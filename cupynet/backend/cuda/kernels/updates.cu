@@ -81,12 +81,6 @@ __device__ void narrow(const Wide<S>* from, S* to, long long n) {
   each<AT_ONCE<S>>(n, [](const Wide<S>& x, S& y) { store(y, x); }, Read<Wide<S>>{from}, Write<S>{to});
 }
 
-// grad += factor · values.
-template <class A>
-__device__ void add_scaled(A* grad, const A* values, A factor, long long n) {
-  each<AT_ONCE<A>>(n, [=](A& g, const A& x) { g += factor * x; }, Change<A>{grad}, Read<A>{values});
-}
-
 __device__ __forceinline__ float root(float x) { return sqrtf(x); }
 __device__ __forceinline__ double root(double x) { return sqrt(x); }
 
@@ -167,10 +161,6 @@ INSTANCES(float, float)
 INSTANCES(double, double)
 
 #define WIDE_INSTANCES(kind, A)                                                                                       \
-  KERNEL add_scaled_##kind(                                                                                           \
-      A* grad, const A* values, A factor, long long n) {                                                              \
-    add_scaled<A>(grad, values, factor, n);                                                                           \
-  }                                                                                                                   \
   KERNEL clip_norm_##kind(                                                                                            \
       A* grad, const A* squared_norm, A largest, const double* controls, long long n) {                               \
     clip_norm<A>(grad, squared_norm, largest, controls, n);                                                           \

@@ -1,0 +1,376 @@
+"""Products by cuBLAS on the stand-in's: against NumPy, in every precision; what is refused; what a graph replays."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.backend.cuda import CupyBackend, cublas
+from cupynet.backend.cuda.cublas import Cublas, CublasError
+from cupynet.backend.policy import stored_dtype
+from cupynet.errors import ConfigError
+from tests.backends import needs_bfloat16
+from tests.standin.machine import active
+from tests.standin.planted import together
+
+standin = pytest.mark.standin
+KINDS = [("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
+KINDS += [pytest.param("bfloat16", result, marks=needs_bfloat16) for result in ("bfloat16", "float32")]  # type: ignore[list-item]
+CLOSE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "float64": 1e-12}
+real_library = cublas.library  # the stand-in puts its own in its place
+
+
+@pytest.fixture
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def matrix(shape: tuple[int, int], dtype: str, seed: int, turned: bool = False) -> tuple[Any, Any]:
+    """On the device, and in double; turned: as a view of what lies there the other way."""
+    import cupy
+
+    host = np.random.default_rng(seed).normal(size=shape).astype(stored_dtype(dtype))
+    there = cupy.asarray(np.ascontiguousarray(host.T)).T if turned else cupy.asarray(host)
+    return there, host.astype(np.float64)
+
+
+@standin
+@pytest.mark.parametrize(("factor", "result"), KINDS)
+@pytest.mark.parametrize("shape", [(4, 6, 8), (1, 1, 1), (7, 3, 5), (1, 9, 2), (5, 1, 3), (65, 33, 1)])
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+def test_products_are_those_of_numpy(
+    factor: str, result: str, shape: tuple[int, int, int], turned: tuple[bool, bool], cupy: Any
+) -> None:
+    (m, k, n), own = shape, Cublas(cupy)
+    a, exact_a = matrix((m, k), factor, 1, turned[0])
+    b, exact_b = matrix((k, n), factor, 2, turned[1])
+    out = cupy.empty((m, n), stored_dtype(result))  # of arbitrary content, NaN among others
+    own.gemm(a, b, out)
+    product, close = exact_a @ exact_b, CLOSE[result]
+    np.testing.assert_allclose(out.get().astype(np.float64), product, rtol=close, atol=close)
+    own.gemm(a, b, out, alpha=0.5, beta=-2.0)
+    np.testing.assert_allclose(out.get().astype(np.float64), -1.5 * product, rtol=3 * close, atol=3 * close)
+
+
+@standin
+def test_a_result_in_float_is_not_rounded_to_half(cupy: Any) -> None:
+    ones, many = cupy.asarray(np.ones((1, 2049), np.float16)), cupy.asarray(np.ones((2049, 1), np.float16))
+    out = cupy.asarray(np.full((1, 1), 0.5, np.float32))
+    Cublas(cupy).gemm(ones, many, out, beta=1.0)
+    assert out.get().tolist() == [[2049.5]]  # half knows 2048 and 2050
+
+
+@standin
+def test_sums_of_halves_are_never_made_in_half(cupy: Any) -> None:
+    """1 + 2049 is 2050 in half too, but 2049 alone would be 2048 there."""
+    a, b = cupy.asarray(np.array([[1, 3]], np.float16)), cupy.asarray(np.array([[1], [683]], np.float16))
+    out = cupy.empty((1, 1), np.float16)
+    Cublas(cupy).gemm(a, b, out)
+    assert float(out[0, 0]) == 2050
+
+
+@standin
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_products_of_nothing(dtype: str, cupy: Any) -> None:
+    own = Cublas(cupy)
+    for m, n in ((0, 3), (3, 0), (0, 0)):
+        out = cupy.empty((m, n), dtype)
+        own.gemm(cupy.empty((m, 2), dtype), cupy.empty((2, n), dtype), out)
+        assert out.get().shape == (m, n)
+    left, right, out = cupy.empty((2, 0), dtype), cupy.empty((0, 3), dtype), cupy.empty((2, 3), dtype)
+    own.gemm(left, right, out)
+    assert out.get().tolist() == (np.empty((2, 0)) @ np.empty((0, 3))).tolist() == [[0] * 3] * 2
+    out.fill(3)
+    own.gemm(left, right, out, beta=1.0)
+    assert out.get().tolist() == [[3] * 3] * 2
+    own.gemm(left, right, out, beta=0.5)
+    assert out.get().tolist() == [[1.5] * 3] * 2
+
+
+def refusals() -> dict[str, tuple[Any, str]]:
+    """What -> how the factors and the result of a right product are made wrong, and the words for it."""
+    shapes = r"shapes must be \(M, K\), \(K, N\) and \(M, N\)$"
+    precisions = "factors must be of one precision, and the result of theirs, or float32 where that has 16 bits$"
+    return {
+        "a vector": (lambda cp, a, b, c: (a[0], b, c), shapes),
+        "three axes": (lambda cp, a, b, c: (a.reshape(1, 2, 3), b, c), shapes),
+        "inner sizes": (lambda cp, a, b, c: (b, b, c), shapes),
+        "the result's rows": (lambda cp, a, b, c: (a, b, cp.zeros((3, 4), "f")), shapes),
+        "the result transposed": (lambda cp, a, b, c: (a, b, cp.zeros((4, 2), "f")), shapes),
+        "two precisions": (lambda cp, a, b, c: (a, b.astype(np.float16), c), precisions),
+        "a narrow result": (lambda cp, a, b, c: (a, b, c.astype(np.float16)), precisions),
+        "a wide result": (lambda cp, a, b, c: (a, b, c.astype(np.float64)), precisions),
+        "integers": (lambda cp, a, b, c: (a.astype(np.int32), b.astype(np.int32), c), precisions),
+        "gaps": (lambda cp, a, b, c: (cp.zeros((2, 6), "f")[:, ::2], b, c), r"^a product: left \(2, 3\) has gaps"),
+        "rows with gaps": (lambda cp, a, b, c: (a, cp.zeros((3, 5), "f")[:, :4], c), "right .* has gaps: it must"),
+        "columns": (lambda cp, a, b, c: (a, b, cp.zeros((4, 2), "f").T), "out .* gaps: it must be contiguous$"),
+        "the host": (lambda cp, a, b, c: (a, b.get(), c), "^a product on device 0: right is on the host$"),
+        "a device": (lambda cp, a, b, c: (a, b, elsewhere(c.shape)), "a product on device 0: out is on device 1"),
+    }  # fmt: skip
+
+
+def elsewhere(shape: tuple[int, ...]) -> Any:
+    import cupy
+
+    with cupy.cuda.Device(1):
+        return cupy.zeros(shape, np.float32)
+
+
+@standin
+@pytest.mark.parametrize(("wrong", "words"), refusals().values(), ids=refusals())
+def test_what_cannot_be_multiplied_is_refused(wrong: Any, words: str, cupy: Any) -> None:
+    a, b, c = cupy.zeros((2, 3), np.float32), cupy.zeros((3, 4), np.float32), cupy.zeros((2, 4), np.float32)
+    own = Cublas(cupy)
+    own.gemm(a, b, c)
+    with pytest.raises(ConfigError, match=words) as refused:
+        own.gemm(*wrong(cupy, a, b, c))
+    assert "\n" not in str(refused.value)
+
+
+@standin
+def test_sizes_that_cublas_cannot_be_told_are_refused(cupy: Any) -> None:
+    """ctypes would cut them off."""
+    shapes = [(2**31, 3), (3, 4), (2**31, 4)]
+    large = [SimpleNamespace(shape=shape, dtype=np.dtype(np.float32)) for shape in shapes]
+    with pytest.raises(ConfigError, match=r"each size must be below 2\*\*31"):
+        Cublas(cupy).gemm(*large)
+
+
+@standin
+def test_a_status_has_its_name(cupy: Any) -> None:
+    library = cublas.library(12)
+    with pytest.raises(CublasError, match="^cublasSetMathMode: CUBLAS_STATUS_INVALID_VALUE$"):
+        library.call("cublasSetMathMode", library.handle(0), 1000)
+    with pytest.raises(CublasError, match="^cublasSetStream_v2: CUBLAS_STATUS_NOT_INITIALIZED$"):
+        library.call("cublasSetStream_v2", 1234, 0)
+
+
+# graphs, streams, threads ---------------------------------------------------------------------------------------------
+
+
+@standin
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+def test_a_recorded_product_is_replayed(dtype: str, cupy: Any) -> None:
+    """Into the gradient, into a result of nothing, and into one that is overwritten."""
+
+    def work() -> list[Any]:
+        backend = CupyBackend(dtype)
+        backend.activate()
+        stored, wide = backend.policy.storage, backend.policy.accumulate
+        x = backend.asarray(np.array([[1, 2], [3, 4]]), stored)
+        grad, square = backend.asarray(np.zeros((2, 2)), wide), backend.asarray(np.zeros((2, 2)), stored)
+        nothing, zeros = backend.allocate((2, 0), stored), backend.asarray(np.ones((2, 2)), stored)
+        backend._gemm(x, x, square)  # before: what allocates
+        stream = cupy.cuda.get_current_stream()
+        stream.begin_capture()
+        backend._add_product(grad, x, x)
+        backend._gemm(x, x.T, square)
+        backend._gemm(nothing, nothing.T, zeros)
+        graph = stream.end_capture()
+        results = grad, square, zeros
+        found = [[backend.to_host(each).tolist() for each in results]]
+        graph.launch()
+        x += x
+        graph.launch()
+        return [*found, [backend.to_host(each).tolist() for each in results]]
+
+    (found,) = together(work)
+    ones, zeros = [[1] * 2] * 2, [[0] * 2] * 2
+    assert found[0] == [zeros, [[7, 10], [15, 22]], ones]
+    assert found[1] == [[[50, 70], [70, 100]], [[20, 44], [44, 100]], zeros]
+
+
+@standin
+def test_each_stream_has_its_workspace_and_a_handle_is_taken_over(cupy: Any) -> None:
+    """Before a worker has activated it a backend multiplies on the null stream, and after that on the worker's."""
+    backend = CupyBackend("float", 1)
+    with cupy.cuda.Device(1):
+        x = cupy.ones((2, 2), np.float32)
+        expected = backend.matmul(x, x).get()
+    made = active().cublas.handles
+    assert [handle.device for handle in made.values()] == [1] and backend._cublas is not None
+    before = backend._cublas.stream
+
+    def work() -> None:
+        backend.activate()
+        for _ in range(2):
+            np.testing.assert_array_equal(backend.to_host(backend.matmul(x, x)), expected)
+
+    backend.synchronize()
+    assert together(work) == [None]
+    assert len(made) == 1 and backend._cublas.stream == backend.stream() != before
+    other = CupyBackend("float", 1)
+    backend.synchronize()
+    with cupy.cuda.Device(1):
+        other.matmul(x, x)
+    assert len(made) == 2  # both live
+    backend._cublas = other._cublas = None
+    again = [CupyBackend("float", 1) for _ in range(2)]
+    with cupy.cuda.Device(1):
+        for each in again:
+            each.matmul(x, x)
+        assert len(made) == 2
+    CupyBackend("float", 0).matmul(cupy.ones((2, 2), "f"), cupy.ones((2, 2), "f"))
+    assert [handle.device for handle in made.values()] == [1, 1, 0]
+
+
+@standin
+def test_whatever_thread_asks_the_product_is_made_on_the_workers_device_and_stream(cupy: Any) -> None:
+    backend = CupyBackend("float", 1)
+
+    def work() -> Any:
+        backend.activate()
+        return backend.asarray(np.ones((2, 2)), np.float32)
+
+    (x,) = together(work)
+    assert together(lambda: backend.to_host(backend.matmul(x, x)).tolist()) == [[[2, 2], [2, 2]]]
+    (handle,) = active().cublas.handles.values()
+    assert handle.device == 1 and handle.line.number == backend.stream() != 0
+
+
+@standin
+@pytest.mark.parametrize(
+    ("capability", "size"), [("75", 4 << 20), ("89", 4 << 20), ("90", 32 << 20), ("100", 32 << 20)]
+)
+def test_the_workspace_is_as_large_as_the_architecture_wants(
+    capability: str, size: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cupy.cuda.Device, "compute_capability", capability)
+    before = cupy.get_default_memory_pool().used_bytes()
+    own = Cublas(cupy)
+    assert cupy.get_default_memory_pool().used_bytes() - before == size
+    del own
+
+
+# the backend ----------------------------------------------------------------------------------------------------------
+
+
+@standin
+@pytest.mark.parametrize("dtype", ["half", "float"])
+def test_what_has_gaps_is_multiplied_from_a_copy(dtype: str, cupy: Any) -> None:
+    backend = CupyBackend(dtype)
+    host = np.arange(12.0).reshape(3, 4)
+    x = backend.asarray(host, backend.policy.storage)
+    found = backend.matmul(x[:, ::2], x[:, 1::2], transpose_b=True)
+    np.testing.assert_array_equal(found.get(), host[:, ::2] @ host[:, 1::2].T)
+    backend.give_back(found)
+    assert backend.workspace.on_loan == 0
+
+
+@standin
+def test_a_gradient_is_added_without_a_copy_of_the_activations() -> None:
+    backend = CupyBackend("half")
+    x, dy = (backend.asarray(np.ones((300, size)), np.float16) for size in (20, 30))
+    weight, grad = backend.asarray(np.ones((20, 30)), np.float16), backend.asarray(np.ones((20, 30)), np.float32)
+    backend.dense_backward(dy, x, weight, grad, None, need_dx=False)
+    assert backend.to_host(grad).tolist() == [[301.0] * 30] * 20
+    assert backend.workspace.allocated_bytes == 0
+
+
+@standin
+def test_tf32_is_a_choice(cupy: Any) -> None:
+    """1 + 2**-11 has 11 bits behind the point: one more than TF32."""
+    host = np.full((2, 2), 1 + 2.0**-11, np.float32)
+    found = {}
+    for tf32 in (False, True):
+        backend = create_backend("cupy", tf32=tf32)
+        other = create_backend(backend.name, "float", 0, **backend.options)
+        x = other.asarray(host)
+        found[tf32] = other.to_host(other.matmul(x, x)).tolist()
+    np.testing.assert_array_equal(found[False], host @ host)
+    np.testing.assert_array_equal(found[True], [[2, 2]] * 2)
+
+
+@standin
+@pytest.mark.parametrize("dtype", ["half", "double", "float64"])
+def test_tf32_is_for_floats(dtype: str) -> None:
+    words = f"^tf32=true: is a way to multiply floats, and dtype={dtype}: leave it out, or take dtype=float$"
+    with pytest.raises(ConfigError, match=words):
+        create_backend("cupy", dtype, tf32=True)
+    with pytest.raises(ConfigError, match="^tf32=true: is a way to multiply floats"):
+        CupyBackend(dtype, tf32=True)
+    assert create_backend("cupy", dtype, tf32=False).options["tf32"] is False
+    assert create_backend("cupy", "float32", tf32=True).options["tf32"] is True
+
+
+@pytest.mark.parametrize("name", ["numpy", "numba"])
+def test_tf32_is_for_gpus(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^tf32=true: is for GPUs, and {name} computes on the CPU: leave it out$"):
+        create_backend(name, tf32=True)
+    with pytest.raises(ConfigError, match="^tf32=1: must be true or false$"):
+        create_backend(name, tf32=1)  # type: ignore[arg-type]
+    assert create_backend(name, tf32=False).name == name
+
+
+# the library ----------------------------------------------------------------------------------------------------------
+
+
+class Loaded:
+    """A library with what is asked of it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __getattr__(self, name: str) -> Any:
+        function = SimpleNamespace()
+        setattr(self, name, function)
+        return function
+
+
+def paths(monkeypatch: pytest.MonkeyPatch, found: Any, there: set[str]) -> list[str]:
+    """The paths that are tried, where the search of NVIDIA's wheels ends as said and the system knows those."""
+    tried = []
+
+    def load(path: str) -> Any:
+        tried.append(path)
+        if path not in there:
+            raise OSError(f"{path}: cannot open shared object file")
+        return Loaded(path)
+
+    def search(name: str) -> Any:
+        assert name == "cublas"
+        if isinstance(found, Exception):
+            raise found
+        return SimpleNamespace(abs_path=found)
+
+    pathfinder: Any = ModuleType("cuda.pathfinder")
+    pathfinder.load_nvidia_dynamic_lib = search
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None if found is None else pathfinder)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    return tried
+
+
+@pytest.mark.parametrize("cuda", [12, 13])
+def test_the_library_is_cupys_or_the_systems(cuda: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    soname = f"libcublas.so.{cuda}"
+    load = real_library.__wrapped__
+    for found, there, expected in (
+        ("/wheel/libcublas.so.12", {"/wheel/libcublas.so.12"}, ["/wheel/libcublas.so.12"]),
+        (None, {soname}, [soname]),  # no cuda-pathfinder
+        (RuntimeError("not found"), {soname}, [soname]),
+        ("/broken", {soname}, ["/broken", soname]),
+    ):
+        with monkeypatch.context() as patch:
+            tried = paths(patch, found, there)
+            assert isinstance(load(cuda), cublas.Library)
+        assert tried == expected
+
+
+def test_a_library_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        paths(patch, RuntimeError('Failure finding "libcublas.so":\n  listdir("/x"):\n    a'), set())
+        with pytest.raises(ConfigError) as refused:
+            real_library.__wrapped__(13)
+    assert str(refused.value) == (
+        'cuBLAS cannot be loaded (Failure finding "libcublas.so"; libcublas.so.13: cannot open shared object file): '
+        "pip install 'cupy-cuda13x[ctk]', or name the folder of the toolkit's libraries in LD_LIBRARY_PATH"
+    )

@@ -1,0 +1,325 @@
+"""The stand-in of libcublas: what cuBLAS refuses it refuses, and mistakes that cuBLAS cannot see are found."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.standin import Misuse
+from tests.standin.cublas import GIVES, NAMES, TAKES
+from tests.standin.errors import (
+    BadLaunch,
+    Deadlock,
+    Freed,
+    InCapture,
+    Overrun,
+    Unordered,
+    Unwritten,
+    WrongDevice,
+)
+from tests.standin.machine import active
+from tests.standin.planted import caught, together
+
+pytestmark = pytest.mark.standin
+OK, NOT_INITIALIZED, INVALID_VALUE, NOT_SUPPORTED = 0, 1, 7, 15
+HALF, FLOAT, DOUBLE = 2, 0, 1  # types
+IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77
+SIZE = 1 << 16  # bytes of a workspace
+ONE, NONE = ctypes.c_float(1), ctypes.c_float(0)
+
+
+@pytest.fixture
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture
+def library() -> Any:
+    """Its functions, with the parameters that they have."""
+    for name, takes in TAKES.items():
+        function = getattr(active().cublas, name)
+        function.argtypes, function.restype = takes, GIVES.get(name, ctypes.c_int)
+    return active().cublas
+
+
+def handle(library: Any, stream: int = 0, workspace: Any = None) -> int:
+    """On the device that is current."""
+    made = ctypes.c_void_p()
+    assert library.cublasCreate_v2(ctypes.byref(made)) == OK
+    assert made.value is not None
+    if workspace is not None:
+        assert library.cublasSetStream_v2(made.value, stream) == OK
+        assert library.cublasSetWorkspace_v2(made.value, workspace.data.ptr, workspace.nbytes) == OK
+    return made.value
+
+
+class Product:
+    """A right call: C (2, 4) = A (2, 3) B (3, 4), all of them in columns."""
+
+    def __init__(self, library: Any, cupy: Any, dtype: str = "float32", stream: Any = None) -> None:
+        self.library, self.workspace = library, cupy.empty(SIZE, np.uint8)
+        self.handle = handle(library, 0 if stream is None else stream.ptr, self.workspace)
+        self.a, self.b = cupy.ones((3, 2), dtype), cupy.ones((4, 3), dtype)
+        self.c = cupy.zeros((4, 2), dtype)
+        kind = {"float16": HALF, "float32": FLOAT}[dtype]
+        self.arguments = {
+            "handle": self.handle, "turn_a": 0, "turn_b": 0, "m": 2, "n": 4, "k": 3, "alpha": ctypes.byref(ONE),
+            "a": self.a.data.ptr, "type_a": kind, "lda": 2, "b": self.b.data.ptr, "type_b": kind, "ldb": 3,
+            "beta": ctypes.byref(NONE), "c": self.c.data.ptr, "type_c": kind, "ldc": 2, "compute": IN_FLOAT,
+            "algorithm": -1,
+        }  # fmt: skip
+
+    def __call__(self, **changes: Any) -> int:
+        status: int = self.library.cublasGemmEx(*(self.arguments | changes).values())
+        return status
+
+
+def test_it_multiplies_columns(library: Any, cupy: Any) -> None:
+    product, rng = Product(library, cupy), np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 3)).astype("f"), rng.normal(size=(3, 4)).astype("f")
+    product.a.set(np.ascontiguousarray(a.T))
+    product.b.set(np.ascontiguousarray(b.T))
+    assert product() == OK
+    np.testing.assert_allclose(product.c.get().T, a @ b, rtol=1e-6)
+    product.a.set(a.reshape(3, 2))
+    assert product(turn_a=1, lda=3, beta=ctypes.byref(ONE)) == OK
+    np.testing.assert_allclose(product.c.get().T, 2 * (a @ b), rtol=1e-6)
+    product.a.set(np.ascontiguousarray(a.T))
+    assert product(m=1, alpha=ctypes.byref(ctypes.c_float(3))) == OK  # the first row alone, of columns with gaps
+    np.testing.assert_allclose(product.c.get().T, np.array([[3.0], [2.0]]) * (a @ b), rtol=1e-6)
+
+
+def test_it_rounds_to_tf32_where_it_is_asked_to(library: Any, cupy: Any) -> None:
+    product = Product(library, cupy)
+    for number, rounded in ((1 + 2**-10, 1 + 2**-10), (1 + 2**-11, 1.0), (1 + 3 * 2**-11, 1 + 2**-9), (np.inf, np.inf)):
+        product.a.fill(number)
+        for compute, expected in ((IN_FLOAT, number), (IN_TF32, rounded)):
+            assert product(compute=compute) == OK
+            assert float(product.c[0, 0]) == pytest.approx(3 * expected, rel=1e-6)
+
+
+def test_it_adds_up_halves_in_half_unless_it_is_told_not_to(library: Any, cupy: Any) -> None:
+    product = Product(library, cupy, "float16")
+    product.a.set(np.array([[1, 1], [3, 3], [0, 0]], np.float16))
+    product.b.set(np.array([[1, 683, 0]] * 4, np.float16))
+    for mode, expected in ((0, 2048), (16, 2050)):
+        assert library.cublasSetMathMode(product.handle, mode) == OK
+        assert product() == OK and float(product.c[0, 0]) == expected
+
+
+REFUSED = {
+    "lda": ({"lda": 1}, INVALID_VALUE),
+    "lda of the transposed": ({"turn_a": 1, "lda": 2}, INVALID_VALUE),
+    "ldb": ({"ldb": 2}, INVALID_VALUE),
+    "ldc": ({"ldc": 1}, INVALID_VALUE),
+    "lda of nothing": ({"m": 0, "lda": 0}, INVALID_VALUE),
+    "a size": ({"k": -1}, INVALID_VALUE),
+    "a way to turn": ({"turn_b": 3}, INVALID_VALUE),
+    "an algorithm": ({"algorithm": -2}, INVALID_VALUE),
+    "two types": ({"type_b": HALF}, NOT_SUPPORTED),
+    "a wide result": ({"type_c": DOUBLE}, NOT_SUPPORTED),
+    "half from float": ({"type_c": HALF}, NOT_SUPPORTED),
+    "in double": ({"compute": IN_DOUBLE}, NOT_SUPPORTED),
+    "halves in tf32": ({"type_a": HALF, "type_b": HALF, "type_c": HALF, "compute": IN_TF32}, NOT_SUPPORTED),
+    "a compute type": ({"compute": 0}, NOT_SUPPORTED),
+    "a handle": ({"handle": 0x1234}, NOT_INITIALIZED),
+}
+
+
+@pytest.mark.parametrize(("changes", "status"), REFUSED.values(), ids=REFUSED)
+def test_what_cublas_refuses_it_refuses(changes: dict[str, Any], status: int, library: Any, cupy: Any) -> None:
+    product = Product(library, cupy)
+    assert product() == OK
+    assert product(**changes) == status
+    assert library.cublasGetStatusName(status) == NAMES[status]
+
+
+def test_handles_and_workspaces_are_refused_too(library: Any, cupy: Any) -> None:
+    workspace = cupy.empty(SIZE, np.uint8)
+    for call in (library.cublasSetStream_v2, library.cublasSetMathMode):
+        assert call(0, 0) == NOT_INITIALIZED
+    assert library.cublasSetWorkspace_v2(0, workspace.data.ptr, SIZE) == NOT_INITIALIZED
+    own = handle(library)
+    assert library.cublasSetWorkspace_v2(own, workspace.data.ptr + 16, SIZE - 16) == INVALID_VALUE
+    assert library.cublasSetMathMode(own, 5) == INVALID_VALUE
+    assert library.cublasGetStatusName(99) == b"unrecognized status"
+
+
+PLANTED: dict[str, tuple[type[Misuse], str, Callable[[Product], Any]]] = {
+    "a part of the memory": (Overrun, "bytes behind", lambda p: p(k=4, lda=2, ldb=4)),
+    "the output is an input": (Overrun, "the output overlaps", lambda p: p(c=p.a.data.ptr, n=3)),
+    "another precision": (BadLaunch, "told float16 of .* float32", lambda p: p(type_a=HALF, type_b=HALF)),
+    "an odd address": (BadLaunch, "is no address of float32", lambda p: p(a=p.a.data.ptr + 2, m=1)),
+    "no memory": (Misuse, "no memory in use lies at 0x0", lambda p: p(a=0)),
+    "scalars in double": (BadLaunch, "c_float", lambda p: p(alpha=ctypes.byref(ctypes.c_double(1)))),
+    "a size of 33 bits": (BadLaunch, "does not fit", lambda p: p(m=1 << 32)),
+}
+
+
+@pytest.mark.parametrize(("kind", "words", "wrong"), PLANTED.values(), ids=PLANTED)
+def test_wrong_arguments_are_found(kind: type[Misuse], words: str, wrong: Any, library: Any, cupy: Any) -> None:
+    product = Product(library, cupy)
+    with caught(kind, words):
+        wrong(product)
+    assert product() == OK
+
+
+def test_what_is_read_must_be_written(library: Any, cupy: Any) -> None:
+    product, blank = Product(library, cupy), cupy.empty((4, 2), np.float32)
+    for reads in ({"a": blank.data.ptr}, {"c": blank.data.ptr, "beta": ctypes.byref(ONE)}):
+        with caught(Unwritten, "cublasGemmEx .* nothing or not all was written"):
+            product(**reads)
+    assert product(c=blank.data.ptr) == OK and float(blank.sum()) == 24
+
+
+def test_parameters_must_be_told_to_ctypes(library: Any, cupy: Any) -> None:
+    product = Product(library, cupy)
+    library.cublasGemmEx.argtypes = None
+    with caught(Misuse, "cublasGemmEx is called with parameters of other types"):
+        product()
+    library.cublasGetStatusName.restype = ctypes.c_int
+    with caught(Misuse, "cublasGetStatusName is called"):
+        library.cublasGetStatusName(0)
+    with pytest.raises(TypeError, match="takes 2 arguments, was given 1"):
+        library.cublasSetMathMode(product.handle)
+    for wrong in (product.a, 1.5):
+        with pytest.raises(ctypes.ArgumentError, match="instead of"):
+            library.cublasSetStream_v2(product.handle, wrong)
+    with pytest.raises(ctypes.ArgumentError, match="instead of int"):
+        library.cublasSetMathMode(product.handle, 1.0)
+
+
+# handles --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_workspace_comes_after_the_stream(library: Any, cupy: Any) -> None:
+    product, stream = Product(library, cupy), cupy.cuda.Stream(non_blocking=True)
+    library.cublasSetStream_v2(product.handle, stream.ptr)
+    with caught(Misuse, "no workspace was set since the stream"):
+        product()
+    own = handle(library)
+    with caught(Misuse, "no workspace was set"):
+        product(handle=own)
+    with caught(Misuse, "with 1024 bytes products fail"):
+        library.cublasSetWorkspace_v2(own, product.workspace.data.ptr, 1024)
+    with caught(Overrun, "bytes behind"):
+        library.cublasSetWorkspace_v2(own, product.workspace.data.ptr, SIZE + 1)
+
+
+def test_a_handle_is_of_one_device(library: Any, cupy: Any) -> None:
+    product = Product(library, cupy)
+    with cupy.cuda.Device(1):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with caught(WrongDevice, "on device 1: the handle is of device 0"):
+            product()
+        other = Product(library, cupy)
+        with caught(WrongDevice, "is given 24 bytes of device 0"):
+            other(a=product.a.data.ptr)
+    with caught(WrongDevice, "is of device 1, not 0"):
+        library.cublasSetStream_v2(product.handle, stream.ptr)
+    with caught(Misuse, "is no stream's address"):
+        library.cublasSetStream_v2(product.handle, 17)
+
+
+def test_a_handle_is_not_for_two_threads_at_once(library: Any, cupy: Any) -> None:
+    product, machine, entered = Product(library, cupy), active(), threading.Event()
+    ended: list[Any] = []
+
+    def first() -> None:
+        entered.set()
+        ended.append(product())  # waits for the machine with the handle in its hand
+
+    with machine.lock:
+        thread = threading.Thread(target=first)
+        thread.start()
+        entered.wait(10)
+        while not machine.cublas.handles[product.handle].turn.locked():
+            pass
+        with caught(Misuse, "one handle is used by two threads at once"):
+            product()
+    thread.join(10)
+    assert ended == [OK] and product() == OK
+    assert together(product) == [OK]  # one after the other they may
+
+
+def test_streams_keep_their_order(library: Any, cupy: Any) -> None:
+    a, b = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with a:
+        product = Product(library, cupy, stream=a)
+        assert product() == OK
+    with caught(Unordered, "not ordered"), b:
+        product.c.sum()
+    other = handle(library, b.ptr, product.workspace)
+    with caught(Unordered, "cublasGemmEx .* not ordered"):
+        product(handle=other)
+    b.wait_event(a.record())
+    with b:
+        second = cupy.empty(SIZE, np.uint8)
+        library.cublasSetWorkspace_v2(other, second.data.ptr, SIZE)
+        assert product(handle=other) == OK
+    with caught(Unordered, "cublasGemmEx"):
+        product()  # the first stream does not wait for the second
+    a.wait_event(b.record())
+    library.cublasSetWorkspace_v2(other, product.workspace.data.ptr, SIZE)
+    target, third = cupy.zeros((4, 2), np.float32), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    assert product(handle=other, c=target.data.ptr) == OK  # one workspace, and the other stream comes without waiting
+    with caught(Unordered, "cublasGemmEx"):
+        product()
+    cupy.cuda.Device().synchronize()
+    del third
+
+
+def test_it_is_recorded_by_a_stream_that_captures(library: Any, cupy: Any) -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        product = Product(library, cupy, stream=stream)
+        stream.begin_capture()
+        assert product(beta=ctypes.byref(ONE)) == OK
+        graph = stream.end_capture()
+        assert float(product.c.sum()) == 0
+        graph.launch()
+        graph.launch()
+        assert float(product.c.sum()) == 2 * 24
+        del product.workspace
+        with caught(Freed, "cublasGemmEx .* uses .* freed"):
+            graph.launch()
+
+
+def test_a_handle_is_not_made_while_a_stream_captures(library: Any, cupy: Any) -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.begin_capture()
+    with caught(InCapture, "cublasCreate .* allocates while stream"):
+        handle(library)  # on another stream, too
+    with cupy.cuda.Device(1):
+        handle(library)
+    stream.end_capture()
+    handle(library)
+
+
+def test_a_handle_is_not_made_while_others_stand_in_a_collective(library: Any, cupy: Any) -> None:
+    from cupy.cuda import nccl
+
+    identifier, machine, met = nccl.get_unique_id(), active(), threading.Barrier(2)
+
+    def work(rank: int) -> None:
+        with cupy.cuda.Device(rank), cupy.cuda.Stream(non_blocking=True) as stream:
+            communicator, x = nccl.NcclCommunicator(2, identifier, rank), cupy.ones(1)
+            met.wait(10)
+            if rank == 0:
+                with machine.lock:
+                    machine.changed.wait_for(lambda: any("allReduce" in each for each in machine.waiting.values()), 10)
+                handle(library)
+            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, stream.ptr)
+
+    found = together(lambda: work(0), lambda: work(1))
+    assert all(isinstance(each, Deadlock) and "cublasCreate" in str(each) for each in found), found
+    machine.misuses.clear()
+    machine.stuck = None
