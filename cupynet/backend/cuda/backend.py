@@ -17,7 +17,9 @@ from cupynet.backend import checks
 from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.cuda.convpool import ConvPool
+from cupynet.backend.cuda.failures import failure
 from cupynet.backend.cuda.launch import KIND_OF, TERMS, Kernels, power_of_two
+from cupynet.backend.failure import Failure
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
@@ -73,6 +75,9 @@ class CupyBackend(Backend):
         self._stream.__enter__()  # after `use`, the end of a `with` block would bring the null stream back
         _thread.mark = self._mark
 
+    def here(self) -> AbstractContextManager[Any]:
+        return self._here()
+
     def _here(self) -> AbstractContextManager[Any]:
         """This backend's device and stream as the calling thread's, for a while; the worker has them anyway."""
         if getattr(_thread, "mark", None) is self._mark:
@@ -109,6 +114,9 @@ class CupyBackend(Backend):
 
     def place(self) -> str:
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
+
+    def failure(self, error: BaseException, device: int) -> Failure | None:
+        return failure(error, device)
 
     def mark(self) -> Any:
         with self._here():
