@@ -28,7 +28,8 @@ from tests.standin.machine import active
 from tests.standin.test_training import images, network
 
 pytestmark = pytest.mark.standin
-LOST = r"device 1 has failed \(cudaErrorLaunchFailure: unspecified launch failure\); .*go on from the last checkpoint"
+HOW = r"cudaErrorLaunchFailure: unspecified launch failure|NCCL_ERROR_UNHANDLED_CUDA_ERROR: .*"
+LOST = rf"device 1 has failed \(({HOW})\); .*go on from the last checkpoint"
 
 
 def wrapper(workers: int = 2, **changes: Any) -> ParallelWrapper:
