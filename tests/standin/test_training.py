@@ -17,6 +17,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
 from cupynet.training import ParallelWrapper
+from tests.backends import on_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,7 @@ def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: st
     return model.weights()
 
 
-@pytest.mark.standin
+@pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize(
     ("dtype", "workers", "tolerance"),
     [("double", 2, 1e-10), ("float", 2, 1e-4), ("half", 2, 2e-2), ("double", 1, 1e-10), ("double", 3, 1e-10)],
@@ -60,9 +61,10 @@ def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, work
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.standin
 @pytest.mark.parametrize("reduce", ["nccl", "device", "host"])
-@pytest.mark.parametrize(("workers", "devices"), [(4, [0, 1]), (3, [0, 1]), (2, [0])])
+@pytest.mark.parametrize(
+    ("workers", "devices"), [*on_devices((4, [0, 1]), (3, [0, 1]), count=2), *on_devices((2, [0]), (1, [0]))]
+)
 def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, workers: int, devices: Any) -> None:
     """Nothing is out of order, and nothing is allocated or loaded while a device waits for another."""
     found, expected = trained("cupy", "double", workers, devices, reduce), trained("numpy", "double", workers)

@@ -1,10 +1,12 @@
-"""Devices that fail under workers, and workers that fail between devices: driven through the stand-in of CuPy.
+"""Devices that fail under workers, and workers that fail between devices: driven through the stand-in of CuPy, and on
+GPUs what can be driven there.
 
 Nothing hangs, the first failure is the one that is told, in one line, and CuPy is not misused on the way out.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import create_backend, device_count
 from cupynet.backend.cuda import limit_pools
 from cupynet.data import Loader
 from cupynet.errors import DeviceError
@@ -24,10 +26,11 @@ from cupynet.parallel import Placement, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.devices import DeviceMeans
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, TrainerView
 from cupynet.training.failures import told
+from tests.backends import on_devices
 from tests.standin.machine import active
 from tests.standin.test_training import images, network
 
-pytestmark = pytest.mark.standin
+on_standin = pytest.mark.standin
 HOW = r"cudaErrorLaunchFailure: unspecified launch failure|NCCL_ERROR_UNHANDLED_CUDA_ERROR: .*"
 LOST = rf"device 1 has failed \(({HOW})\); .*go on from the last checkpoint"
 
@@ -62,6 +65,11 @@ def notes(error: BaseException) -> str:
     return "; ".join(getattr(error, "__notes__", []))
 
 
+def nobody_is_left() -> bool:
+    """Whether all workers have ended: none stands anywhere and waits."""
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
+
+
 def fill() -> None:
     """Leave nothing in the pool of the device that is current."""
     import cupy
@@ -71,7 +79,7 @@ def fill() -> None:
     pool.set_limit(size=pool.total_bytes())
     taken = []
     for size in (1 << power for power in range(24, 8, -1)):
-        while pool.free_bytes() >= size:
+        while True:
             try:
                 taken.append(cupy.cuda.alloc(size))
             except cupy.cuda.memory.OutOfMemoryError:
@@ -83,14 +91,21 @@ kept: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Any:
+def forgotten(request: pytest.FixtureRequest) -> Any:
     yield
     kept.clear()
+    if request.node.get_closest_marker("gpu"):  # whose pools others use after this
+        unlimited()
+
+
+def unlimited() -> None:
+    limit_pools(list(range(device_count("cupy"))), 0)
 
 
 # memory --------------------------------------------------------------------------------------------------------------
 
 
+@on_standin
 def test_no_memory_in_the_warm_up_says_what_to_lower() -> None:
     limit_pools([0, 1], 1 << 30, "memory.device_pool_limit=1GiB")
     with wrapper(4) as made:
@@ -107,27 +122,27 @@ def test_no_memory_in_the_warm_up_says_what_to_lower() -> None:
     assert notes(caught.value) in ("worker 1", "worker 3") and "\n" not in text and caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize(("workers", "rank"), [(1, 0), (2, 1), (3, 1)])
+@pytest.mark.parametrize(("workers", "rank"), [*on_devices((1, 0)), *on_devices((2, 1), (3, 1), count=2)])
 @pytest.mark.parametrize("iteration", [1, 3])
 def test_no_memory_in_a_round_ends_all_and_loses_nothing(
     workers: int, rank: int, iteration: int, tmp_path: Path
 ) -> None:
     callbacks = [Checkpoint(every_iterations=1), At(rank, iteration, fill)]
-    began = time.monotonic()
     text = f"device {rank % 2} has no memory left: .*batch_size=16"
     made = wrapper(workers, callbacks=callbacks, run=tmp_path, averaging_frequency=2)
     with made, pytest.raises(DeviceError, match=text) as caught:
         made.fit(loader(), 2)
     assert f"worker {rank} (cupy, device {rank % 2}), epoch 1, " in notes(caught.value)
-    assert time.monotonic() - began < 15
+    assert nobody_is_left()
     kept.clear()
-    limit_pools([0, 1], 0)
+    unlimited()
     with wrapper(workers, averaging_frequency=2) as again:
         again.restore(tmp_path / "checkpoints")
         assert again.trainer.iteration == iteration
         again.fit(loader(), 1)
 
 
+@on_standin
 def test_no_memory_in_an_evaluation_says_so() -> None:
     with wrapper() as made:
         made.fit(loader(64), 1)
@@ -140,17 +155,18 @@ def test_no_memory_in_an_evaluation_says_so() -> None:
 # a device that is lost ------------------------------------------------------------------------------------------------
 
 
+@on_standin
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13, 20, 28, 33, *range(36, 42), 50, 90])
 def test_a_device_that_is_lost_ends_the_run(after: int) -> None:
     """In the middle of anything, just before a collective too."""
-    began = time.monotonic()
     made = wrapper(2, callbacks=[At(1, 1, lambda: active().lose(1, after))])
     with made, pytest.raises(DeviceError, match=LOST) as caught:
         made.fit(loader(), 2)
     assert "worker 1 (cupy, device 1), epoch 1, " in notes(caught.value)
-    assert time.monotonic() - began < 15
+    assert nobody_is_left()
 
 
+@on_standin
 def test_a_device_that_is_lost_before_a_collective_leaves_no_host_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """All have met, and one device never comes: the others' hosts must not wait for their own devices any more."""
     really = DeviceMeans._sum_here
@@ -164,9 +180,10 @@ def test_a_device_that_is_lost_before_a_collective_leaves_no_host_behind(monkeyp
     made = wrapper(2)
     with made, pytest.raises(DeviceError, match=LOST):
         made.fit(loader(), 2)
-    assert [line.device for line in active().lines if line.stuck] == [0]
+    assert [line.device for line in active().lines if line.stuck] == [0] and nobody_is_left()
 
 
+@on_standin
 @pytest.mark.parametrize(("workers", "devices"), [(1, [1]), (3, [0, 1]), (4, [0, 1])])
 @pytest.mark.parametrize("reduce", ["auto", "device", "host"])
 def test_a_device_that_is_lost_ends_the_run_however_averages_are_made(
@@ -181,9 +198,11 @@ def test_a_device_that_is_lost_ends_the_run_however_averages_are_made(
         pytest.raises(DeviceError, match="device 1 has failed") as caught,
     ):
         made.fit(loader(), 2)
+    assert nobody_is_left()
     assert "(cupy, device 1), epoch 1, " in notes(caught.value)
 
 
+@on_standin
 def test_a_mistake_of_ours_is_told_as_one() -> None:
     """An address that is wrong is a bug of a kernel: with its traceback."""
     wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
@@ -218,6 +237,7 @@ def averaged(devices: int, task: Any, timeout_s: float = 20.0) -> list[Any]:
     return found
 
 
+@on_standin
 def test_a_worker_that_comes_late_is_waited_for() -> None:
     def task(communicator: Any, mean: Any) -> list[float]:
         means = []
@@ -229,6 +249,7 @@ def test_a_worker_that_comes_late_is_waited_for() -> None:
     assert averaged(2, task) == [[1.5] * 3] * 2
 
 
+@on_standin
 @pytest.mark.parametrize("dead", [0, 1])
 @pytest.mark.parametrize("means", [0, 2])
 def test_a_worker_that_is_dead_is_not_waited_for_in_a_collective(dead: int, means: int) -> None:
@@ -239,12 +260,12 @@ def test_a_worker_that_is_dead_is_not_waited_for_in_a_collective(dead: int, mean
             raise ValueError("the worker is dead")
         mean(1.0)
 
-    began = time.monotonic()
     with pytest.raises(ValueError, match="the worker is dead"):
         averaged(2, task)
-    assert time.monotonic() - began < 10
+    assert nobody_is_left()
 
 
+@on_standin
 def test_a_worker_that_never_comes_is_named_in_time() -> None:
     def task(communicator: Any, mean: Any) -> None:
         mean(1.0)
@@ -256,6 +277,7 @@ def test_a_worker_that_never_comes_is_named_in_time() -> None:
         averaged(2, task, timeout_s=0.5)
 
 
+@on_standin
 def test_workers_with_different_numbers_of_batches_meet_as_often() -> None:
     """Nine batches for two workers: in the last round one of them has none."""
     found = {}
@@ -271,6 +293,7 @@ def test_workers_with_different_numbers_of_batches_meet_as_often() -> None:
 # pools ----------------------------------------------------------------------------------------------------------------
 
 
+@on_standin
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_each_worker_trims_its_own_device_when_all_have_met(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first on each device; nobody before all are there, and nobody goes on before all are done."""
@@ -300,6 +323,7 @@ def test_each_worker_trims_its_own_device_when_all_have_met(late: int, monkeypat
     assert events[3:5] == [("trims", ([0], 0, 1)), ("trims", ([1], 0, None))]
 
 
+@on_standin
 def test_pools_are_trimmed_after_every_epoch() -> None:
     """Of what is kept beyond the bound nothing is left, on any device; without one all is kept."""
     kept_then: dict[bool, list[int]] = {True: [], False: []}
@@ -324,6 +348,7 @@ def test_pools_are_trimmed_after_every_epoch() -> None:
     assert max(kept_then[True]) <= 1 << 16 and min(kept_then[False]) >= 1 << 20
 
 
+@pytest.mark.usefixtures("devices")
 def test_what_a_failed_call_held_is_let_go_of() -> None:
     """Though somebody keeps the error: a GPU's memory does not wait for it."""
     backend, gone = create_backend("cupy"), []
@@ -339,6 +364,7 @@ def test_what_a_failed_call_held_is_let_go_of() -> None:
     assert gone[0]() is None and caught.value.exit_code == 1
 
 
+@on_standin
 def test_what_pools_held_is_told_after_a_fit() -> None:
     limit_pools([0, 1], None)
     limit_pools([1], 1 << 28)
@@ -354,6 +380,7 @@ def test_what_pools_held_is_told_after_a_fit() -> None:
         assert 3 * workers * weights < found["used_bytes"] <= found["held_bytes"] < 1 << 28
 
 
+@pytest.mark.usefixtures("devices")
 def test_what_was_held_before_a_pool_was_emptied_counts() -> None:
     """A large array comes and goes in the last round of an epoch; the pools are emptied after each."""
     import cupy
