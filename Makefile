@@ -14,10 +14,10 @@ OLDEST := 3.10
 BEYOND := 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test soak machines bench doctor check clean environment
+.PHONY: help install train test test-gpu soak machines bench bench-gpu doctor check clean environment
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 install: environment ## build .venv, with CuPy where nvidia-smi answers; PYTHON=python3.12 chooses the interpreter
 	@echo "$(VENV) is ready: $$(cat $(VENV)/.complete)"
@@ -33,6 +33,12 @@ test: environment ## run the tests that this machine can run and that are not sl
 	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal -o faulthandler_timeout=600 \
 		-o faulthandler_exit_on_timeout=true -m "$$marks" $(ARGS)
 
+# with an interpreter that has all there is to have: PYTHON, else that of .venv, else python3; nothing is installed
+equipped = py="$$PYTHON"; if [ -z "$$py" ]; then py=$(PY); [ -x "$$py" ] || py=python3; fi; "$$py" -m cupynet.equipped
+
+test-gpu: ## run the tests marked gpu with PYTHON=/path/to/python, which has CuPy, pytest and hypothesis; installs nothing
+	@$(equipped) pytest hypothesis && "$$py" -m pytest -q -m "gpu and not slow" $(ARGS)
+
 soak: environment ## train, kill, go on and compare for an hour, or for MINUTES=5; the results go to outputs/soak/
 	@$(PY) -m tests.soak --minutes $(MINUTES) $(ARGS)
 
@@ -41,6 +47,9 @@ machines: environment ## train on two machines that a slow cable connects (needs
 
 bench: environment ## measure operations, the training step and the loop: ARGS="peers=torch" compares with PyTorch if installed
 	@$(PY) -m cupynet.bench $(ARGS)
+
+bench-gpu: ## measure on a GPU, with PyTorch where it is: PYTHON= as for test-gpu, QUICK=1; writes outputs/records/gpu-*.json
+	@$(equipped) && "$$py" -m cupynet.bench gpu=true data=mnist data.fallback=synthetic $(if $(QUICK),repeats=1 seeds=1) $(ARGS)
 
 doctor: environment ## say what this machine has and lacks for training: ARGS="backend=cupy"
 	@$(PY) -m cupynet.doctor $(ARGS)

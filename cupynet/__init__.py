@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.errors import ConfigError as ConfigError
     from cupynet.errors import CupynetError as CupynetError
     from cupynet.errors import DataError as DataError
+    from cupynet.errors import DeviceError as DeviceError
     from cupynet.errors import DivergedError as DivergedError
     from cupynet.errors import Interrupted as Interrupted
     from cupynet.errors import OutputError as OutputError
@@ -103,7 +104,8 @@ _ROOMS = {
                  "EpochRecord"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
-    "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "OutputError", "Interrupted"),
+    "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",
+               "Interrupted"),
 }
 # fmt: on
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

@@ -3,18 +3,14 @@
 Each operation against the ceiling that a large product sets on this machine; the training step on resident data; the
 whole loop as `cupynet.train` runs it; whole runs with two threads and with two ranks of mpiexec; with `peers=torch`
 PyTorch on the tutorials' LeNet, alone and as two processes that are averaged, in turn with the loop. With
-`workers_memory=true` the memory of runs with up to 32 workers, and nothing else.
+`workers_memory=true` the memory of runs with up to 32 workers, and nothing else. With `gpu=true` what one GPU does
+(bench_gpu.py), and nothing else.
 Nothing is asserted: figures are for reading, and on a machine that others use too only ratios within one run count.
-Long, over 300 lines: one measurement after the other.
 """
 
 from __future__ import annotations
 
-import copy
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,12 +23,9 @@ from cupynet.errors import ConfigError
 from cupynet.settings import BenchSettings
 
 if TYPE_CHECKING:
-    from cupynet.backend import Backend
     from cupynet.experiment import Experiment
-    from cupynet.nn import Layer
 
 Row: TypeAlias = dict[str, Any]
-LARGE = 2048  # rows and columns of the product that sets the ceiling
 PAIR = 2  # workers of a whole run, as threads and as ranks
 MEMORY_OF = (1, 2, 8, 16, 32)  # workers
 
@@ -62,16 +55,28 @@ def prepare(settings: BenchSettings) -> Bench:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
     experiment = Experiment(settings)
     experiment.check_memory()
+    if settings.gpu and not experiment.placement.devices:
+        raise ConfigError(
+            f"gpu=true: measures on a GPU, and none is used: {experiment.backend_reason or 'backend=cupy'}"
+        )
     return Bench(settings, experiment, without_ranks())
 
 
 def bench(asked: Bench, folder: Path) -> None:
     """All measurements, as a table and as bench.json in `folder`."""
+    from cupynet import measure
     from cupynet.backend.environment import commit, environment
     from cupynet.files import write_json
 
     experiment, settings = asked.experiment, asked.settings
     experiment.announce()
+    if settings.gpu:
+        from cupynet import bench_gpu
+
+        found, path = bench_gpu.record(settings, experiment.load())
+        print("\n".join(bench_gpu.table(found)))
+        print(f"written to {path}")
+        return
     if settings.workers_memory:
         write_json(folder / "memory.json", {**memory(folder), "commit": commit(), "environment": environment()})
         print(f"written to {folder / 'memory.json'}")
@@ -80,78 +85,13 @@ def bench(asked: Bench, folder: Path) -> None:
         print(f"not measured under mpiexec: {asked.without_ranks}")
     result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
     result["commit"], result["environment"] = commit(), environment()
-    result["ceiling_gflop_per_s"] = ceiling(experiment)
-    result["operations"] = operations(experiment, result["ceiling_gflop_per_s"]["one core"])
+    result["ceiling_gflop_per_s"] = measure.ceiling(experiment)
+    result["operations"] = measure.operations(experiment, result["ceiling_gflop_per_s"]["one core"])
     result["images_per_s"] = loops(asked, folder)
     result["ratios"] = ratios(experiment, result)
     write_json(folder / "bench.json", result)
     print("\n".join(table(result)))
     print(f"written to {folder / 'bench.json'}")
-
-
-# operations -----------------------------------------------------------------------------------------------------------
-
-
-def ceiling(experiment: Experiment) -> Row:
-    """GFLOP/s of a large product in the run's precision, on one core and on all of them."""
-    from cupynet import measure
-    from cupynet.backend import available_cores, blas
-
-    backend = experiment.model().backend
-    backend.activate()
-    a, b, out = (backend.allocate((LARGE, LARGE), backend.policy.compute) for _ in range(3))
-    a[...], b[...] = 0.5, 0.25
-    found = {}
-    for name, threads in (("one core", 1), ("all cores", available_cores())):
-        with blas.limited(threads):
-            seconds = measure.timed(lambda: backend._gemm(a, b, out), backend, 1.5)
-        found[name] = 2 * LARGE**3 / seconds / 1e9
-    return found
-
-
-def operations(experiment: Experiment, one_core: float) -> list[Row]:
-    """Each step of the network forwards and backwards, the loss and the update, on one core."""
-    import numpy as np
-
-    from cupynet import measure
-    from cupynet.backend import blas
-
-    with blas.limited(1):
-        model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
-        backend = model.backend
-        backend.activate()
-        batch, rows = measure.resident_batch(experiment, backend), []
-        x = batch.images
-        for name, layer, flop in measure.network_steps(model):
-            found, x = layer_rows(backend, name, layer, x, flop * len(batch))
-            rows += found
-        loss = measure.timed(lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]), backend)
-        optimizer.init(model.params, backend)
-        optimizer.learning_rate.span(0, 2)
-        update = measure.timed(lambda: optimizer.step(model.params, 0), backend)
-        pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
-        images = measure.timed(lambda: backend.load_images(pixels, batch.samples), backend)
-    rows += [{"operation": n, "ms": 1e3 * s} for n, s in (("loss", loss), ("update", update), ("load batch", images))]
-    for row in rows:
-        if "mflop" in row:
-            row["gflop_per_s"] = row["mflop"] / row["ms"]
-            row["share_of_ceiling"] = row["gflop_per_s"] / one_core
-    return rows
-
-
-def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -> tuple[list[Row], Any]:
-    """The time of a layer forwards, and backwards (both passes less the forward one); and its output."""
-    from cupynet import measure
-
-    forward, both, y = measure.passes(backend, layer, x)
-    rows: list[Row] = [
-        {"operation": f"{name} forward", "ms": 1e3 * forward},
-        {"operation": f"{name} backward", "ms": 1e3 * max(both - forward, 1e-9)},
-    ]
-    if flop:  # backwards: as much for the weights, and again for the input where dx is needed
-        both_ways = sum(2.0 * each.multiply_adds() * (1 + each.needs_dx) for each in layer.walk())
-        rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, both_ways * len(x) / 1e6
-    return rows, y
 
 
 # the loop -------------------------------------------------------------------------------------------------------------
@@ -172,7 +112,7 @@ def loops(asked: Bench, folder: Path) -> Row:
             for layout in ("channels_last", "contiguous"):
                 name = f"torch {layout}, threads={workers}"
                 measurements[name] = partial(
-                    peer, "--threads", workers, "--layout", layout, "--batch", settings.batch_size
+                    measure.peer, "--threads", workers, "--layout", layout, "--batch", settings.batch_size
                 )
     epochs = -(-settings.images // len(data.train))
     run = [*measure.overrides(folder, BenchSettings), f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
@@ -182,7 +122,9 @@ def loops(asked: Bench, folder: Path) -> Row:
     if settings.peers == "torch":
         period = settings.parallel.averaging_frequency
         options = ["--processes", PAIR, "--average-every", period if isinstance(period, int) else 3]
-        measurements[f"torch channels_last, processes={PAIR}"] = partial(peer, *options, "--batch", settings.batch_size)
+        measurements[f"torch channels_last, processes={PAIR}"] = partial(
+            measure.peer, *options, "--batch", settings.batch_size
+        )
     found: dict[str, list[float]] = {name: [] for name in measurements}
     for _ in range(settings.repeats):
         for name, measured in measurements.items():
@@ -203,17 +145,6 @@ def trained(overrides: list[str], ranks: int = 0) -> float:
     from cupynet import measure
 
     return measure.trained(overrides, ranks=ranks)[0].images_per_s
-
-
-def peer(*options: object) -> float:
-    """PyTorch's images per second, in a process of its own; options: of `cupynet.peer`."""
-    command = [sys.executable, "-m", "cupynet.peer", *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]  # killed: silent
-        raise ConfigError(f"peers=torch: PyTorch could not be measured: {reason}")
-    rate: float = json.loads(done.stdout)["images_per_s"]
-    return rate
 
 
 def memory(folder: Path) -> Row:

@@ -3,6 +3,7 @@
 CupynetError                1   the root: catch this to catch them all
 ├── ConfigError             2   a setting, an argument or a shape that cannot work (also a ValueError)
 ├── DivergedError           3   training produced a number that is not finite
+├── DeviceError             1   a GPU that has no memory left, or has failed
 ├── DataError              65   a data file that is missing, damaged or not what it claims to be
 ├── OutputError            74   a result that could not be written
 └── Interrupted       130/143   a signal asked the run to stop
@@ -31,6 +32,10 @@ class DivergedError(CupynetError):
     """A loss or a weight is no longer finite; raised before it is averaged into any other replica."""
 
     exit_code = 3
+
+
+class DeviceError(CupynetError):
+    """A GPU has no memory left, or has failed: says which, with which worker and batch size, and what to do."""
 
 
 class DataError(CupynetError):

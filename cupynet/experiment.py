@@ -23,7 +23,7 @@ from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer,
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
-from cupynet.training import Callback, EpochRecord, ParallelWrapper, TrainerView
+from cupynet.training import Callback, ParallelWrapper, Pools
 from cupynet.training.memory import Demand, vectors_of, verdict
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ class Experiment:
 
         callbacks: in place of the settings' own; changes: other arguments of `ParallelWrapper`.
         """
-        parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self.trimming()]
+        parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self.pools()]
         arguments: dict[str, Any] = {
             "workers": self.placement.workers,
             "devices": self.placement.devices or None,
@@ -334,32 +334,24 @@ class Experiment:
         if devices:
             from cupynet.backend import cuda
 
-            cuda.limit_pools(devices, None if limit is None else size(limit, share=True))
+            asked = f"memory.device_pool_limit={limit}"
+            cuda.limit_pools(devices, None if limit is None else size(limit, share=True), asked)
 
-    def trimming(self) -> list[Callback]:
-        """The callback that keeps the memory pools small during training; none on a CPU."""
-        memory = self.settings.memory
+    def pools(self) -> list[Callback]:
+        """The callback that watches the memory pools during training, and keeps them small; none on a CPU."""
+        placement, memory = self.placement, self.settings.memory
         above = memory.device_pool_trim_above
-        bytes_above = None if above is None else int(size(above))
-        devices = self.devices()
-        if not devices:
+        if not placement.devices:
             return []
-        callback = _TrimPools(devices, bytes_above, memory.pinned_pool_trim_above)
-        callback.every_rank = self.job is not None  # among threads one does it for all
-        return [callback]
+        return [
+            Pools(
+                [placement.device(rank) for rank in range(placement.ranks)],
+                processes=self.job is not None,
+                device_above=None if above is None else int(size(above)),
+                pinned_above=memory.pinned_pool_trim_above,
+            )
+        ]
 
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 3 and all(isinstance(side, int) for side in value)
-
-
-class _TrimPools(Callback):
-    """Frees after each epoch what the pools of the GPUs in use keep beyond the bounds."""
-
-    def __init__(self, devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
-        self.devices, self.device_above, self.pinned_above = devices, device_above, pinned_above
-
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
-        from cupynet.backend import cuda
-
-        cuda.trim_pools(self.devices, self.device_above, self.pinned_above)

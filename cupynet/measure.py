@@ -7,6 +7,8 @@ returned on rank 0. (Over 300 lines: one measurement after the other.)
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import statistics
 import subprocess
@@ -18,7 +20,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
     from cupynet.backend import Backend
     from cupynet.experiment import Experiment
 
+Row: TypeAlias = dict[str, Any]
 BATCHES = 8  # that a worker goes through in turn while sharing is measured
+LARGE = 2048  # rows and columns of the product that sets the ceiling
 LONG = 1 << 22  # bytes of a message whose latency does not count
 MOST_AT_WORK = 16  # workers that are started to see how cores slow each other down
 
@@ -113,6 +117,7 @@ def steps_of(experiment: Experiment, micro_batches: int) -> list[Step]:
     with blas.limited(1):
         model = experiment.model()
         backend = model.backend
+        backend.synchronize()  # what made the model was asked for on another stream
         backend.activate()
         x = resident_batch(experiment, backend, size).images
         weights = {name: view.nbytes for name, view in model.params.views(model.params.master)}
@@ -121,6 +126,68 @@ def steps_of(experiment: Experiment, micro_batches: int) -> list[Step]:
             own = sum(size for key, size in weights.items() if key.split(".")[0] in name.split(" + "))
             found.append(Step(name, seconds, own, x.nbytes))
     return found
+
+
+# operations -----------------------------------------------------------------------------------------------------------
+
+
+def ceiling(experiment: Experiment) -> Row:
+    """GFLOP/s of a large product in the run's precision, on one core and on all of them."""
+    from cupynet.backend import available_cores, blas
+
+    backend = experiment.model().backend
+    backend.synchronize()  # what made the model was asked for on another stream
+    backend.activate()
+    a, b, out = (backend.allocate((LARGE, LARGE), backend.policy.compute) for _ in range(3))
+    a[...], b[...] = 0.5, 0.25
+    found = {}
+    for name, threads in (("one core", 1), ("all cores", available_cores())):
+        with blas.limited(threads):
+            seconds = timed(lambda: backend._gemm(a, b, out), backend, 1.5)
+        found[name] = 2 * LARGE**3 / seconds / 1e9
+    return found
+
+
+def operations(experiment: Experiment, one_core: float) -> list[Row]:
+    """Each step of the network forwards and backwards, the loss and the update, on one core."""
+    from cupynet.backend import blas
+
+    with blas.limited(1):
+        model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
+        backend = model.backend
+        backend.synchronize()  # what made the model was asked for on another stream
+        backend.activate()
+        batch, rows = resident_batch(experiment, backend), []
+        x = batch.images
+        for name, layer, flop in network_steps(model):
+            found, x = layer_rows(backend, name, layer, x, flop * len(batch))
+            rows += found
+        loss = timed(lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]), backend)
+        optimizer.init(model.params, backend)
+        optimizer.learning_rate.span(0, 2)
+        update = timed(lambda: optimizer.step(model.params, 0), backend)
+        pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
+        images = timed(lambda: backend.load_images(pixels, batch.samples), backend)
+    rows += [{"operation": n, "ms": 1e3 * s} for n, s in (("loss", loss), ("update", update), ("load batch", images))]
+    for row in rows:
+        if "mflop" in row:
+            row["gflop_per_s"] = row["mflop"] / row["ms"]
+            row["share_of_ceiling"] = row["gflop_per_s"] / one_core
+    return rows
+
+
+def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -> tuple[list[Row], Any]:
+    """The time of a layer forwards, and backwards (both passes less the forward one); and its output."""
+
+    forward, both, y = passes(backend, layer, x)
+    rows: list[Row] = [
+        {"operation": f"{name} forward", "ms": 1e3 * forward},
+        {"operation": f"{name} backward", "ms": 1e3 * max(both - forward, 1e-9)},
+    ]
+    if flop:  # backwards: as much for the weights, and again for the input where dx is needed
+        both_ways = sum(2.0 * each.multiply_adds() * (1 + each.needs_dx) for each in layer.walk())
+        rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, both_ways * len(x) / 1e6
+    return rows, y
 
 
 # the step and the loop ------------------------------------------------------------------------------------------------
@@ -261,6 +328,17 @@ def link_between(experiment: Experiment, workers: int, other: int) -> Link:
     with experiment.wrapper(callbacks=(), workers=workers) as wrapper:
         latency_s, long_s = wrapper.on_workers(task) or (0.0, 1.0)
     return Link("measured", LONG / long_s, latency_s)
+
+
+def peer(*options: object) -> float:
+    """PyTorch's images per second, in a process of its own; options: of `cupynet.peer`."""
+    command = [sys.executable, "-m", "cupynet.peer", *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]  # killed: silent
+        raise ConfigError(f"peers=torch: PyTorch could not be measured: {reason}")
+    rate: float = json.loads(done.stdout)["images_per_s"]
+    return rate
 
 
 # whole runs -----------------------------------------------------------------------------------------------------------

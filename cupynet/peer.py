@@ -1,5 +1,7 @@
 """PyTorch on the tutorials' LeNet, for `cupynet.bench` to compare with: `python -m cupynet.peer --threads 2`.
 
+With `--device cuda` on a GPU, in float without TF32; with `--graph` its whole step replayed as a CUDA graph.
+
 The only file that imports torch, run in a process of its own. Forward, backward and Nesterov update on resident data,
 nothing else: no loading, no shuffling, no logging. With `--processes 2` as many processes of one thread each, which
 PyTorch's own periodic averager brings together over gloo every few iterations. Prints one JSON object.
@@ -20,23 +22,27 @@ MEET_S = 60.0  # how long a process waits for the others
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description="Measure PyTorch's training step of LeNet on the CPU.")
+    parser = argparse.ArgumentParser(description="Measure PyTorch's training step of LeNet.")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--layout", choices=["contiguous", "channels_last"], default="channels_last")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--processes", type=int, default=1, help="replicas, each a process with one thread")
     parser.add_argument("--average-every", type=int, default=3, help="iterations between averages of the processes")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--graph", action="store_true", help="on a GPU: record the step once, and replay it")
     arguments = parser.parse_args()
     if arguments.processes > 1:
         period, batch = arguments.average_every, arguments.batch
         result = processes(arguments.processes, period, batch, arguments.layout, arguments.seconds)
+    elif arguments.device == "cuda":
+        result = measure_on_gpu(arguments.batch, arguments.layout, arguments.seconds, graph=arguments.graph)
     else:
         result = measure(arguments.threads, arguments.batch, arguments.layout, arguments.seconds)
     print(json.dumps(result))
 
 
-def lenet(threads: int, batch: int, layout: str) -> tuple[Any, Callable[[], None]]:
+def lenet(threads: int, batch: int, layout: str, device: str = "cpu") -> tuple[Any, Callable[[], None]]:
     """The network, and its training step on a batch that stays where it is."""
     import torch
     from torch import nn
@@ -46,10 +52,10 @@ def lenet(threads: int, batch: int, layout: str) -> tuple[Any, Callable[[], None
     memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
     convolutions = (nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2))
     network = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10))
-    network = network.to(memory_format=memory_format)
+    network = network.to(device, memory_format=memory_format)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, foreach=True)
-    images = torch.rand(batch, 1, 28, 28).to(memory_format=memory_format)
-    labels = torch.randint(0, 10, (batch,))
+    images = torch.rand(batch, 1, 28, 28, device=device).to(memory_format=memory_format)
+    labels = torch.randint(0, 10, (batch,), device=device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -59,14 +65,17 @@ def lenet(threads: int, batch: int, layout: str) -> tuple[Any, Callable[[], None
     return network, step
 
 
-def median_of(work: Callable[[], None], seconds: float, warm_up: int) -> float:
-    """The median seconds of one `work()` in `seconds` of them, after a warm-up."""
+def median_of(work: Callable[[], None], seconds: float, warm_up: int, done: Callable[[], None] | None = None) -> float:
+    """The median seconds of one `work()` in `seconds` of them, after a warm-up; done: waits until it is."""
+    done = done or (lambda: None)
     for _ in range(warm_up):
         work()
+    done()
     times: list[float] = []
     while sum(times) < seconds:
         began = time.perf_counter()
         work()
+        done()
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 
@@ -77,6 +86,30 @@ def measure(threads: int, batch: int, layout: str, seconds: float) -> dict[str, 
 
     _, step = lenet(threads, batch, layout)
     median = median_of(step, seconds, 10)
+    return {"version": torch.__version__, "step_ms": median * 1e3, "images_per_s": batch / median}
+
+
+def measure_on_gpu(batch: int, layout: str, seconds: float, *, graph: bool) -> dict[str, object]:
+    """The same on the first GPU; the host waits for each step, as where cupynet's is measured."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit(f"PyTorch {torch.__version__} finds no GPU")
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    _, step = lenet(1, batch, layout, "cuda")
+    work = step
+    if graph:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):  # what is made in the first steps must be there before anything is recorded
+            for _ in range(5):
+                step()
+        torch.cuda.synchronize()
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
+            step()
+        work = recorded.replay
+    median = median_of(work, seconds, 10, torch.cuda.synchronize)
     return {"version": torch.__version__, "step_ms": median * 1e3, "images_per_s": batch / median}
 
 

@@ -33,6 +33,7 @@ class Summary:
         bytes_sent: by all workers to each other; spent: what each worker spent, see `Spent`, lists in rank order.
         divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
         left_out: batches that were not trained on, as their loss or gradient was not finite, see `NonFinite`.
+        memory: of each device's memory pool what it held and used, see `Pools`; None on a CPU.
         skipped_steps: left out as a gradient overflowed 16 bits, see `LossScaler`.
         advice: what the times say about how to run this, in one sentence.
         images_per_s: training images over the seconds of their rounds, after the first 10.
@@ -82,6 +83,7 @@ class Summary:
     divergence_by_layer: dict[str, float] | None = None
     left_out: int = 0
     skipped_steps: int = 0
+    memory: list[dict[str, Any]] | None = None
     advice: str | None = None
 
 

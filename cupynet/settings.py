@@ -319,6 +319,8 @@ class BenchSettings(Settings):
     repeats: int = setting(5, integer(1, most=MOST_REPEATS, why=FOR_EVER))
     images: int = setting(60000, integer(1, most=MOST_MEASURED, why=FOR_EVER))
     workers_memory: bool = setting(False, checks.flag)
+    gpu: bool = setting(False, checks.flag)
+    seeds: int = setting(5, integer(1, most=MOST_REPEATS, why=FOR_EVER))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -273,6 +273,7 @@ def summarise(
         divergence_by_layer=None if measured is None else dict(measured.by_layer),
         left_out=_left_out(wrapper),
         skipped_steps=wrapper.trainer.skipped_steps,
+        memory=_memory(wrapper),
         advice=None if spent is None else _advice(experiment, wrapper, data, spent),
     )
 
@@ -290,6 +291,13 @@ def _left_out(wrapper: ParallelWrapper) -> int:
     from cupynet.training import NonFinite
 
     return sum(each.left_out for each in wrapper.callbacks if isinstance(each, NonFinite))
+
+
+def _memory(wrapper: ParallelWrapper) -> list[dict[str, Any]] | None:
+    """What the memory pools of the GPUs held; None where there are none."""
+    from cupynet.training import Pools
+
+    return next((each.found for each in wrapper.callbacks if isinstance(each, Pools) and each.found), None)
 
 
 def _pipeline_speed(wrapper: ParallelWrapper) -> PipelineSpeed | None:

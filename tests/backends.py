@@ -27,11 +27,30 @@ def works(name: str) -> bool:
 
 WORKING = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in BACKENDS if works(name)]
 WORKING.append(pytest.param("cupy", id="standin", marks=pytest.mark.standin))  # on made-up devices: tests/conftest.py
+GPU = works("cupy")
+# where a test of the GPU's code runs, from the same text: on the stand-in, and on a GPU where there is one
+ON_DEVICES = [
+    pytest.param("standin", marks=pytest.mark.standin),
+    *([pytest.param("gpu", marks=pytest.mark.gpu)] if GPU else []),
+]
 every_backend = pytest.mark.parametrize("name", WORKING)
 every_dtype = pytest.mark.parametrize("dtype", ["half", "float", "double"])
 NO_BFLOAT16 = "CUPYNET_TEST_ALL" not in os.environ and importlib.util.find_spec("ml_dtypes") is None
 needs_bfloat16 = pytest.mark.skipif(NO_BFLOAT16, reason="ml_dtypes is not installed: pip install ml_dtypes")
 every_narrow_dtype = pytest.mark.parametrize("dtype", ["half", pytest.param("bfloat16", marks=needs_bfloat16)])
+
+
+def on_devices(*cases: Any, count: int = 1) -> list[Any]:
+    """Each case on the stand-in, and on GPUs where there are any; count: of the devices that it needs."""
+    marks = [pytest.mark.gpu, *([pytest.mark.multi_gpu] if count > 1 else [])]
+    found = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        name = "-".join(map(str, values))
+        found.append(pytest.param(*values, id=name, marks=pytest.mark.standin))
+        if GPU:
+            found.append(pytest.param(*values, id=f"{name}-gpu", marks=marks))
+    return found
 
 
 class Reference(Backend):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.backends import ON_DEVICES
 from tests.standin import installed
 
 # under nohup SIGHUP is ignored, in the background of a script SIGINT, by whatever a test starts too: here they mean
@@ -23,6 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("standin") and any(name in item.name for name in LONG_ON_THE_STANDIN):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(params=ON_DEVICES)
+def devices(request: pytest.FixtureRequest, made_up_devices: None) -> str:
+    """Where the test computes: on the stand-in of CuPy, or on GPUs."""
+    found: str = request.param
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
 
 COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor", "shard", "machines")
-SHARED = ("experiment", "measure")  # what the commands share: settings turned into the objects of a run; measuring
+SHARED = (
+    "experiment",
+    "measure",
+    "bench_gpu",
+)  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
     "exits",
@@ -63,6 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
+    "equipped": ("backend",),  # begins with nothing but Python
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
     "__init__": (*LIBRARY, *FILES),  # resolved lazily: tests/test_init.py

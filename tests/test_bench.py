@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from cupynet import bench, measure
+from cupynet import bench, bench_gpu, measure
 from cupynet.errors import ConfigError
 from tests.test_train import run
 
+ROOT = Path(__file__).resolve().parents[1]
 RESULT = {
     "batch_size": 100,
     "ceiling_gflop_per_s": {"one core": 50.0, "all cores": 100.0},
@@ -107,9 +114,9 @@ def test_an_unknown_peer_is_refused(tmp_path) -> None:
 @pytest.mark.parametrize(("stderr", "reason"), [("Traceback\nImportError: no", "ImportError: no"), ("", "status -9")])
 def test_a_peer_that_fails_says_why(stderr: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleNamespace(returncode=-9, stderr=stderr, stdout="")
-    monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(measure.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(ConfigError, match=f"could not be measured: .*{reason}"):
-        bench.peer("--threads", 1)
+        measure.peer("--threads", 1)
 
 
 @pytest.mark.slow
@@ -129,3 +136,94 @@ def test_memory_grows_with_the_workers_and_no_faster(tmp_path) -> None:
     assert list(found["mb"]) == ["1", "2", "8", "16", "32"] and found["line"]["off_by"] < 0.15
     early, late = ((found["mb"][b] - found["mb"][a]) / (int(b) - int(a)) for a, b in (("2", "8"), ("16", "32")))
     assert late < 1.5 * early
+
+
+# on a GPU -------------------------------------------------------------------------------------------------------------
+
+SMALL = [
+    *("data=synthetic", "data.train=32", "data.test=16", "batch_size=16", "epochs=1", "repeats=1", "seeds=1"),
+    *("images=32", "model.layers.conv1.filters=2", "model.layers.conv2.filters=2", "model.layers.dense1.units=4"),
+]
+
+
+def on_the_standin(tmp_path: Path, *arguments: str) -> Any:
+    line = [sys.executable, "-c", MADE_SMALL, "--devices", "1", "-m", "cupynet.bench", "gpu=true", *SMALL, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HYDRA_FULL_ERROR": "1"}
+    return subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
+
+
+# the stand-in computes as a GPU does, but not as fast: one of each
+MADE_SMALL = """
+import sys
+from cupynet import bench_gpu, measure
+from tests.standin.__main__ import main
+measure.LARGE, bench_gpu.STEP_S = 8, 0.01
+long = measure.timed
+measure.timed = lambda work, backend, at_least_s=0.0: long(work, backend, 0.0)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_gpu_is_measured_whole(tmp_path: Path) -> None:
+    """Without PyTorch; every figure is there, or why it is not."""
+    done = on_the_standin(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = (tmp_path / "outputs" / "records").glob("gpu-made-up-device-20*.json")
+    found = json.loads(file.read_text())
+    assert found["device"]["name"] == "made-up device" and found["cuda"]["cupy"] == "14.2.0"
+    assert found["environment"]["cores"] and found["dataset"] == "synthetic" and "commit" in found
+    assert found["step"]["cupynet"]["median"] > 0 and len(found["step"]["cupynet"]["all"]) == 1
+    if find_spec("torch") is None:
+        for name in ("torch", "torch, CUDA graph"):
+            assert found["step"][name] == {"not_measured": "PyTorch is not installed"}
+    operations = {row["operation"] for row in found["operations"]}
+    assert operations >= {"conv1 + pool1 forward", "output backward", "loss", "update", "load batch"}
+    assert found["epoch"]["seconds"]["median"] > 0 and found["epoch"]["images"] == 32
+    (reached,) = found["to_accuracy"]
+    assert reached["seed"] == 0 and reached["epochs"] == len(reached["accuracies"]) == 1
+    assert list(found["loop_images_per_s"]) == ["float", "half", "bfloat16"]
+    for dtype, row in found["loop_images_per_s"].items():
+        assert list(row) == ["1", "2", "4"]
+        there = dtype != "bfloat16" or find_spec("ml_dtypes") is not None
+        assert all(rate > 0 if there else "ml_dtypes" in rate for rate in row.values())
+    *_, last = done.stdout.strip().splitlines()
+    assert last == f"written to outputs/records/{file.name}"
+    for line in ("cupynet  ", "conv2 + pool2 backward", "an epoch of 32 images", "99.0% on the test images", "half   "):
+        assert any(printed.startswith(line) for printed in done.stdout.splitlines()), line
+
+
+def test_a_machine_without_a_gpu_is_not_measured_as_one(tmp_path: Path) -> None:
+    _, stderr = run(tmp_path, "gpu=true", "backend=numpy", command="bench", code=2)
+    assert stderr.startswith("cupynet: gpu=true: measures on a GPU, and none is used: ")
+
+
+def test_a_record_of_the_same_day_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [
+        str(bench_gpu.write({"device": {"name": "NVIDIA H200 (141GB)"}, "date": "2026-01-02", "turn": turn}))
+        for turn in range(3)
+    ]
+    stem = "outputs/records/gpu-nvidia-h200-141gb-2026-01-02"
+    assert names == [f"{stem}.json", f"{stem}-2.json", f"{stem}-3.json"]
+    assert [json.loads(Path(name).read_text())["turn"] for name in names] == [0, 1, 2]
+
+
+def test_a_peer_is_measured_in_turn_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that fails is told, and the rest goes on."""
+    asked: list[tuple[Any, ...]] = []
+
+    def peer(*options: Any) -> float:
+        asked.append(options)
+        if "--graph" in options:
+            raise ConfigError("peers=torch: PyTorch could not be measured: no graph")
+        return 1000.0 * len(asked)
+
+    monkeypatch.setattr(measure, "peer", peer)
+    monkeypatch.setattr(bench_gpu, "find_spec", lambda name: object())
+    monkeypatch.setattr(measure, "step_times", lambda *_: np.array([[0.001, 0.0, 3]]))
+    settings: Any = SimpleNamespace(batch_size=128, repeats=3, dtype="float")
+    found = bench_gpu.steps(cast(Any, None), settings)
+    assert found["cupynet"]["median"] == pytest.approx(128_000) and len(found["cupynet"]["all"]) == 3
+    assert found["torch"]["all"] == [1000.0, 3000.0, 4000.0] and found["torch"]["median"] == 3000.0
+    assert found["torch, CUDA graph"] == {"not_measured": "peers=torch: PyTorch could not be measured: no graph"}
+    assert asked[0] == ("--device", "cuda", "--batch", 128, "--seconds", bench_gpu.STEP_S)

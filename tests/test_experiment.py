@@ -14,9 +14,9 @@ from cupynet.data import Data, Dataset, Source
 from cupynet.errors import ConfigError, DataError
 from cupynet.experiment import Experiment
 from cupynet.parallel import Placement, placement
-from cupynet.training import EarlyStopping, ParallelWrapper
+from cupynet.training import EarlyStopping, Pools
 from tests.test_conf_files import settings_of
-from tests.training.conftest import small_dataset, small_model
+from tests.training.conftest import small_dataset
 
 
 def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
@@ -26,14 +26,15 @@ def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
     return found
 
 
-def test_pools_are_trimmed_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(cuda, "trim_pools", lambda *arguments: asked.append(arguments))
+def test_pools_are_watched_and_trimmed_as_the_settings_say() -> None:
     settings = ("memory.device_pool_trim_above=2KiB", "memory.pinned_pool_trim_above=64")
-    callbacks = experiment((0, 2), *settings).trimming()
-    with ParallelWrapper(small_model(), 1, callbacks=callbacks) as wrapper:
-        wrapper.fit(small_dataset(12), 3)
-    assert asked == [([0, 2], 2048, 64)] * 3
+    found = experiment((0, 2), *settings)
+    found.placement = Placement(3, (0, 2))
+    (pools,) = found.pools()
+    assert isinstance(pools, Pools) and not pools.processes
+    assert (pools.devices, pools.device_above, pools.pinned_above) == ([0, 2, 0], 2048, 64)
+    (untouched,) = experiment((0,)).pools()
+    assert isinstance(untouched, Pools) and (untouched.device_above, untouched.pinned_above) == (None, None)
 
 
 def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,13 +42,13 @@ def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "limit_pools", lambda *arguments: asked.append(arguments))
     experiment((1,), "memory.device_pool_limit=80%").limit_memory()
     experiment((1,)).limit_memory()
-    assert asked == [([1], 0.8), ([1], None)]
+    assert asked == [([1], 0.8, "memory.device_pool_limit=80%"), ([1], None, "memory.device_pool_limit=None")]
 
 
 def test_a_cpu_has_no_pools() -> None:
     on_cpu = experiment((), "memory.device_pool_limit=80%", "memory.device_pool_trim_above=1")
     on_cpu.limit_memory()
-    assert on_cpu.trimming() == []
+    assert on_cpu.pools() == []
 
 
 @pytest.mark.standin

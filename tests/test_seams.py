@@ -146,7 +146,7 @@ def test_rounds_are_counted_by_who_deals_them_out() -> None:
 
 def test_blas_threads_are_limited_in_one_way() -> None:
     """For the workers by the wrapper; who measures operations on one core holds the rest still."""
-    assert {s.path for s in SOURCES if "limited" in calls(s)} == {"training/wrapper.py", "bench.py", "measure.py"}
+    assert {s.path for s in SOURCES if "limited" in calls(s)} == {"training/wrapper.py", "measure.py"}
     assert {s.path for s in SOURCES if "threadpool_limits" in calls(s)} == {"backend/blas.py"}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from cupynet.backend import checks
 from cupynet.backend.array import Array
+from cupynet.backend.failure import Failure
 from cupynet.backend.pairs import Convolution, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Recorder
@@ -67,16 +69,17 @@ class Backend:
         """`array` on this backend's device; not copied where it is already there in that dtype."""
         return self.xp.asarray(array, dtype)
 
-    def put(self, array: Array, values: Any) -> None:
-        """Overwrite an array of this backend with one of the host, also in another precision."""
-        array[...] = self.asarray(values, array.dtype)
-
     def to_host(self, array: Array) -> Any:
         """`array` as a NumPy array; on a CPU it is the array itself."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
         """Wait until the device has done everything that this backend, or the calling thread, has asked it to."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """This backend's device as the calling thread's for a while: for what is written to its arrays by others than
+        the worker."""
+        return nullcontext()
 
     def activate(self) -> None:
         """Make this backend's device the current one of the calling thread; once, at the start of a worker."""
@@ -88,6 +91,10 @@ class Backend:
     def place(self) -> str:
         """Which GPU of which machine this is, alike for all processes; "" on a CPU."""
         return ""
+
+    def failure(self, error: BaseException, device: int) -> Failure | None:
+        """What an error says of a device of this kind: that it has no memory left, or has failed; else None."""
+        return None
 
     def mark(self) -> Any:
         """The end of what this backend was asked for so far, for others to wait for; None where it is done at once."""

@@ -187,8 +187,9 @@ class Model:
                 raise ConfigError(
                     f"weight '{name}' has shape {tuple(weights[name].shape)}, this network needs {p.shape}"
                 )
-        for name, p in named.items():
-            self.backend.put(p.master, weights[name])
+        with self.backend.here():
+            for name, p in named.items():
+                p.master[...] = self.backend.asarray(weights[name], p.master.dtype)
         self.params.publish()
 
     def summary(self) -> str:

@@ -122,9 +122,10 @@ class Params:
             start = self._offsets[name]
             host[start : start + p.size] = p.init(rng, p.shape).reshape(-1)
         self.master = backend.allocate((total,), accumulate)
-        backend.put(self.master, host)
         self.grad = backend.allocate((total,), accumulate)
-        self.grad[...] = 0
+        with backend.here():
+            self.master[...] = backend.asarray(host)
+            self.grad[...] = 0
         self.data = self.master if storage == accumulate else backend.allocate((total,), storage)
         self._backend = backend
         for attribute, vector in (("master", self.master), ("grad", self.grad), ("data", self.data)):

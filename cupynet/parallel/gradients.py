@@ -161,7 +161,7 @@ class GradientSharing(Synchronizer):
         total = sum(each.samples for each in sent)
         for each in sent:  # in rank order, so that the sums are the same everywhere
             each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
-        replica.backend.put(params.master, common)
+        params.master[...] = replica.backend.asarray(common)
         params.publish()
 
     def _score(self, replica: ReplicaView, iteration: int | None) -> Average:

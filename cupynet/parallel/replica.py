@@ -44,10 +44,8 @@ def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
 def take_by_name(replica: ReplicaView, vector: Array, saved: Mapping[str, NDArray[Any]]) -> None:
     """Overwrite a (P,) vector with what `by_name` returned, also in another precision."""
     for name, view in replica.params.views(vector):
-        if isinstance(view, np.ndarray):
-            view[...] = saved[name]
-        else:
-            replica.backend.put(view, saved[name])
+        part = saved[name]
+        view[...] = part if isinstance(view, np.ndarray) else replica.backend.asarray(part, view.dtype)
 
 
 def _on_host(replica: ReplicaView, view: Array) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from cupynet.training.console import Progress
 from cupynet.training.early_stopping import EarlyStopping, EarlyStoppingResult
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import NonFinite
+from cupynet.training.pools import Pools
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
@@ -24,6 +25,7 @@ __all__ = [
     "History",
     "NonFinite",
     "ParallelWrapper",
+    "Pools",
     "Progress",
     "Replica",
     "Report",

@@ -194,6 +194,14 @@ def _drift(summary: Summary, divergence: float) -> str:
     return f"last {'at most ' * (summary.stages > 1)}{100 * divergence:.2g} % apart{most}"
 
 
+def _pools(memory: list[dict[str, Any]]) -> str:
+    """What the fullest of the devices' memory pools held and used."""
+    most = max(memory, key=lambda pool: pool["held_bytes"])
+    used, held, limit = (most[f"{name}_bytes"] for name in ("used", "held", "limit"))
+    where = most["device"] if len(memory) == 1 else f"{most['device']}, the fullest of {len(memory)},"
+    return f"{where} held {_amount(held)}, used {_amount(used)}{'' if limit is None else f' of {_amount(limit)}'}"
+
+
 def _amount(count: float) -> str:
     """Bytes in the unit that keeps them short: 1.2 GB."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -218,6 +226,8 @@ def result_table(summary: Summary, run: Run) -> None:
     }
     if summary.spent is not None and len(summary.spent["rounds_s"]) > 1:
         rows["spent"] = _spent(Spent(**summary.spent), summary)
+    if summary.memory:
+        rows["GPU memory"] = _pools(summary.memory)
     if summary.pipeline is not None:
         speed = summary.pipeline
         rows["pipeline"] = f"{speed['speed_up']:.2f} times one worker, bound {speed['bound']:.2f}"

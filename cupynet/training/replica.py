@@ -197,7 +197,7 @@ class Replica:
         self.model.load_weights(state["weights"])
         for name, vector in self.optimizer_state.items():
             for parameter, view in self.params.views(vector):
-                self.backend.put(view, state["optimizer"][name][parameter])
+                view[...] = self.backend.asarray(state["optimizer"][name][parameter], view.dtype)
         self.updates = state["updates"]
 
     def _by_name(self, vector: Array) -> dict[str, Any]:

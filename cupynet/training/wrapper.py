@@ -41,6 +41,7 @@ from cupynet.parallel import (
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.checkpoint import found, resumed, save
+from cupynet.training.failures import told
 from cupynet.training.memory import Demand, vectors_of, verdict
 from cupynet.training.metrics import Evaluation
 from cupynet.training.recorded import replica_of
@@ -236,7 +237,7 @@ class ParallelWrapper:
             trainer.fit(loader, epochs, evaluate_on=held_out, evaluate_every=evaluate_every, split=split)
 
         try:
-            self.on_workers(task)
+            self.on_workers(task, batch_size=loader.batch_size)
         except CupynetError as error:
             if error.exit_code == DivergedError.exit_code:  # where another process diverged, a PeerFailed has its code
                 for trainer in filter(None, reversed(self._trainers)):  # the model's own device last
@@ -258,7 +259,7 @@ class ParallelWrapper:
             trainer.synchronizer.begin(trainer.replica)
             found.append(trainer.evaluate(loader))
 
-        self.on_workers(task)
+        self.on_workers(task, batch_size=loader.batch_size)
         return found[0]
 
     def greatest(self, number: float) -> float:
@@ -298,7 +299,7 @@ class ParallelWrapper:
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs; the seconds it took."""
-        return self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size)) or 0.0
+        return self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size), batch_size=batch_size) or 0.0
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let the running `fit`, or else the next one, end soon, after the same round on all workers.
@@ -310,17 +311,20 @@ class ParallelWrapper:
             if trainer is not None:
                 trainer.stop(text, reason)
 
-    def on_workers(self, task: Callable[[Trainer], T]) -> T | None:
+    def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
         """Run `task(trainer)` on every worker, in its thread, as `fit` and `evaluate` do; rank 0's result.
+
+        batch_size: of what is done, for messages.
 
         RuntimeError after a failure or `close`, and in the middle of another task: a callback works with its trainer.
         """
 
         def done(world: Communicator) -> T:
-            trainer = self._trainer(world)
-            result = task(trainer)
-            trainer.backend.synchronize()
-            return result
+            with told(self.model.backend, self.placement, world.rank, batch_size):
+                trainer = self._trainer(world)
+                result = task(trainer)
+                trainer.backend.synchronize()
+                return result
 
         self.model.backend.synchronize()  # streams of the caller and of the workers do not wait for each other
         return self._launcher.run(done)

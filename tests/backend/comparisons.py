@@ -370,7 +370,6 @@ EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward"}
 ELSEWHERE = {
     "mark",
     "recorder",
-    "put",
     "after",
     "fetch",
     "stream",

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend, select_backend
-from cupynet.backend.cuda import inventory, limit_pools, memory, probe, trim_pools
+from cupynet.backend.cuda import Pool, inventory, limit_pools, memory, pool, probe, trim_pools
+from cupynet.nn import Dense, Image, Model, Sequential
 from tests.standin.errors import Unwritten
 from tests.standin.machine import active
 from tests.standin.planted import together
@@ -112,6 +113,21 @@ def test_the_machine_is_described(cupy: Any) -> None:
     assert memory([0, 1]) == 1 << 30
 
 
+def test_what_limits_a_pool_is_known(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_pools([0, 1], None)
+    assert (pool(0).limit, pool(0).limited_by) == (None, "")
+    with cupy.cuda.Device(1):
+        kept, _ = cupy.zeros(100), cupy.zeros(1000)
+        del _
+        cupy.get_default_memory_pool().set_limit(size=1 << 22)
+    monkeypatch.setenv("CUPY_GPU_MEMORY_LIMIT", "4194304")
+    assert pool(1) == Pool(1024, 1024 + 8192, 1 << 22, "CUPY_GPU_MEMORY_LIMIT")
+    monkeypatch.delenv("CUPY_GPU_MEMORY_LIMIT")
+    assert pool(1).limited_by == "CuPy's set_limit"
+    limit_pools([1], 0.25, "memory.device_pool_limit=25%")
+    assert pool(1) == Pool(1024, 1024, 1 << 28, "memory.device_pool_limit=25%") and kept.size
+
+
 def test_pools_are_limited_and_trimmed_on_each_device(cupy: Any) -> None:
     pool = cupy.get_default_memory_pool()
     limit_pools([0, 1], 1 << 20)
@@ -150,3 +166,13 @@ def test_a_cupy_that_cannot_compile_is_a_reason_and_not_a_bug(cupy: Any, monkeyp
     assert name != "cupy" and reason is not None and "cuda_fp16.h" in reason
     monkeypatch.setattr(cupy, "is_available", lambda: False)
     assert probe() == "CuPy finds no usable GPU or driver"
+
+
+def test_a_model_of_another_device_is_made_and_loaded_by_any_thread(cupy: Any) -> None:
+    """Before a worker has activated its backend: nothing is written from another device."""
+    model = Model(Sequential([Dense(3)]), Image(2, 2, 1), create_backend("cupy", device=1), seed=3)
+    assert model.params.master.device.id == 1 and cupy.cuda.Device().id == 0
+    weights = {name: weight + 1 for name, weight in model.weights().items()}
+    model.load_weights(weights)
+    for name, weight in model.weights().items():
+        np.testing.assert_array_equal(weight, weights[name])

@@ -1,7 +1,8 @@
 """One suite for every communicator: what a worker may rely on, whatever connects it to the others.
 
-It runs over the serial communicator and over threads here, and once more under mpiexec for each number of ranks: there
-every rank runs this file, and its part of each task (`CUPYNET_TEST_RANKS` is set).
+It runs over the serial communicator and over threads here, over threads whose arrays live on GPUs, and once more under
+mpiexec for each number of ranks: there every rank runs this file, and its part of each task (`CUPYNET_TEST_RANKS` is
+set).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cupynet.parallel import (
     ThreadLauncher,
     WorkerTimeout,
 )
+from tests.backends import works
 from tests.mpi import needs_mpi, under_mpiexec
 
 RANKS = int(os.environ.get("CUPYNET_TEST_RANKS", "0"))  # under mpiexec
@@ -48,14 +50,87 @@ def on_workers(launcher: Launcher, task) -> list:
     return results
 
 
-@pytest.fixture(params=[RANKS] if RANKS else [1, 2, 3, 4])
-def team(request):
-    """One worker is the serial communicator, several are threads, or ranks under mpiexec."""
+class OnDevices:
+    """A worker's communicator, whose floating-point arrays go to the worker's device for each call, and back."""
+
+    def __init__(self, own, backend):
+        self.own, self.backend = own, backend
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def split(self, color, key):
+        return OnDevices(self.own.split(color, key), self.backend)
+
+    def allreduce_mean(self, arrays, weight):
+        there = [self._there(array) for array in arrays]
+        self.own.allreduce_mean(there, weight)
+        self._back(arrays, there)
+
+    def broadcast(self, array, root=0):
+        there = self._there(array)
+        self.own.broadcast(there, root)
+        self._back([array], [there])
+
+    def send(self, array, to):
+        self.own.send(self._there(array), to)
+
+    def recv(self, array, source):
+        there = self._there(array)
+        self.own.recv(there, source)
+        self._back([array], [there])
+
+    def _there(self, array):
+        return self.backend.asarray(array) if array.dtype.kind == "f" else array
+
+    def _back(self, arrays, there):
+        for array, found in zip(arrays, there, strict=True):
+            array[...] = self.backend.to_host(found)
+
+
+class DeviceLauncher:
+    """Threads on devices in turn, which average over NCCL between devices."""
+
+    def __init__(self, threads, devices):
+        self._threads, self.workers, self.first, self.devices = threads, threads.workers, 0, devices
+
+    def run(self, task):
+        def work(communicator):
+            backend = create_backend("cupy", device=communicator.rank % self.devices)
+            backend.activate()
+            communicator.attach(backend, "nccl")
+            result = task(OnDevices(communicator, backend))
+            backend.synchronize()
+            return result
+
+        return self._threads.run(work)
+
+
+HOSTS = [RANKS] if RANKS else [1, 2, 3, 4]
+ON_STANDIN = [  # workers, devices
+    pytest.param((workers, devices), id=f"standin{workers}on{devices}", marks=pytest.mark.standin)
+    for workers, devices in ((1, 1), (2, 1), (2, 2), (3, 2), (4, 2))
+]
+ON_GPUS = [
+    pytest.param(
+        (workers, devices),
+        id=f"gpu{workers}on{devices}",
+        marks=[pytest.mark.gpu, *([pytest.mark.multi_gpu] if devices > 1 else [])],
+    )
+    for workers, devices in ((1, 1), (2, 1), (2, 2), (4, 2))
+    if works("cupy")
+]
+
+
+@pytest.fixture(params=HOSTS if RANKS else [*HOSTS, *ON_STANDIN, *ON_GPUS])
+def team(request, made_up_devices):
+    """One worker is the serial communicator, several are threads, with arrays on devices too, or ranks of mpiexec."""
     if RANKS:
         yield MpiLauncher(timeout_s=20)
-    else:
-        with ThreadLauncher(request.param, timeout_s=20) as team:
-            yield team
+        return
+    workers, devices = request.param if isinstance(request.param, tuple) else (request.param, 0)
+    with ThreadLauncher(workers, timeout_s=20) as team:
+        yield DeviceLauncher(team, devices) if devices else team
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=needs_mpi) for ranks in (2, 3, 4)])
@@ -78,7 +153,8 @@ def test_ranks_count_from_zero(team):
 
 def test_one_worker_is_serial_and_several_are_threads_or_ranks(team):
     several = MpiCommunicator if RANKS else ThreadCommunicator
-    assert set(on_workers(team, type)) == {SerialCommunicator if team.workers == 1 else several}
+    found = on_workers(team, lambda c: type(getattr(c, "own", c)))
+    assert set(found) == {SerialCommunicator if team.workers == 1 else several}
 
 
 def test_all_gather_is_in_rank_order_whoever_comes_first(team):
@@ -281,6 +357,8 @@ def test_sums_are_in_rank_order_whatever_the_timing(team):
 
     found = {bits for slowest in range(3) for bits in on_workers(team, mean(slowest))}
     assert len(found) == 1
+    if getattr(team, "devices", 1) > 1:
+        return  # sums of devices meet over NCCL, in an order of its own
     with ThreadLauncher(team.workers, timeout_s=20) as threads:
         assert found == {threads.run(mean(0))}  # the same bits, whatever connects the workers
 
@@ -358,6 +436,7 @@ class Device(type(create_backend("numpy", "double"))):
 
 def test_arrays_of_a_device_travel_through_the_host(team):
     def task(c):
+        c = getattr(c, "own", c)
         c.attach(Device("double"))
         mean, first, host = DeviceArray([float(c.rank)] * 4), DeviceArray([float(c.rank)] * 4), np.full(4, c.rank)
         c.allreduce_mean([mean], 1)

@@ -1,7 +1,9 @@
 """What stands in for a GPU in tests.
 
 CUDA's words for a C++ compiler (include/, host.py), and a CuPy that computes on the CPU and forgives nothing: `with
-installed(devices=2) as machine:` puts it into `sys.modules`. It holds what cupynet uses of CuPy and nothing else.
+installed(devices=2) as machine:` puts it into `sys.modules`. It holds what cupynet uses of CuPy and nothing else. Tests
+marked `gpu` run on it, in the whole process, by `python -m tests.standin -m pytest -m gpu`: a proof that none of them
+is broken by itself.
 
     modules.py      the modules, put in and taken out         errors.py       what is found
     machine.py      the one way an operation goes             order.py        streams as lines, vector clocks, labels

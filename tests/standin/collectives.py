@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.standin.errors import BadLaunch, Disagreement, InCapture, Misuse
+from tests.standin.errors import BadLaunch, CUDARuntimeError, Disagreement, InCapture, Misuse
 from tests.standin.machine import Machine, Span, active
 from tests.standin.order import Label, Line, label
 
@@ -34,6 +34,7 @@ CONSTANTS |= {"NCCL_FLOAT": 7, "NCCL_DOUBLE": 8, "NCCL_HALF": 6, "NCCL_INT": 2, 
 VERSION, UNIQUE = 23203, 128
 SEVERAL_ON_ONE = "NCCL_MULTI_RANK_GPU_ENABLE"
 STATUS = {
+    1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
     4: "NCCL_ERROR_INVALID_ARGUMENT: invalid argument (run with NCCL_DEBUG=WARN for details)",
     5: "NCCL_ERROR_INVALID_USAGE: invalid usage (run with NCCL_DEBUG=WARN for details)",
 }
@@ -56,6 +57,10 @@ class Ring:
     calls: dict[int, list[Call]] = field(default_factory=dict)  # by their number, until all ranks have made it
     letters: dict[tuple[int, int], deque[Call]] = field(default_factory=dict)  # sends and receives without the other
     broken: Exception | None = None
+
+    def lost(self, machine: Machine) -> bool:
+        """Whether the device of one of the ranks has failed."""
+        return any(map(machine.is_lost, self.devices.values()))
 
 
 @dataclass(eq=False)
@@ -226,6 +231,10 @@ class NcclCommunicator:
         if (kind in ("reduce", "broadcast") and more[-1] not in range(ring.size)) or peer >= ring.size:
             raise NcclError(4, f"root or peer {more[-1:] or peer} of {ring.size}")
         with machine.lock:
+            try:
+                machine.asked(self._device)
+            except CUDARuntimeError as error:
+                raise NcclError(1) from error
             line = machine.line_at(stream, self._device)
             if line.device != self._device:
                 raise NcclError(4, f"{line} is of device {line.device}, the communicator of {self._device}")
@@ -275,11 +284,13 @@ def _submit(calls: Sequence[Call]) -> None:
             for call in calls:
                 ring = call.communicator._own()
                 machine.wait(
-                    lambda call=call, ring=ring: call.over or ring.broken is not None,
+                    lambda call=call, ring=ring: call.over or ring.broken is not None or ring.lost(machine),
                     lambda call=call, ring=ring: f"{call} waits for {_missing(call, ring)}",
                 )
                 if not call.over and ring.broken is not None:
                     raise ring.broken
+                if not call.over:  # the host goes on; the device waits for one that never comes
+                    call.line.stuck = f"{call} waits for {_missing(call, ring)}, whose device is lost"
                 if call.error is not None:
                     raise call.error
         except Misuse as misuse:

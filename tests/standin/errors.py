@@ -6,6 +6,10 @@ Where CuPy itself raises, its type is among the bases, so that a program that ha
 from __future__ import annotations
 
 
+class CUDARuntimeError(RuntimeError):
+    """What the runtime refuses: no misuse, but CuPy's own."""
+
+
 class Misuse(Exception):
     """A mistake in the use of CuPy. It is kept by the machine too, see `Machine.misuses`: nobody can swallow it."""
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.standin.errors import Deadlock, InCapture, Misuse, NoGemmInCapture, Overrun, WrongDevice
+from tests.standin.errors import CUDARuntimeError, Deadlock, InCapture, Misuse, NoGemmInCapture, Overrun, WrongDevice
 from tests.standin.memory import Chunk, MemoryPool
 from tests.standin.order import Access, Line, label, merge
 
@@ -99,6 +99,7 @@ class Machine:
         self.rings: dict[bytes, Any] = {}  # communicators by their names
         self.pinned: Any = None
         self.cublas: Any = None
+        self.failing: dict[int, tuple[int, str]] = {}  # device -> what it still does, and the error from then on
         self._seats = threading.local()
         self._null_streams: list[Any] = []
 
@@ -159,6 +160,32 @@ class Machine:
         elif line.blocking:
             line.join(self.nulls[line.device].clock)
 
+    # a device that fails --------------------------------------------------------------------------------------------
+
+    def lose(
+        self, device: int, after: int = 0, error: str = "cudaErrorLaunchFailure: unspecified launch failure"
+    ) -> None:
+        """Let a device fail: when it has done `after` more operations, all that is asked of it raises `error`."""
+        with self.lock:
+            self.failing[device] = after, error
+            self.changed.notify_all()
+
+    def is_lost(self, device: int) -> bool:
+        """Whether it has failed."""
+        return self.failing.get(device, (1, ""))[0] <= 0
+
+    def asked(self, device: int, operations: int = 0) -> None:
+        """Something is asked of a device, as many operations or none: CUDARuntimeError where it has failed."""
+        with self.lock:
+            if device not in self.failing:
+                return
+            left, error = self.failing[device]
+            if left <= 0:
+                raise CUDARuntimeError(error)
+            self.failing[device] = left - operations, error
+            if left == operations:
+                self.changed.notify_all()  # nobody waits for it any more
+
     # operations -----------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, line: Line | None = None) -> Any:
@@ -167,6 +194,7 @@ class Machine:
             if not self.on:
                 raise Misuse(f"{operation.name}: the machine was switched off")
             line = self.line if line is None else line
+            self.asked(line.device, operations=1)
             try:
                 for span in (*operation.reads, *operation.writes):
                     self._usable(span, line, operation.name, between=operation.between)
@@ -275,7 +303,10 @@ class Machine:
             self.misuses.append(misuse)
 
     def must_not_wait(self, what: str) -> None:
-        """Refuse what waits for a device, while a collective operation on one waits for another thread."""
+        """Refuse what waits for a device, while a collective operation on one waits for another thread, or for ever."""
+        for line in self.lines:
+            if line.device == self.seat.device and line.stuck:
+                self.never(f"{label(what)} waits for {line}, on which {line.stuck}")
         for call in self.waiting.values():
             self.stuck = Deadlock(
                 f"{label(what)} waits for the device, on which {call} waits for another rank: warm up, and "
@@ -284,6 +315,12 @@ class Machine:
             self.keep(self.stuck)
             self.changed.notify_all()
             raise self.stuck
+
+    def never(self, what: str) -> None:
+        """Refuse what would never end."""
+        misuse = Deadlock(what)
+        self.keep(misuse)
+        raise misuse
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
         """Wait for other threads, holding the lock; Deadlock after `patience_s`."""

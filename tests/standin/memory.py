@@ -167,7 +167,7 @@ class DevicePool:
         where = label("the end of its last array")
         try:
             chunk.intact("something before the end of its last array")
-            for earlier in (chunk.writes, chunk.reads):
+            for earlier in () if self.machine.is_lost(self.device) else (chunk.writes, chunk.reads):
                 for access in earlier.values():
                     if not self.machine.known(access, chunk.line):
                         raise Unordered(
@@ -186,6 +186,7 @@ class DevicePool:
         for arena in self.arenas.values():
             whole = [chunk for chunk in arena if chunk.size == chunk.whole]
             if whole:
+                self.machine.asked(self.device)
                 self.machine.must_not_wait("the end of device memory (cudaFree)")
             self.total -= sum(chunk.size for chunk in whole)
             arena[:] = [chunk for chunk in arena if chunk.size != chunk.whole]
@@ -197,6 +198,7 @@ class DevicePool:
     def _grow(self, size: int) -> None:
         if self.limit and size > self.limit:
             raise OutOfMemoryError(size, self.total, self.limit)
+        self.machine.asked(self.device)
         for attempt in range(3):
             if self._fits(size):
                 self.machine.must_not_wait("an allocation of device memory (cudaMalloc)")

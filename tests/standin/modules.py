@@ -14,6 +14,7 @@ import numpy as np
 from cupynet.backend.cuda import cublas as binding
 from tests.standin import collectives, cublas, kernels, memory, streams
 from tests.standin.arrays import ndarray
+from tests.standin.errors import CUDARuntimeError
 from tests.standin.functions import FUNCTIONS
 from tests.standin.machine import Machine, activate, active
 from tests.standin.peers import memcpy_peer_async
@@ -94,7 +95,7 @@ def _modules() -> dict[str, ModuleType]:
         deviceSynchronize=lambda: streams.Device().synchronize(),
         memcpyPeerAsync=memcpy_peer_async,
         deviceGetPCIBusId=lambda device: f"0000:{device:02X}:00.0",
-        CUDARuntimeError=streams.CUDARuntimeError,
+        CUDARuntimeError=CUDARuntimeError,
     )
     nccl = Module(
         "cupy.cuda.nccl",
@@ -122,6 +123,7 @@ def _modules() -> dict[str, ModuleType]:
         MemoryPool=memory.MemoryPool,
         MemoryPointer=memory.MemoryPointer,
         using_allocator=using_allocator,
+        alloc=default.malloc,
         alloc_pinned_memory=pinned.malloc,
         is_available=lambda: True,
     )

@@ -57,6 +57,7 @@ class Line:
         key: unlike that of any other line of the machine, null streams included.
         blocking: whether it and the null stream of its device wait for each other.
         clock: line key -> up to which count the next operation comes after that line's.
+        stuck: why what was asked for never ends; "" where it does.
         capture: what was recorded since `begin_capture`; None where nothing is captured.
     """
 
@@ -67,6 +68,7 @@ class Line:
     clock: dict[int, int] = field(default_factory=dict)
     count: int = 0
     capture: list[Any] | None = None
+    stuck: str = ""
 
     @property
     def null(self) -> bool:

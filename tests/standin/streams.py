@@ -6,13 +6,9 @@ by `use`: after `stream.use()`, the end of a `with` block brings the null stream
 
 from __future__ import annotations
 
-from tests.standin.errors import InCapture, Misuse
+from tests.standin.errors import CUDARuntimeError, InCapture, Misuse
 from tests.standin.machine import Machine, Operation, active
 from tests.standin.order import Line, label
-
-
-class CUDARuntimeError(RuntimeError):
-    """What the runtime refuses."""
 
 
 class Device:
@@ -56,6 +52,7 @@ class Device:
         """Wait for all streams of the device."""
         machine = active()
         with machine.lock:
+            machine.asked(self.id)
             for line in machine.lines:
                 if line.device == self.id:
                     _wait(machine, line, "Device.synchronize")
@@ -64,6 +61,7 @@ class Device:
     def mem_info(self) -> tuple[int, int]:
         """Bytes that are free, and all there are."""
         machine = active()
+        machine.asked(self.id)
         return machine.memory - machine.taken(self.id), machine.memory
 
     @property
@@ -83,6 +81,7 @@ class Stream:
         if self._machine is not None:
             with self._machine.lock:
                 self.device_id = self._machine.seat.device
+                self._machine.asked(self.device_id)
                 self._line = self._machine.new_line(self.device_id, blocking=not non_blocking)
 
     def line_on(self, device: int) -> Line:
@@ -202,6 +201,7 @@ class Event:
         with machine.lock:
             if line.capture is not None:
                 _refuse(machine, line, "Event.record")
+            machine.asked(line.device)
             machine.reach(line)
             self.clock = dict(line.clock)
 
@@ -248,6 +248,9 @@ def get_current_stream(device_id: int = -1) -> Stream:
 
 def _wait(machine: Machine, line: Line, what: str) -> None:
     with machine.lock:
+        machine.asked(line.device)
+        if line.stuck:
+            machine.never(f"{label(what)} waits for {line}, on which {line.stuck}")
         if line.capture is not None:
             _refuse(machine, line, what)
         machine.synchronize(line.clock)

@@ -305,3 +305,32 @@ def test_a_group_has_an_end(machine: Machine) -> None:
     with pytest.raises(ValueError, match="commId length 3 != 128"):
         nccl.NcclCommunicator(1, b"abc", 0)
     assert nccl.get_version() == 23203
+
+
+def test_a_device_that_is_lost_leaves_the_others_standing(machine: Machine) -> None:
+    """Their hosts go on, as NCCL lets them; whoever waits for the device then waits for ever."""
+
+    def work(nccl: Any, communicator: Any, rank: int) -> Any:
+        import cupy
+
+        x = vector(rank)
+        communicator.meet()
+        if rank == 1:
+            machine.lose(1)
+        else:
+            with machine.lock:
+                machine.wait(lambda: machine.is_lost(1), lambda: "nobody lost it")
+        try:
+            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+        except nccl.NcclError as error:
+            return str(error)
+        assert machine.misuses == []
+        with pytest.raises(Deadlock, match=r"waits for .*whose device is lost"):
+            cupy.cuda.get_current_stream().synchronize()
+        with pytest.raises(Deadlock, match=r"an allocation of device memory .*whose device is lost"):
+            cupy.zeros(1 << 20)
+        return "goes on"
+
+    found = ranks(work)
+    assert found[0] == "goes on" and found[1].startswith("NCCL_ERROR_UNHANDLED_CUDA_ERROR")
+    assert len(machine.misuses) == 2

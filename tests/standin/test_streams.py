@@ -259,3 +259,24 @@ def test_copies_to_the_host_wait_unless_they_are_told_not_to(cupy: Any) -> None:
     b.synchronize()
     pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(24), np.float64, 3)
     assert x.get(out=pinned) is pinned and pinned.tolist() == [1, 1, 1]
+
+
+# a device that fails -------------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_lost_does_nothing_any_more(cupy: Any) -> None:
+    machine, runtime = active(), cupy.cuda.runtime
+    x = cupy.zeros(3)
+    machine.lose(0, after=1)
+    x += 1  # the last it does
+    asked = [
+        lambda: x.sum(), lambda: x.get(), lambda: cupy.zeros(1 << 20), lambda: cupy.cuda.Event().record(),
+        lambda: cupy.cuda.Stream(non_blocking=True), runtime.deviceSynchronize, runtime.memGetInfo,
+        cupy.cuda.get_current_stream().synchronize,
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorLaunchFailure: unspecified launch failure"):
+            ask()
+    with cupy.cuda.Device(1):
+        assert float(cupy.zeros(3).sum()) == 0
+    assert machine.misuses == []  # it is no mistake of the program's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
 from cupynet.training import ParallelWrapper
+from tests.backends import on_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,9 +29,12 @@ def images(count: int) -> Dataset:
     return Dataset("stripes", pixels.astype(np.uint8), labels, 3)
 
 
+def network() -> Sequential:
+    return Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
+
+
 def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: str = "auto") -> dict[str, Any]:
-    network = Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
-    model = Model(network, Image(8, 8, 1), create_backend(name, dtype), seed=3)
+    model = Model(network(), Image(8, 8, 1), create_backend(name, dtype), seed=3)
     with ParallelWrapper(
         model,
         workers=workers,
@@ -44,7 +49,7 @@ def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: st
     return model.weights()
 
 
-@pytest.mark.standin
+@pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize(
     ("dtype", "workers", "tolerance"),
     [("double", 2, 1e-10), ("float", 2, 1e-4), ("half", 2, 2e-2), ("double", 1, 1e-10), ("double", 3, 1e-10)],
@@ -56,9 +61,10 @@ def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, work
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.standin
 @pytest.mark.parametrize("reduce", ["nccl", "device", "host"])
-@pytest.mark.parametrize(("workers", "devices"), [(4, [0, 1]), (3, [0, 1]), (2, [0])])
+@pytest.mark.parametrize(
+    ("workers", "devices"), [*on_devices((4, [0, 1]), (3, [0, 1]), count=2), *on_devices((2, [0]), (1, [0]))]
+)
 def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, workers: int, devices: Any) -> None:
     """Nothing is out of order, and nothing is allocated or loaded while a device waits for another."""
     found, expected = trained("cupy", "double", workers, devices, reduce), trained("numpy", "double", workers)
@@ -66,16 +72,35 @@ def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, 
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-10, err_msg=name)
 
 
-@pytest.mark.parametrize("arguments", [["workers=2"], ["workers=2", "parallel=gradients", "dtype=half"]])
-def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path: Path) -> None:
+def command(tmp_path: Path, *arguments: str) -> Any:
     small = ["data=synthetic", "data.train=200", "data.test=64", "batch_size=32", "epochs=1", "backend=cupy"]
-    command = [sys.executable, "-m", "tests.standin", "-m", "cupynet.train", *small, *arguments]
-    done = subprocess.run(
-        [*command, f"hydra.run.dir={tmp_path / 'run'}"],
+    line = [sys.executable, "-m", "tests.standin", "-m", "cupynet.train", *small, *arguments]
+    return subprocess.run(
+        [*line, f"hydra.run.dir={tmp_path / 'run'}"],
         cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["workers=2"], ["workers=2", "parallel=gradients", "dtype=half"]])
+def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path: Path) -> None:
+    done = command(tmp_path, *arguments, "memory.device_pool_limit=800MiB", "memory.device_pool_trim_above=1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert '"backend": "cupy"' in (tmp_path / "run" / "summary.json").read_text()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["backend"] == "cupy" and summary["devices"] == ["cuda:0", "cuda:1"]
+    for number, pool in enumerate(summary["memory"]):
+        assert (pool["device"], pool["rank"], pool["limit_bytes"]) == (f"cuda:{number}", number, 800 << 20)
+        assert 4 * summary["parameters"] < pool["used_bytes"] <= pool["held_bytes"] < 800 << 20
+    assert len(summary["memory"]) == 2
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("GPU memory"))
+    assert ", the fullest of 2, held " in line and line.endswith(" of 839 MB")
+
+
+def test_a_command_without_enough_memory_says_what_to_lower(tmp_path: Path) -> None:
+    done = command(tmp_path, "workers=4", "memory.device_pool_limit=12MiB")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("cupynet: "))
+    assert " has no memory left: " in line and "batch_size=32, 2 workers there: lower batch_size, " in line
+    assert "or raise memory.device_pool_limit=12MiB; worker " in line and "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_command_that_misuses_cupy_says_so(tmp_path: Path) -> None:

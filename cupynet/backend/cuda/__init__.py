@@ -1,10 +1,12 @@
 """The GPU: the only room of the package that imports CuPy, and only when it is used.
 
 `backend` has the operations, `kernels/` their CUDA C++, `launch` the way from one to the other; `cublas` makes the
-products; `convpool` is a convolution and its max-pool as one; `devices` says what there is.
+products; `convpool` is a convolution and its max-pool as one; `recording` makes one launch of all those of a step;
+`devices` says what there is, `pools` what memory they hold, `failures` why they cannot go on.
 """
 
 from cupynet.backend.cuda.backend import CupyBackend
-from cupynet.backend.cuda.devices import device_count, inventory, limit_pools, memory, probe, trim_pools
+from cupynet.backend.cuda.devices import device_count, inventory, memory, probe
+from cupynet.backend.cuda.pools import Pool, limit_pools, pool, trim_pools
 
-__all__ = ["CupyBackend", "device_count", "inventory", "limit_pools", "memory", "probe", "trim_pools"]
+__all__ = ["CupyBackend", "Pool", "device_count", "inventory", "limit_pools", "memory", "pool", "probe", "trim_pools"]

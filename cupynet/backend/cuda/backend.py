@@ -18,8 +18,10 @@ from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.cuda.convpool import ConvPool
 from cupynet.backend.cuda.cublas import Cublas
+from cupynet.backend.cuda.failures import failure
 from cupynet.backend.cuda.launch import KIND_OF, TERMS, Kernels, power_of_two
 from cupynet.backend.cuda.recording import Recorder
+from cupynet.backend.failure import Failure
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
@@ -76,7 +78,7 @@ class CupyBackend(Backend):
         tf32 = tf32_products("tf32", tf32, self.name, self.policy.name)
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}
         self._cublas: Cublas | None = None  # of the stream that products were last made on
-        self.kernels = Kernels(cupy, device, self._here, max_block_size, max_grid_size)
+        self.kernels = Kernels(cupy, device, self.here, max_block_size, max_grid_size)
         self._kind = self.policy.name
         self._wide = "double" if self.policy.accumulate == np.float64 else "float"
 
@@ -89,8 +91,8 @@ class CupyBackend(Backend):
         self._stream.__enter__()  # after `use`, the end of a `with` block would bring the null stream back
         _thread.mark = self._mark
 
-    def _here(self) -> AbstractContextManager[Any]:
-        """This backend's device and stream as the calling thread's, for a while; the worker has them anyway."""
+    def here(self) -> AbstractContextManager[Any]:
+        """See `Backend.here`: its device and stream; the worker has them anyway."""
         if getattr(_thread, "mark", None) is self._mark:
             return nullcontext()
         there = ExitStack()
@@ -100,22 +102,18 @@ class CupyBackend(Backend):
         return there
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        with self._here():
+        with self.here():
             return super().allocate(shape, dtype)
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
-        with self._here():
+        with self.here():
             return super().asarray(array, dtype)
-
-    def put(self, array: Array, values: Any) -> None:
-        with self._here():  # a caller may change weights: in the order of what workers did to them
-            super().put(array, values)
 
     def address(self, array: Array) -> int:
         return int(getattr(array.data, "ptr", 0))  # an array on the host was never borrowed
 
     def to_host(self, array: Array) -> Any:
-        with self._here():
+        with self.here():
             return self.xp.asnumpy(array)
 
     def synchronize(self) -> None:
@@ -131,21 +129,24 @@ class CupyBackend(Backend):
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
 
     def recorder(self) -> Recorder:
-        return Recorder(self, self._here)
+        return Recorder(self)
+
+    def failure(self, error: BaseException, device: int) -> Failure | None:
+        return failure(error, device)
 
     def mark(self) -> Any:
-        with self._here():
+        with self.here():
             event = self.xp.cuda.Event(disable_timing=True)
             event.record()
             return event
 
     def after(self, *marks: Any) -> None:
-        with self._here():
+        with self.here():
             for mark in marks:
                 self.xp.cuda.get_current_stream().wait_event(mark)
 
     def fetch(self, out: Array, array: Array, source: Backend) -> None:
-        with self._here():
+        with self.here():
             if source.device == self.device:
                 out[...] = array
                 return
@@ -157,7 +158,7 @@ class CupyBackend(Backend):
     def load_images(self, images: Any, samples: Any) -> Array:
         """See `Backend.load_images`. Images on the device are gathered there, by samples that are on the host."""
         if images.dtype != np.uint8 or images.ndim != 4 or not images.flags.c_contiguous:
-            with self._here():
+            with self.here():
                 return super().load_images(images, samples)
         if not isinstance(images, self.xp.ndarray):
             pixels, order = self.asarray(images[samples]), None
@@ -204,7 +205,7 @@ class CupyBackend(Backend):
 
     def _gemm(self, left: Array, right: Array, out: Array, beta: float = 0.0) -> None:
         """See `Backend._gemm`; beta · out is added. The first one on a stream allocates memory."""
-        with self._here():
+        with self.here():
             if self._cublas is None or self._cublas.stream != self.xp.cuda.get_current_stream().ptr:
                 self._cublas = None  # the next one takes over its handle
                 self._cublas = Cublas(self.xp, tf32=self.options["tf32"])

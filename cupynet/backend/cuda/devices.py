@@ -1,4 +1,4 @@
-"""The GPUs of this machine and their memory, as CuPy sees them.
+"""The GPUs of this machine, as CuPy sees them.
 
 CuPy imports without a GPU and fails on first use in several ways; `probe` tries a real kernel and a real product and
 returns the reason as text.
@@ -81,45 +81,3 @@ def memory(devices: list[int]) -> int:
         with cupy.cuda.Device(device):
             sizes.append(int(cupy.cuda.runtime.memGetInfo()[1]))
     return min(sizes)
-
-
-_before: dict[int, int] = {}  # the limits that pools had when they were first limited here: CuPy's variable sets one
-
-
-def limit_pools(devices: list[int], limit: int | float | None) -> None:
-    """Cap what each device's pool may hold, used and cached: bytes, or a float as a fraction of the device.
-
-    None: as it was before it was capped here.
-    """
-    import cupy
-
-    for device in devices:
-        with cupy.cuda.Device(device):
-            pool = cupy.get_default_memory_pool()
-            before = _before.setdefault(device, int(pool.get_limit()))
-            if limit is None:
-                pool.set_limit(size=before)
-            elif isinstance(limit, float):
-                pool.set_limit(fraction=limit)
-            else:
-                pool.set_limit(size=limit)
-
-
-def trim_pools(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
-    """Free what the pools keep unused.
-
-    Args:
-        devices: the GPUs.
-        device_above: bytes; a device pool that keeps more is emptied. None keeps all.
-        pinned_above: free blocks, for that is all the pinned pool can tell; with more it is emptied. None keeps all.
-    """
-    import cupy
-
-    for device in devices if device_above is not None else ():
-        with cupy.cuda.Device(device):
-            pool = cupy.get_default_memory_pool()
-            if pool.free_bytes() > device_above:
-                pool.free_all_blocks()
-    pinned = cupy.get_default_pinned_memory_pool()
-    if pinned_above is not None and pinned.n_free_blocks() > pinned_above:
-        pinned.free_all_blocks()

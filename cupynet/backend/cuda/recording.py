@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,8 +21,8 @@ _one_at_a_time = threading.Lock()  # CuPy holds its own tests of graphs to be un
 class Recorder:
     """See `cupynet.backend.recording.Recorder`."""
 
-    def __init__(self, backend: CupyBackend, here: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._backend, self._here = backend, here
+    def __init__(self, backend: CupyBackend) -> None:
+        self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
         self._rate = np.nan  # what the controls have
 
@@ -37,7 +37,7 @@ class Recorder:
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See there."""
-        here = self._here
+        here = self._backend.here
         with _one_at_a_time, here():
             stream = self._backend.xp.cuda.get_current_stream()
             stream.begin_capture()
@@ -74,6 +74,6 @@ class Recorder:
     def write(self, values: dict[Control, float]) -> None:
         """See there."""
         host = np.array([{Control.RATE: self._rate, **values}.get(place, 0.0) for place in Control])
-        with self._here():
+        with self._backend.here():
             self._controls.set(host)
         self._rate = float(host[Control.RATE])

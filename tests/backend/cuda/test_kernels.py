@@ -8,19 +8,20 @@ every array ends where its memory ends.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.backend import Control, Window, create_backend
-from cupynet.backend.cuda.launch import FOLDER, KINDS, WIDE
+from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
 from cupynet.errors import ConfigError
 from cupynet.parallel.communicator import SerialCommunicator
 from cupynet.training import scaling
-from tests.backends import Reference
-from tests.standin.host import HostKernel, host_library
+from tests.backends import GPU, Reference
+from tests.standin.host import host_library
 
 SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
 TOLERANCE = {"half": 1e-3, "bfloat16": 8e-3, "float": 1e-6, "double": 1e-14}
@@ -42,7 +43,53 @@ every_grid = pytest.mark.parametrize(("grid", "block"), GRIDS, ids=["one thread"
 starts = pytest.mark.parametrize("start", [0, 1])
 
 
-def kernel(file: str, name: str) -> HostKernel:
+class DeviceKernel:
+    """A kernel on the GPU, which is given arrays of the host as `HostKernel` is.
+
+    They go there with the memory that they are part of, and come back so.
+    """
+
+    def __init__(self, file: str, name: str) -> None:
+        import cupy
+
+        self._cupy, self._kernel = cupy, cupy.RawModule(code=source(file), options=OPTIONS).get_function(name)
+
+    def __call__(self, grid: Any, block: Any, arguments: Any) -> None:
+        there: dict[int, tuple[Any, Any]] = {}
+        given = [self._sent(argument, there) for argument in arguments]
+        self._kernel(grid, block, tuple(given))
+        for memory, copy in there.values():
+            memory[...] = self._cupy.asnumpy(copy)
+
+    def _sent(self, argument: Any, there: dict[int, tuple[Any, Any]]) -> Any:
+        if not isinstance(argument, np.ndarray):
+            return argument
+        memory = argument if argument.base is None else argument.base
+        while memory.base is not None:
+            memory = memory.base
+        if memory.dtype != argument.dtype or not argument.size:
+            memory = argument
+        _, copy = there.setdefault(id(memory), (memory, self._cupy.asarray(memory)))
+        start = (argument.ctypes.data - memory.ctypes.data) // argument.itemsize
+        return copy.reshape(-1)[start : start + argument.size].reshape(argument.shape)
+
+
+ON_GPU = [] if SANITIZED or not GPU else [pytest.param(DeviceKernel, id="gpu", marks=pytest.mark.gpu)]
+_kernel: Any = None
+
+
+@pytest.fixture(autouse=True, params=[pytest.param(None, id="host"), *ON_GPU])
+def place(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where kernels run."""
+    global _kernel
+    _kernel = request.param
+    yield
+    _kernel = None
+
+
+def kernel(file: str, name: str) -> Any:
+    if _kernel is not None:
+        return _kernel(file, name)
     return host_library(FOLDER / f"{file}.cu", SANITIZED)[name]
 
 

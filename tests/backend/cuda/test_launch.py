@@ -16,7 +16,7 @@ from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, Kernels, power
 from cupynet.errors import ConfigError
 from tests.standin.host import host_library
 
-on_devices = pytest.mark.standin
+on_devices = pytest.mark.usefixtures("devices")
 FILES = sorted(path.stem for path in FOLDER.glob("*.cu"))
 
 

@@ -22,7 +22,7 @@ from tests.backend.test_operations import compare, shapes
 from tests.backends import every_dtype, needs_bfloat16
 from tests.nn.networks import train_step
 
-pytestmark = pytest.mark.standin
+pytestmark = pytest.mark.usefixtures("devices")
 USUAL, TINY = (256, None), (48, 1)
 CASES = [("half", TINY), ("float", TINY), ("double", TINY)]
 BFLOAT16 = [pytest.param("bfloat16", limits, marks=needs_bfloat16) for limits in (USUAL, TINY)]

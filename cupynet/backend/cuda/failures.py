@@ -1,0 +1,43 @@
+"""What CuPy raises where a device has no memory left, or can do nothing any more, in words for people.
+
+Errors are told by the names that CUDA and its libraries give them, which their texts carry. Errors of an address or an
+instruction (`cudaErrorIllegalAddress`) are not among them: they are most likely ours, and have their traceback.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cupynet.backend.cuda.pools import pool
+from cupynet.backend.failure import Failure
+from cupynet.checks import amount, one_line
+
+NO_MEMORY = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "_STATUS_ALLOC_FAILED")
+# once one of these was raised all that is asked of the device raises it, until the process ends
+LOST = (
+    *("cudaErrorLaunchFailure", "cudaErrorLaunchTimeout", "cudaErrorECCUncorrectable", "cudaErrorNvlinkUncorrectable"),
+    *("cudaErrorHardwareStackError", "cudaErrorDevicesUnavailable", "cudaErrorNoDevice", "cudaErrorUnknown"),
+    *("cudaErrorSystemNotReady", "cudaErrorContained", "cudaErrorMpsConnectionFailed", "cudaErrorMpsRpcFailure"),
+    *("CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_UNKNOWN"),
+    *("CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR"),
+    *("CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR", "NCCL_ERROR_UNHANDLED_CUDA_ERROR"),
+)
+
+
+def failure(error: BaseException, device: int) -> Failure | None:
+    """What an error of CuPy's says of a device; None for any other error."""
+    text = one_line(error)
+    if isinstance(error, RuntimeError) and any(name in text for name in LOST):
+        return Failure(f"device {device} has failed ({text})", of_memory=False)
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    of_the_pool = "OutOfMemoryError" in kinds
+    if not of_the_pool and not (isinstance(error, RuntimeError) and any(name in text for name in NO_MEMORY)):
+        return None
+    asked = re.search(r"allocating ([\d,]+) bytes", text) if of_the_pool else None
+    wanted = f"{amount(int(asked[1].replace(',', '')))} were asked for" if asked else text
+    there = pool(device)
+    limit = "without a limit" if there.limit is None else f"of at most {amount(there.limit)} by {there.limited_by}"
+    holds = f"its pool, {limit}, holds {amount(there.held)}, {amount(there.used)} of it in use"
+    return Failure(
+        f"device {device} has no memory left: {wanted}, and {holds}", of_memory=True, limited_by=there.limited_by
+    )

@@ -1,0 +1,59 @@
+"""Whether an interpreter can be used on a GPU as it is: said in one line, before anything is run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cupynet import equipped
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_a_module_that_is_not_there_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(equipped.NEEDED, "cupy", "numpy")  # whatever this machine has
+    monkeypatch.setattr(equipped, "_there", lambda name: name not in ("hydra", "nowhere"))
+    assert equipped.main(["pytest", "nowhere"]) == 2
+    line = f"cupynet: {sys.executable} lacks the modules hydra (hydra-core), nowhere: name an interpreter that has them"
+    assert capsys.readouterr().err == f"{line}, PYTHON=...\n"
+
+
+def test_a_machine_without_a_gpu_is_said_to_be_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equipped, "_there", lambda name: True)
+    monkeypatch.setattr("cupynet.backend.cuda.probe", lambda: "CuPy finds no usable GPU or driver")
+    assert equipped.main([]) == 2
+    assert capsys.readouterr().err == "cupynet: no GPU can be used: CuPy finds no usable GPU or driver\n"
+
+
+def test_one_that_has_everything_is_silent() -> None:
+    line = [sys.executable, "-m", "tests.standin", "-m", "cupynet.equipped", "pytest"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])
+def test_make_asks_first_and_installs_nothing(target: str, tmp_path: Path) -> None:
+    """An interpreter with nothing but Python: named, with what it lacks."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    bare.chmod(0o755)
+    done = subprocess.run(
+        ["make", "-s", target, f"PYTHON={bare}"], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    first = done.stderr.splitlines()[0]
+    assert done.returncode == 2 and done.stdout == "", done.stdout
+    assert " lacks the modules numpy, hydra (hydra-core), omegaconf, " in first and "cupy (cupy-cuda12x or " in first
+    assert ("pytest, hypothesis" in first) == (target == "test-gpu")
+
+
+def test_what_is_needed_is_what_the_project_says() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    for name, brings in equipped.NEEDED.items():
+        assert all(f'"{each}' in project for each in brings.split(" or ")), name
