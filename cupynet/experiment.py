@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
+from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_loss, check_output
@@ -78,6 +78,10 @@ class Experiment:
             check_reduce(settings.parallel.reduce, self.backend_name, processes=self.job is not None)
         except ConfigError as error:
             raise ConfigError(f"parallel.{error}") from error
+        try:
+            check_on_device(settings.memory.data_on_device, self.backend_name)
+        except ConfigError as error:
+            raise ConfigError(f"memory.{error}") from error
         self._check_validation()
         self._tight = ""  # where memory may not do
 
@@ -179,6 +183,7 @@ class Experiment:
             "timeout_s": parallel.timeout_s,
             "launcher": parallel.launcher,
             "reduce": parallel.reduce,
+            "data_on_device": self.settings.memory.data_on_device,
             "report_every": self.settings.report_every_iterations,
         }
         return ParallelWrapper(

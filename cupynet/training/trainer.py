@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cupynet.backend import Backend
+from cupynet.backend import Backend, Shared, check_on_device
 from cupynet.checks import integer, is_bool, one_of
-from cupynet.data import Batch, Batches, Labelled, Prefetcher
+from cupynet.data import Batch, Batches, Feeding, Labelled
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
 from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer, is_finite
@@ -64,6 +64,8 @@ class Trainer:
         synchronizer: keeps the replicas together; not needed by one alone.
         callbacks: this worker's own, told of events, see `Callback`.
         prefetch_buffer: batches made ahead for this worker by a thread; 0 for none.
+        data_on_device, shared: whether images stay on a GPU, and what the workers of this process share there, see
+            `Backend.feed`.
         report_every: iterations between reports; 0 for none.
         run: where callbacks write.
 
@@ -90,6 +92,8 @@ class Trainer:
         synchronizer: Synchronizer | None = None,
         callbacks: Sequence[Callback] = (),
         prefetch_buffer: int = 8,
+        data_on_device: bool | str = "auto",
+        shared: Shared | None = None,
         report_every: int = 50,
         run: Run | None = None,
     ) -> None:
@@ -99,6 +103,9 @@ class Trainer:
         self.callbacks = list(callbacks)
         self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
         self.prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
+        self.data_on_device = check_on_device(data_on_device, replica.backend.name)
+        self._shared = Shared() if shared is None else shared
+        self._feedings: dict[Batches, Feeding] = {}  # that are open
         self.report_every = integer("report_every", report_every, 0)
         self.iteration = self.epoch = self.round = self.total_iterations = 0
         self.clock = Clock()
@@ -225,7 +232,8 @@ class Trainer:
             self._refuse_other_data(loader)
         self._begin(fit)
         try:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked for, not warned about
+            # what is not finite is checked for, not warned about
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"), self._fed(train, evaluate_on):
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self._tell("on_fit_start")
@@ -280,13 +288,10 @@ class Trainer:
         if self.round == 0:
             self._agreement.count_bytes(self.clock)
             self._epoch_start = replace(self.clock)
-        replica = self.replica
-        made = fit.train.epoch(
-            self.epoch, replica.backend, dealt.rank, dealt.size, start=self.round, images=replica.needs_images
-        )
+        made = self._feedings[fit.train].epoch(self.epoch, self.round)
         where = "before the first batch"
         try:
-            with Prefetcher(made, self.prefetch_buffer) as batches:
+            with made as batches:
                 while self.round < rounds and not self.stopped:
                     began, waited, where = time.perf_counter(), batches.waited_s, "loading a batch"
                     batch = self._guard.takes(next(batches, None))
@@ -481,15 +486,13 @@ class Trainer:
         Raises:
             ConfigError: the data do not fit the network.
         """
-        began, dataset, dealt = time.perf_counter(), loader.dataset, self.groups.replicas
-        backend = self.replica.backend
+        began, dataset, backend = time.perf_counter(), loader.dataset, self.replica.backend
         self.replica.check(dataset)
         self._refuse_other_data(loader)
         evaluation = Evaluation(dataset.classes)
-        made = loader.epoch(0, backend, dealt.rank, dealt.size, images=self.replica.needs_images)
         where = "loading a batch"
         try:
-            with Prefetcher(made, self.prefetch_buffer) as batches:
+            with self._fed(loader), self._feedings[loader].epoch(0) as batches:
                 for batch in batches:
                     where = f"at batch {batch.index}"
                     found = self.replica.scores(batch)
@@ -503,6 +506,28 @@ class Trainer:
         whole = self._merge(evaluation, dataset)
         self.clock.evaluate_s += time.perf_counter() - began
         return whole
+
+    @contextmanager
+    def _fed(self, *loaders: Batches | None) -> Iterator[None]:
+        """Batches of these loaders come to this worker in here."""
+        dealt = self.groups.replicas
+        with ExitStack() as opened:
+            for loader in loaders:
+                if loader is None or loader in self._feedings:
+                    continue
+                feeding = Feeding(
+                    loader,
+                    self.replica.backend,
+                    dealt.rank,
+                    dealt.size,
+                    ahead=self.prefetch_buffer,
+                    images=self.replica.needs_images,
+                    on_device=self.data_on_device,
+                    shared=self._shared,
+                )
+                self._feedings[loader] = opened.enter_context(feeding)
+                opened.callback(self._feedings.pop, loader)
+            yield
 
     def _merge(self, evaluation: Evaluation, dataset: Labelled) -> Evaluation:
         whole = Evaluation(dataset.classes)
