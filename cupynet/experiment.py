@@ -235,8 +235,11 @@ class Experiment:
         if placement.devices:
             from cupynet.backend import cuda
 
+            bytes_there, wanted = cuda.memory(self.devices()), self.settings.memory.data_on_device
+            fits = wanted == "auto" and cuda.fits(sum(images.values()) * network.input.features, bytes_there)
+            demand = replace(demand, feeds="resident" if fits or wanted is True else "ring")
             own = replace(demand, where="device", devices=len(placement.devices))
-            found.append((own, (cuda.memory(self.devices()), "the device has")))
+            found.append((own, (bytes_there, "the device has")))
             demand = replace(demand, where="host")
         return found if there is None else [*found, (demand, there)]
 

@@ -64,7 +64,7 @@ def resident(backend: Gpu, images: Any, on_device: bool | str, shared: Shared) -
     with shared.lock, backend._here():
         found = kept.get(key)
         if found is None:
-            if on_device == "auto" and not _fits(xp, images.nbytes + NUMBERS * len(images)):
+            if on_device == "auto" and not fits(images.nbytes + NUMBERS * len(images), _free(xp)):
                 return None
             if ("stream", backend.device) not in kept:
                 kept["stream", backend.device] = xp.cuda.Stream(non_blocking=True)
@@ -81,14 +81,17 @@ def resident(backend: Gpu, images: Any, on_device: bool | str, shared: Shared) -
         return found
 
 
-def _fits(xp: Any, nbytes: int) -> bool:
-    """Whether so many bytes are a small enough share of what is free on the device that is current."""
+def _free(xp: Any) -> int:
+    """Bytes of the device that is current which its pool may still hand out."""
     pool = xp.get_default_memory_pool()
-    free = xp.cuda.runtime.memGetInfo()[0] + pool.free_bytes()
-    limit = pool.get_limit()
-    if limit:
-        free = min(free, limit - pool.used_bytes())
-    return bool(SHARE * nbytes <= free)
+    free = int(xp.cuda.runtime.memGetInfo()[0] + pool.free_bytes())
+    limit = int(pool.get_limit())
+    return min(free, limit - int(pool.used_bytes())) if limit else free
+
+
+def fits(nbytes: int, free: int) -> bool:
+    """Whether data of so many bytes are to stay on a device of which so many are free."""
+    return SHARE * nbytes <= free
 
 
 class ResidentFeed(Feed):
