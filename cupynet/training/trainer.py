@@ -105,7 +105,7 @@ class Trainer:
         self.prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
         self.data_on_device = check_on_device(data_on_device, replica.backend.name)
         self._shared = Shared() if shared is None else shared
-        self._feedings: dict[Batches, Feeding] = {}  # that are open
+        self._feedings: dict[tuple[str, Batches], Feeding] = {}  # that are open, by what for
         self.report_every = integer("report_every", report_every, 0)
         self.iteration = self.epoch = self.round = self.total_iterations = 0
         self.clock = Clock()
@@ -288,7 +288,7 @@ class Trainer:
         if self.round == 0:
             self._agreement.count_bytes(self.clock)
             self._epoch_start = replace(self.clock)
-        made = self._feedings[fit.train].epoch(self.epoch, self.round)
+        made = self._feedings["train", fit.train].epoch(self.epoch, self.round)
         where = "before the first batch"
         try:
             with made as batches:
@@ -492,7 +492,7 @@ class Trainer:
         evaluation = Evaluation(dataset.classes)
         where = "loading a batch"
         try:
-            with self._fed(loader), self._feedings[loader].epoch(0) as batches:
+            with self._fed(None, loader), self._feedings["evaluate", loader].epoch(0) as batches:
                 for batch in batches:
                     where = f"at batch {batch.index}"
                     found = self.replica.scores(batch)
@@ -508,12 +508,12 @@ class Trainer:
         return whole
 
     @contextmanager
-    def _fed(self, *loaders: Batches | None) -> Iterator[None]:
-        """Batches of these loaders come to this worker in here."""
+    def _fed(self, train: Batches | None, evaluate_on: Batches | None) -> Iterator[None]:
+        """Batches of these loaders come to this worker in here; some may be evaluated in the middle of an epoch."""
         dealt = self.groups.replicas
         with ExitStack() as opened:
-            for loader in loaders:
-                if loader is None or loader in self._feedings:
+            for use, loader in (("train", train), ("evaluate", evaluate_on)):
+                if loader is None or (use, loader) in self._feedings:
                     continue
                 feeding = Feeding(
                     loader,
@@ -525,8 +525,8 @@ class Trainer:
                     on_device=self.data_on_device,
                     shared=self._shared,
                 )
-                self._feedings[loader] = opened.enter_context(feeding)
-                opened.callback(self._feedings.pop, loader)
+                self._feedings[use, loader] = opened.enter_context(feeding)
+                opened.callback(self._feedings.pop, (use, loader))
             yield
 
     def _merge(self, evaluation: Evaluation, dataset: Labelled) -> Evaluation:

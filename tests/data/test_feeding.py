@@ -244,7 +244,7 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_ring_has_no_more_room_than_there_are_batches() -> None:
-    with Feeding(Loader(pictures(), 4), worker(), 0, 2, ahead=10**9, on_device=False) as feeding:
+    with Feeding(Loader(pictures(), 4), worker(), 0, 2, ahead=1000, on_device=False) as feeding:
         assert len(feeding._feed._slots) == 6 + 2  # type: ignore[attr-defined]
 
 
