@@ -117,6 +117,15 @@ def test_labels_alone_come_to_a_stage_that_needs_no_images() -> None:
             np.testing.assert_array_equal(backend.to_host(batch.labels), other.labels)
 
 
+@pytest.mark.parametrize("upload", [1, 100, 30 * 7, 1 << 23])
+def test_images_come_to_a_device_some_at_a_time(upload: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 bytes each."""
+    monkeypatch.setattr(resident, "UPLOAD", upload)
+    loader, backend = Loader(pictures(), 4, seed=2), worker()
+    with Feeding(loader, backend, on_device=True) as feeding, feeding.epoch(0) as batches:
+        assert seen(backend, batches) == expected(loader, "float", 0)
+
+
 # memory ---------------------------------------------------------------------------------------------------------------
 
 
