@@ -486,26 +486,30 @@ class Trainer:
         Raises:
             ConfigError: the data do not fit the network.
         """
-        began, dataset, backend = time.perf_counter(), loader.dataset, self.replica.backend
+        began, dataset = time.perf_counter(), loader.dataset
         self.replica.check(dataset)
         self._refuse_other_data(loader)
-        evaluation = Evaluation(dataset.classes)
-        where = "loading a batch"
+        with self._fed(None, loader):  # until all have come to the end: workers of a device share what lies there
+            whole = self._merge(self._evaluated(loader), dataset)
+        self.clock.evaluate_s += time.perf_counter() - began
+        return whole
+
+    def _evaluated(self, loader: Batches) -> Evaluation:
+        """This worker's own batches."""
+        evaluation, where = Evaluation(loader.dataset.classes), "loading a batch"
         try:
-            with self._fed(None, loader), self._feedings["evaluate", loader].epoch(0) as batches:
+            with self._feedings["evaluate", loader].epoch(0) as batches:
                 for batch in batches:
                     where = f"at batch {batch.index}"
                     found = self.replica.scores(batch)
                     if found is not None:
                         scores, losses = found
-                        evaluation.add(scores, backend.to_host(batch.labels), losses)
+                        evaluation.add(scores, self.backend.to_host(batch.labels), losses)
                     where = "loading a batch"
         except Exception as error:
             annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")
             raise
-        whole = self._merge(evaluation, dataset)
-        self.clock.evaluate_s += time.perf_counter() - began
-        return whole
+        return evaluation
 
     @contextmanager
     def _fed(self, train: Batches | None, evaluate_on: Batches | None) -> Iterator[None]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.backend.cuda.resident import Resident
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
@@ -75,10 +76,14 @@ def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, 
 
 @pytest.mark.standin
 @pytest.mark.parametrize(("workers", "devices"), [(1, [0]), (2, [0]), (4, [0, 1])])
-def test_it_is_all_the_same_how_batches_come_to_a_device(workers: int, devices: Any) -> None:
-    """Bit for bit; and nothing of them is left there."""
+def test_it_is_all_the_same_how_batches_come_to_a_device(
+    workers: int, devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit; nothing of them is left there, and workers of a device share what is uploaded."""
     import cupy
 
+    uploads, upload = [], Resident.__init__
+    monkeypatch.setattr(Resident, "__init__", lambda *given: (uploads.append(len(given[3])), upload(*given))[1])
     pool, ways = cupy.get_default_memory_pool(), []
     for way in ({"data_on_device": True}, {"data_on_device": False}, {"data_on_device": False, "prefetch_buffer": 0}):
         ways.append(trained("cupy", "float", workers, devices, "device", **way))
@@ -88,6 +93,9 @@ def test_it_is_all_the_same_how_batches_come_to_a_device(workers: int, devices: 
             with cupy.cuda.Device(device):
                 used.append(pool.used_bytes())
         assert used == [0, 0] and active().pinned.used == {}
+        sizes = [230] * len(devices) + [50] * 2 * len(devices)  # 50: in the fit, and in the evaluation after it
+        assert sorted(uploads) == (sorted(sizes) if way["data_on_device"] else [])
+        uploads.clear()
     for other in ways[1:]:
         for name, weight in ways[0].items():
             np.testing.assert_array_equal(other[name], weight, err_msg=name)
