@@ -124,6 +124,13 @@ def one_of(name: str, value: Any, names: Iterable[str]) -> str:
     return value
 
 
+def on_device(name: str, value: Any) -> bool | str:
+    """`value` if it is `auto`, or true or false."""
+    if not is_bool(value) and not (isinstance(value, str) and value == "auto"):
+        raise refusal(name, shown(value, str), "must be auto, true or false")
+    return value if isinstance(value, str) else bool(value)
+
+
 def dtype(name: str, value: Any) -> str:
     """`value` as the name of a precision, one of `DTYPES`; NumPy's names for them are taken too."""
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
+from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
 from cupynet.checks import tf32_products
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError, DataError
@@ -80,6 +80,10 @@ class Experiment:
             check_reduce(settings.parallel.reduce, self.backend_name, processes=self.job is not None)
         except ConfigError as error:
             raise ConfigError(f"parallel.{error}") from error
+        try:
+            check_on_device(settings.memory.data_on_device, self.backend_name)
+        except ConfigError as error:
+            raise ConfigError(f"memory.{error}") from error
         self._check_validation()
         self._tight = ""  # where memory may not do
 
@@ -182,6 +186,7 @@ class Experiment:
             "timeout_s": parallel.timeout_s,
             "launcher": parallel.launcher,
             "reduce": parallel.reduce,
+            "data_on_device": self.settings.memory.data_on_device,
             "report_every": self.settings.report_every_iterations,
         }
         return ParallelWrapper(
@@ -233,8 +238,11 @@ class Experiment:
         if placement.devices:
             from cupynet.backend import cuda
 
+            bytes_there, wanted = cuda.memory(self.devices()), self.settings.memory.data_on_device
+            fits = wanted == "auto" and cuda.fits(sum(images.values()) * network.input.features, bytes_there)
+            demand = replace(demand, feeds="resident" if fits or wanted is True else "ring")
             own = replace(demand, where="device", devices=len(placement.devices))
-            found.append((own, (cuda.memory(self.devices()), "the device has")))
+            found.append((own, (bytes_there, "the device has")))
             demand = replace(demand, where="host")
         return found if there is None else [*found, (demand, there)]
 

@@ -262,11 +262,12 @@ class BackendSettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings(Group):
-    """Bounds of CuPy's memory pools."""
+    """Bounds of CuPy's memory pools, and what stays on the devices."""
 
     device_pool_limit: int | str | None = setting(None, memory(share=True))
     device_pool_trim_above: int | str | None = setting(None, memory(share=False))
     pinned_pool_trim_above: int | None = setting(None, integer(0, null="never"))
+    data_on_device: bool | str = setting("auto", checks.on_device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,7 +140,9 @@ def test_defaults_of_the_contract() -> None:
         **{"reduce": "auto", "pipeline": None},
     }
     assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
-    assert set(plain(settings)["memory"].values()) == {None} and settings.report_every_iterations == 50
+    memory = plain(settings)["memory"]
+    assert memory.pop("data_on_device") == "auto" and set(memory.values()) == {None}
+    assert settings.report_every_iterations == 50
     assert settings.callbacks == {
         "history": {"_target_": "cupynet.training.History", "path": None},
         "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},

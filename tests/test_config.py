@@ -214,6 +214,9 @@ WRONG = {
     "memory.device_pool_limit=120%": ": must be bytes, an amount such as 2GiB"
     ", a share of the device such as 80%, or null",
     "memory.device_pool_trim_above=80%": ": must be bytes, an amount such as 2GiB, or null",
+    "memory.data_on_device=always": ": must be auto, true or false",
+    "memory.data_on_device=1": ": must be auto, true or false",
+    "memory.data_on_device=null": ": must be auto, true or false",
     "memory.pinned_pool_trim_above=1GiB": ": must be an integer of at least 0, or null for never",
 }
 

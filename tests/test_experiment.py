@@ -197,3 +197,10 @@ def test_early_stopping_on_held_out_images_is_taken(overrides: tuple[str, ...]) 
     """One worker alone is evaluated after every epoch, whatever the frequency."""
     found = experiment((), "callbacks=early_stopping", "data.validation=100", *overrides)
     assert any(isinstance(each, EarlyStopping) for each in found.callbacks)
+
+
+def test_data_stay_on_gpus_alone() -> None:
+    with pytest.raises(ConfigError, match=r"^memory.data_on_device=true: is for GPUs, and numpy computes on the CPU"):
+        Experiment(settings_of("backend=numpy", "memory.data_on_device=true"))
+    with Experiment(settings_of("backend=numpy", "memory.data_on_device=false")).wrapper() as wrapper:
+        assert wrapper.data_on_device is False

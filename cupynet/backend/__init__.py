@@ -2,6 +2,7 @@
 
 from cupynet.backend.base import Backend
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
+from cupynet.backend.feed import Device, Feed, Shared, check_on_device
 from cupynet.backend.pairs import Convolution, MaxPool, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Control, Recorder, Scaling
@@ -16,15 +17,19 @@ __all__ = [
     "Backend",
     "Control",
     "Convolution",
+    "Device",
     "DtypePolicy",
+    "Feed",
     "Loans",
     "MaxPool",
     "Pair",
     "Recorder",
     "Scaling",
+    "Shared",
     "Window",
     "Workspace",
     "available_cores",
+    "check_on_device",
     "cpu_model",
     "create_backend",
     "device_count",

@@ -23,6 +23,7 @@ import numpy as np
 from cupynet.backend import checks
 from cupynet.backend.array import Array
 from cupynet.backend.failure import Failure
+from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Recorder
@@ -129,6 +130,20 @@ class Backend:
         """
         batch = self.asarray(images[samples])
         return (batch * self.policy.accumulate.type(1 / 255)).astype(self.policy.storage)
+
+    def feed(
+        self, images: Any, labels: Any, *, batch_size: int, ahead: int, on_device: bool | str, shared: Shared
+    ) -> Feed:
+        """What turns rows of a data set into batches for this backend's worker, who asks in its own thread.
+
+        Args:
+            images: (S, H, W, C) uint8 of the host, or None where batches come without.
+            labels: (S,) int64 of the host.
+            batch_size: of no batch more. ahead: how many of them another thread makes ahead, at most.
+            on_device: whether the images stay on the device: true, false, or `auto`, where they fit.
+            shared: of all workers of the process.
+        """
+        return Feed(self, images, labels)
 
     def convert(self, source: Array, target: Array) -> None:
         """target = source, in the precision of target; of one shape."""

@@ -1,7 +1,8 @@
 """Data: data sets checked before they are used, batches in an order that follows from (seed, epoch) alone.
 
 A `Source` (MNIST, Synthetic) knows the shape of its images before it loads them; `load()` returns a `Data` of
-`Dataset`s. A `Loader` cuts a data set into `Batch`es and deals them to the workers; a `Prefetcher` makes them ahead.
+`Dataset`s. A `Loader` cuts a data set into `Batch`es and deals them to the workers; a `Prefetcher` makes them ahead,
+and a `Feeding` is their way to one worker.
 `write_shards` cuts a training set into parts on disk, one for each worker, which a `ShardedLoader` deals out;
 `load_mapped` lets the processes of one machine share what a source has loaded.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from cupynet.data.cache import load_mapped
 from cupynet.data.dataset import Dataset, Labelled
+from cupynet.data.feeding import Feeding
 from cupynet.data.loader import Batch, Batches, Loader, ShardedLoader, as_loader
 from cupynet.data.mnist import MNIST
 from cupynet.data.prefetch import Prefetcher
@@ -24,6 +26,7 @@ __all__ = [
     "Batches",
     "Data",
     "Dataset",
+    "Feeding",
     "Labelled",
     "Loader",
     "Prefetcher",

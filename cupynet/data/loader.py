@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from cupynet import checks
+from cupynet.backend import Device, Feed
 from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
 from cupynet.data.shards import Shards
@@ -27,22 +28,14 @@ from cupynet.errors import ConfigError, DataError
 _LOOKED_AT = 1 << 20  # bytes of images that a signature takes in
 
 
-class Device(Protocol):
-    """What a loader needs of a backend."""
-
-    def load_images(self, images: Array, samples: Array, /) -> Array:
-        """`images` (S, H, W, C) uint8 at `samples` (N,) as (N, H, W, C) in the storage dtype, pixels / 255."""
-
-    def asarray(self, a: Array, dtype: Any = None) -> Array:
-        """`a` as an array of the backend."""
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
     """N examples of one epoch, ready on the device.
 
     `index` counts the batches of epoch `epoch` over all workers, both from 0; `samples` says which samples of the data
     set these are, so that a dropout mask or an augmentation can follow from the sample and not from the worker.
+
+    Of a `Feeding` its images and labels are valid until the next batch is taken, which may lie in the same memory.
     """
 
     index: int
@@ -94,19 +87,30 @@ class Batches(ABC):
         """32 bits that are the same, as good as certainly, where the data, the batches and their order are."""
 
     @abstractmethod
-    def _dealt(
-        self, epoch: int, rank: int, size: int, start: int
-    ) -> tuple[Dataset, Iterator[tuple[int, Array, Array]]]:
-        """What a worker reads in, and of each of its batches the index, the rows therein and the samples."""
+    def part(self, rank: int, size: int) -> Dataset:
+        """What worker `rank` of `size` reads in. DataError where it cannot be read."""
+
+    @abstractmethod
+    def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
+        """Of each of a worker's batches the index, the rows in its part of the data, and the samples."""
 
     def epoch(
-        self, epoch: int, backend: Device, rank: int = 0, size: int = 1, start: int = 0, *, images: bool = True
+        self,
+        epoch: int,
+        backend: Device,
+        rank: int = 0,
+        size: int = 1,
+        start: int = 0,
+        *,
+        images: bool = True,
+        feed: Feed | None = None,
     ) -> Iterator[Batch]:
         """The batches of `epoch` that belong to worker `rank` of `size`, in order.
 
         start: rounds to skip, each of one batch per worker. An epoch that was broken off continues in its middle, and
             the batches before that are not even made.
         images: whether they are loaded; a stage of a pipeline that gets its input from another needs labels only.
+        feed: of the worker's part of the data: what makes the arrays; by default each batch is made anew, and stays.
 
         Raises DataError, here or when a batch is made, where a file cannot be read.
         """
@@ -114,22 +118,23 @@ class Batches(ABC):
         start = checks.integer("start", start, 0)
         if checks.integer("rank", rank, 0) >= size:
             raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
-        with _read_of(self.dataset):
-            dataset, dealt = self._dealt(epoch, rank, size, start)
-        return self._made(dataset, dealt, epoch, backend, images)
+        with read_of(self.dataset):
+            part = self.part(rank, size)
+            dealt = list(self._dealt(epoch, rank, size, start))
+            if feed is None:
+                feed = Feed(backend, part.images if images else None, part.labels)
+            feed.begin([rows for _, rows, _ in dealt])
+        return self._made(dealt, epoch, feed)
 
-    def _made(
-        self, dataset: Dataset, dealt: Iterator[tuple[int, Array, Array]], epoch: int, backend: Device, images: bool
-    ) -> Iterator[Batch]:
-        with _read_of(dataset):
+    def _made(self, dealt: list[tuple[int, Array, Array]], epoch: int, feed: Feed) -> Iterator[Batch]:
+        with read_of(self.dataset):
             for index, rows, samples in dealt:
-                loaded = backend.load_images(dataset.images, rows) if images else None  # (N, H, W, C)
-                labels = backend.asarray(dataset.labels[rows], dtype=np.int64)  # (N,)
-                yield Batch(index, loaded, labels, samples, epoch)
+                images, labels = feed.make(rows)  # (N, H, W, C), (N,)
+                yield Batch(index, images, labels, samples, epoch)
 
 
 @contextmanager
-def _read_of(dataset: Labelled) -> Iterator[None]:
+def read_of(dataset: Labelled) -> Iterator[None]:
     """What the system says of a file that cannot be read, as a DataError: nobody shall take it for output."""
     try:
         yield
@@ -186,13 +191,14 @@ class Loader(Batches):
             return np.arange(samples, dtype=np.int64)
         return philox(self.seed, epoch).permutation(samples).astype(np.int64, copy=False)
 
-    def _dealt(
-        self, epoch: int, rank: int, size: int, start: int
-    ) -> tuple[Dataset, Iterator[tuple[int, Array, Array]]]:
+    def part(self, rank: int, size: int) -> Dataset:
+        return self.dataset
+
+    def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
         order, many = self.order(epoch), self.batch_size
-        indices = range(start * size + rank, self.batches, size)
-        rows = ((index, order[index * many : (index + 1) * many]) for index in indices)
-        return self.dataset, ((index, some, some) for index, some in rows)
+        for index in range(start * size + rank, self.batches, size):
+            some = order[index * many : (index + 1) * many]
+            yield index, some, some
 
 
 class ShardedLoader(Batches):
@@ -239,14 +245,15 @@ class ShardedLoader(Batches):
             return np.arange(count, dtype=np.int64)
         return philox(self.seed, epoch, number).permutation(count).astype(np.int64, copy=False)
 
-    def _dealt(
-        self, epoch: int, rank: int, size: int, start: int
-    ) -> tuple[Dataset, Iterator[tuple[int, Array, Array]]]:
+    def part(self, rank: int, size: int) -> Dataset:
         self.dataset.check_workers(size)
-        shard, order, many = self.dataset.open(rank), self.order(epoch, rank), self.batch_size
-        rounds = range(start, -(-len(order) // many))
-        rows = ((number * size + rank, order[number * many : (number + 1) * many]) for number in rounds)
-        return shard.dataset, ((index, some, shard.samples[some]) for index, some in rows)
+        return self.dataset.open(rank).dataset
+
+    def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
+        samples, order, many = self.dataset.open(rank).samples, self.order(epoch, rank), self.batch_size
+        for number in range(start, -(-len(order) // many)):
+            some = order[number * many : (number + 1) * many]
+            yield number * size + rank, some, samples[some]
 
 
 def as_loader(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -40,14 +40,20 @@ class Prefetcher(Generic[T]):
     An exception of the producer arrives at the consumer once, with its own traceback, after the items made before it.
     For one consumer; `close` may come from any thread. A context manager: leaving it stops and joins the thread.
     With `capacity` 0 there is no thread and `iterable` is passed through.
+
+    Args:
+        iterable: what is made.
+        capacity: items ahead, at most.
+        take: called in the consumer's thread for each item before it has it.
     """
 
-    def __init__(self, iterable: Iterable[T], capacity: int) -> None:
+    def __init__(self, iterable: Iterable[T], capacity: int, take: Callable[[], None] | None = None) -> None:
         self.capacity = integer("capacity", capacity, 0, "; 0 makes nothing ahead")
         self.waited_s = 0.0  # seconds the consumer has waited for items
         self._items: _Items[T] = SimpleQueue()
         self._room: _Room = SimpleQueue()
         self._closed = threading.Event()
+        self._take = take
         self._thread: threading.Thread | None = None
         self._iterator = iter(iterable)
         if self.capacity:
@@ -72,6 +78,8 @@ class Prefetcher(Generic[T]):
         if not isinstance(item, _End):
             if self._thread:
                 self._room.put(None)
+            if self._take is not None:
+                self._take()
             return item
         self.close()
         if item.error is None:

@@ -21,6 +21,7 @@ from cupynet.optim import Optimizer
 
 PROCESS = 170_000_000  # bytes, of a run with one worker and small batches, less what is counted: Python, NumPy, numba
 MARGIN = 1.5
+BUFFERS = 2  # of a ring beyond the batches ahead; in pinned memory of the host, too
 LABEL = 8  # bytes of a label, and of a sample's number
 
 
@@ -39,6 +40,8 @@ class Demand:
         processes: on this machine.
         where: what of it is asked about: all, or what lies on each `device` or on the `host` where they are apart.
         devices: how many share it.
+        feeds: how batches come to devices: from images that stay on each (`resident`), or over buffers that are sent in
+            turn (`ring`), of the training and of the evaluation; `plain` on a CPU.
     """
 
     network: Layer
@@ -55,12 +58,18 @@ class Demand:
     processes: int = 1
     where: Literal["all", "device", "host"] = "all"
     devices: int = 1
+    feeds: Literal["plain", "ring", "resident"] = "plain"
 
     def parts(self) -> dict[str, int]:
         """Bytes by what they are for."""
         on_device = {"activations": self._activations(), "weights": self._weights(), "batches ahead": self._ahead()}
-        images = sum(self.images.values()) * (self.network.input.features + LABEL)
-        on_host = {"images": images, "the program": self.processes * PROCESS}
+        count, pixels = sum(self.images.values()), self.network.input.features
+        on_host = {"images": count * (pixels + LABEL), "the program": self.processes * PROCESS}
+        if self.feeds == "resident":
+            on_device["images that stay"] = self.devices * count * pixels + self.workers * count * 2 * LABEL
+        elif self.feeds == "ring":
+            pinned = 1 << max(self.batch_size * pixels - 1, 0).bit_length()  # of which CuPy takes powers of two
+            on_host["batches on their way"] = 2 * self.workers * BUFFERS * pinned
         if self.where == "device":
             return {part: -(-size // self.devices) for part, size in on_device.items()}
         return on_host if self.where == "host" else on_device | on_host
@@ -90,7 +99,13 @@ class Demand:
 
     def _ahead(self) -> int:
         batches = -(-self.trained // self.batch_size)
-        return min(self.prefetch, batches) * self._batch()
+        ahead = min(self.prefetch, batches)
+        if self.feeds == "plain":
+            return ahead * self._batch()
+        if self.feeds == "resident":
+            return 2 * self.workers * self._batch()
+        pixels = self.workers * self.batch_size * self.network.input.features
+        return 2 * ((ahead + BUFFERS * self.workers) * self._batch() + pixels)
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cupynet.backend import Backend
+from cupynet.backend import Backend, Shared, check_on_device
 from cupynet.checks import integer, is_bool, one_of
-from cupynet.data import Batch, Batches, Labelled, Prefetcher
+from cupynet.data import Batch, Batches, Feeding, Labelled
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
 from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer, is_finite
@@ -65,6 +65,8 @@ class Trainer:
         synchronizer: keeps the replicas together; not needed by one alone.
         callbacks: this worker's own, told of events, see `Callback`.
         prefetch_buffer: batches made ahead for this worker by a thread; 0 for none.
+        data_on_device, shared: whether images stay on a GPU, and what the workers of this process share there, see
+            `Backend.feed`.
         report_every: iterations between reports; 0 for none.
         run: where callbacks write.
 
@@ -91,6 +93,8 @@ class Trainer:
         synchronizer: Synchronizer | None = None,
         callbacks: Sequence[Callback] = (),
         prefetch_buffer: int = 8,
+        data_on_device: bool | str = "auto",
+        shared: Shared | None = None,
         report_every: int = 50,
         run: Run | None = None,
     ) -> None:
@@ -100,6 +104,9 @@ class Trainer:
         self.callbacks = list(callbacks)
         self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
         self.prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
+        self.data_on_device = check_on_device(data_on_device, replica.backend.name)
+        self._shared = Shared() if shared is None else shared
+        self._feedings: dict[tuple[str, Batches], Feeding] = {}  # that are open, by what for
         self.report_every = integer("report_every", report_every, 0)
         self.iteration = self.epoch = self.round = self.total_iterations = 0
         self.clock = Clock()
@@ -228,7 +235,8 @@ class Trainer:
             self._refuse_other_data(loader)
         self._begin(fit)
         try:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # checked for, not warned about
+            # what is not finite is checked for, not warned about
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"), self._fed(train, evaluate_on):
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self._run_ahead()
@@ -284,14 +292,12 @@ class Trainer:
         if self.round == 0:
             self._agreement.count_bytes(self.clock)
             self._epoch_start = replace(self.clock)
-        replica = self.replica
-        epoch, who = self.epoch, (dealt.rank, dealt.size)
-        self._batches = lambda start: fit.train.epoch(
-            epoch, replica.backend, *who, start=start, images=replica.needs_images
-        )
+        epoch, backend, who = self.epoch, self.replica.backend, (dealt.rank, dealt.size)
+        self._batches = lambda start: fit.train.epoch(epoch, backend, *who, start=start)
+        made = self._feedings["train", fit.train].epoch(self.epoch, self.round)
         where = "before the first batch"
         try:
-            with Prefetcher(self._batches(self.round), self.prefetch_buffer) as batches:
+            with made as batches:
                 while self.round < rounds and not self.stopped:
                     began, waited, where = time.perf_counter(), batches.waited_s, "loading a batch"
                     batch = self._guard.takes(next(batches, None))
@@ -526,28 +532,52 @@ class Trainer:
         Raises:
             ConfigError: the data do not fit the network.
         """
-        began, dataset, dealt = time.perf_counter(), loader.dataset, self.groups.replicas
-        backend = self.replica.backend
+        began, dataset = time.perf_counter(), loader.dataset
         self.replica.check(dataset)
         self._refuse_other_data(loader)
-        evaluation = Evaluation(dataset.classes)
-        made = loader.epoch(0, backend, dealt.rank, dealt.size, images=self.replica.needs_images)
-        where = "loading a batch"
+        with self._fed(None, loader):  # until all have come to the end: workers of a device share what lies there
+            whole = self._merge(self._evaluated(loader), dataset)
+        self.clock.evaluate_s += time.perf_counter() - began
+        return whole
+
+    def _evaluated(self, loader: Batches) -> Evaluation:
+        """This worker's own batches."""
+        evaluation, where = Evaluation(loader.dataset.classes), "loading a batch"
         try:
-            with Prefetcher(made, self.prefetch_buffer) as batches:
+            with self._feedings["evaluate", loader].epoch(0) as batches:
                 for batch in batches:
                     where = f"at batch {batch.index}"
                     found = self.replica.scores(batch)
                     if found is not None:
                         scores, losses = found
-                        evaluation.add(scores, backend.to_host(batch.labels), losses)
+                        evaluation.add(scores, self.backend.to_host(batch.labels), losses)
                     where = "loading a batch"
         except Exception as error:
             annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")
             raise
-        whole = self._merge(evaluation, dataset)
-        self.clock.evaluate_s += time.perf_counter() - began
-        return whole
+        return evaluation
+
+    @contextmanager
+    def _fed(self, train: Batches | None, evaluate_on: Batches | None) -> Iterator[None]:
+        """Batches of these loaders come to this worker in here; some may be evaluated in the middle of an epoch."""
+        dealt = self.groups.replicas
+        with ExitStack() as opened:
+            for use, loader in (("train", train), ("evaluate", evaluate_on)):
+                if loader is None or (use, loader) in self._feedings:
+                    continue
+                feeding = Feeding(
+                    loader,
+                    self.replica.backend,
+                    dealt.rank,
+                    dealt.size,
+                    ahead=self.prefetch_buffer,
+                    images=self.replica.needs_images,
+                    on_device=self.data_on_device,
+                    shared=self._shared,
+                )
+                self._feedings[use, loader] = opened.enter_context(feeding)
+                opened.callback(self._feedings.pop, (use, loader))
+            yield
 
     def _merge(self, evaluation: Evaluation, dataset: Labelled) -> Evaluation:
         whole = Evaluation(dataset.classes)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
-from cupynet.backend import Backend, blas, create_backend, memory
+from cupynet.backend import Backend, Shared, blas, check_on_device, create_backend, memory
 from cupynet.backend.array import Array
 from cupynet.checkpoints import Checkpoints
 from cupynet.checks import instance, integer, one_of
@@ -92,6 +92,9 @@ class ParallelWrapper:
         reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
             (Deeplearning4j's legacy averaging); `host`; by default NCCL where there are several devices and it is
             there, else the device. On a CPU only `auto` and `host`, which are the same.
+        data_on_device: whether the images stay in the memory of each GPU during a fit or an evaluation: true, false, or
+            `auto`, where they take at most a quarter of what is free. Else they are sent batch by batch. The batches
+            are the same. On a CPU only `auto` and false, which are the same.
 
     Attributes:
         placement: how many workers, of how many stages, and on which devices.
@@ -123,6 +126,7 @@ class ParallelWrapper:
         launcher: str | Launcher = "thread",
         pipeline: Pipeline | None = None,
         reduce: str = "auto",
+        data_on_device: bool | str = "auto",
     ) -> None:
         """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
@@ -142,6 +146,8 @@ class ParallelWrapper:
         self.callbacks.sort(key=lambda each: each.last)
         self.report_every = integer("report_every", report_every, 0)
         self.reduce = check_reduce(reduce, model.backend.name, processes=launcher == "mpi")
+        self.data_on_device = check_on_device(data_on_device, model.backend.name)
+        self._shared = Shared()
         self.run = None if run is None else Run.of(run)
         own = model.backend
         if launcher == "mpi" and devices is None and own.name == "cupy":
@@ -415,6 +421,8 @@ class ParallelWrapper:
             synchronizer=synchronizer,
             callbacks=callbacks,
             prefetch_buffer=self._prefetch,
+            data_on_device=self.data_on_device,
+            shared=self._shared,
             report_every=self.report_every,
             run=self.run,
         )

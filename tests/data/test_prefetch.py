@@ -272,3 +272,17 @@ def test_what_is_ready_is_not_waited_for() -> None:
 def test_capacity_is_refused_by_name(capacity: object) -> None:
     with pytest.raises(ConfigError, match="capacity=.*: must be an integer of at least 0; 0 makes nothing ahead"):
         Prefetcher([], capacity)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_each_item_is_taken_in_the_consumers_thread_before_it_has_it(capacity: int) -> None:
+    told: list[tuple[int, str]] = []
+    taken = iter(range(5))
+
+    def take() -> None:
+        told.append((next(taken), threading.current_thread().name))
+
+    with Prefetcher(range(5), capacity, take) as prefetcher:
+        for item in prefetcher:
+            assert [number for number, _ in told] == list(range(item + 1))
+    assert {name for _, name in told} == {threading.current_thread().name} and next(taken, None) is None

@@ -17,7 +17,7 @@ from tests.standin.arrays import ndarray
 from tests.standin.errors import CUDARuntimeError
 from tests.standin.functions import FUNCTIONS
 from tests.standin.machine import Machine, activate, active
-from tests.standin.peers import memcpy_peer_async
+from tests.standin.peers import HOST_TO_DEVICE, memcpy_async, memcpy_peer_async
 from tests.standin.pinned import PinnedPool
 
 VERSION, CUDA = "14.2.0", 12090
@@ -94,6 +94,8 @@ def _modules() -> dict[str, ModuleType]:
         runtimeGetVersion=lambda: CUDA,
         deviceSynchronize=lambda: streams.Device().synchronize(),
         memcpyPeerAsync=memcpy_peer_async,
+        memcpyAsync=memcpy_async,
+        memcpyHostToDevice=HOST_TO_DEVICE,
         deviceGetPCIBusId=lambda device: f"0000:{device:02X}:00.0",
         CUDARuntimeError=CUDARuntimeError,
     )

@@ -56,10 +56,16 @@ class PinnedPool:
         return any(start <= address < start + size for start, size in list(self.used.items()))
 
     def flies(self, line: Line, where: Label, host: NDArray[Any], content: NDArray[Any], *, arrives: bool) -> None:
-        """A copy was asked for: to the device, or one that arrives on the host."""
+        """A copy was asked for: to the device, or one that arrives on the host.
+
+        Only the address of the host's memory is kept, as by the device: whoever gives it back too soon is found.
+        """
+        address = host.__array_interface__["data"][0]
+        raw = np.ctypeslib.as_array((ctypes.c_uint8 * host.nbytes).from_address(address))
         if arrives:
-            host.view(np.uint8)[...] = 0xFF
-        self.flights.append(Flight(line, line.count, where, host, content, arrives))
+            raw[...] = 0xFF
+        content = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+        self.flights.append(Flight(line, line.count, where, raw, content, arrives))
 
     def settle(self) -> None:
         """Look at the copies that are known to be over."""
@@ -76,6 +82,20 @@ class PinnedPool:
                 )
                 self.machine.keep(misuse)
                 raise misuse
+
+    def ends(self, address: int, size: int) -> None:
+        """Memory is given back: never raises, but keeps what it found."""
+        with self.machine.lock:
+            self.used.pop(address, None)
+            over = [each for each in self.flights if address <= each.host.ctypes.data < address + size]
+            self.flights = [each for each in self.flights if not any(each is one for one in over)]
+        for flight in over:
+            self.machine.keep(
+                Unordered(
+                    f"pinned memory is given back while {flight.where} was on its way: synchronize, or wait for an "
+                    "event, before its last array is dropped"
+                )
+            )
 
     def staged(self, nbytes: int) -> None:
         """What a copy to the device takes for a while, so that it need not wait."""
@@ -123,7 +143,7 @@ class _Pinned:
         return self.length
 
     def __del__(self) -> None:
-        self.pool.used.pop(self.ptr, None)
+        self.pool.ends(self.ptr, self.length)
         self.pool.give(self.length)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.standin import installed
-from tests.standin.errors import Overrun, Unordered
+from tests.standin.errors import BadLaunch, Overrun, Unordered
 from tests.standin.machine import active
 from tests.standin.planted import caught, kept
 
@@ -186,6 +186,46 @@ def test_what_is_fetched_into_pinned_memory_comes_when_it_is_waited_for(cupy: An
         x[...] = 7  # after it
         stream.record().synchronize()
         assert host.tolist() == [0, 1, 2]
+
+
+def test_a_copy_by_addresses_goes_from_pinned_memory_in_the_streams_order(cupy: Any) -> None:
+    runtime, stream, host = cupy.cuda.runtime, cupy.cuda.Stream(non_blocking=True), pinned_array(cupy)
+    to_device = runtime.memcpyHostToDevice
+    host[...] = 3, 4, 5
+    with stream:
+        x = cupy.empty(3)
+        runtime.memcpyAsync(x.data.ptr + 8, host.ctypes.data, 16, to_device, stream.ptr)
+        runtime.memcpyAsync(x.data.ptr, host.ctypes.data + 16, 8, to_device, stream.ptr)
+        assert x.get().tolist() == [5, 3, 4]
+        host[0] = 6
+        runtime.memcpyAsync(x.data.ptr, host.ctypes.data, 8, to_device, stream.ptr)
+    with caught(Unordered, "add.reduce .*, which writes 24 bytes of device 0"):
+        x.sum()
+    stream.synchronize()
+    assert float(x.sum()) == 13
+    pageable = np.ones(3)
+    for source, size, kind, error, text in (
+        (pageable, 24, to_device, BadLaunch, "which is not pinned: the copy would wait"),
+        (host, 24, 2, BadLaunch, "copies from the host alone"),
+        (host, 32, to_device, Overrun, "memcpyAsync reaches 8 bytes behind"),
+    ):
+        with caught(error, text):
+            runtime.memcpyAsync(x.data.ptr, source.ctypes.data, size, kind, stream.ptr)
+
+
+def test_pinned_memory_is_not_given_back_while_it_is_sent(cupy: Any) -> None:
+    host, stream = pinned_array(cupy), cupy.cuda.Stream(non_blocking=True)
+    host[...] = 1
+    with stream:
+        x = cupy.asarray(host)
+        with kept(Unordered, "pinned memory is given back while a copy from the host .*test_memory.py"):
+            del host
+        host = pinned_array(cupy)
+        host[...] = 2
+        x.set(host)
+        stream.synchronize()
+        del host
+        assert float(x.sum()) == 6 and active().misuses == []
 
 
 def test_the_machine_says_what_it_is(cupy: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.backend.cuda.resident import Resident
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
 from cupynet.training import ParallelWrapper
 from tests.backends import on_devices
+from tests.standin.machine import active
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,19 +36,24 @@ def network() -> Sequential:
     return Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
 
 
-def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: str = "auto") -> dict[str, Any]:
+def trained(
+    name: str, dtype: str, workers: int, devices: Any = None, reduce: str = "auto", **options: Any
+) -> dict[str, Any]:
     model = Model(network(), Image(8, 8, 1), create_backend(name, dtype), seed=3)
     with ParallelWrapper(
         model,
         workers=workers,
         averaging_frequency=3,
         optimizer=Nesterov(0.02),
-        prefetch_buffer=2,
+        prefetch_buffer=options.pop("prefetch_buffer", 2),
         devices=devices,
         reduce=reduce,
         timeout_s=60,
+        **options,
     ) as wrapper:
-        wrapper.fit(Loader(images(230), 16, seed=1), epochs=2)
+        held_out = images(50)
+        wrapper.fit(Loader(images(230), 16, seed=1), epochs=2, evaluate_on=held_out)
+        assert wrapper.evaluate(held_out, 16).loss == pytest.approx(wrapper.trainer.evaluation.loss, rel=1e-3)
     return model.weights()
 
 
@@ -72,6 +80,33 @@ def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, 
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-10, err_msg=name)
 
 
+@pytest.mark.standin
+@pytest.mark.parametrize(("workers", "devices"), [(1, [0]), (2, [0]), (4, [0, 1])])
+def test_it_is_all_the_same_how_batches_come_to_a_device(
+    workers: int, devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit; nothing of them is left there, and workers of a device share what is uploaded."""
+    import cupy
+
+    uploads, upload = [], Resident.__init__
+    monkeypatch.setattr(Resident, "__init__", lambda *given: (uploads.append(len(given[3])), upload(*given))[1])
+    pool, ways = cupy.get_default_memory_pool(), []
+    for way in ({"data_on_device": True}, {"data_on_device": False}, {"data_on_device": False, "prefetch_buffer": 0}):
+        ways.append(trained("cupy", "float", workers, devices, "device", **way))
+        gc.collect()
+        used = []
+        for device in (0, 1):
+            with cupy.cuda.Device(device):
+                used.append(pool.used_bytes())
+        assert used == [0, 0] and active().pinned.used == {}
+        sizes = [230] * len(devices) + [50] * 2 * len(devices)  # 50: in the fit, and in the evaluation after it
+        assert sorted(uploads) == (sorted(sizes) if way["data_on_device"] else [])
+        uploads.clear()
+    for other in ways[1:]:
+        for name, weight in ways[0].items():
+            np.testing.assert_array_equal(other[name], weight, err_msg=name)
+
+
 def command(tmp_path: Path, *arguments: str) -> Any:
     small = ["data=synthetic", "data.train=200", "data.test=64", "batch_size=32", "epochs=1", "backend=cupy"]
     line = [sys.executable, "-m", "tests.standin", "-m", "cupynet.train", *small, *arguments]
@@ -81,7 +116,9 @@ def command(tmp_path: Path, *arguments: str) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["workers=2"], ["workers=2", "parallel=gradients", "dtype=half"]])
+@pytest.mark.parametrize(
+    "arguments", [["workers=2"], ["workers=2", "parallel=gradients", "dtype=half", "memory.data_on_device=false"]]
+)
 def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path: Path) -> None:
     done = command(tmp_path, *arguments, "memory.device_pool_limit=800MiB", "memory.device_pool_trim_above=1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cupynet import experiment as experiment_module
-from cupynet.backend import create_backend, cuda
-from cupynet.data import Synthetic
+from cupynet.backend import Shared, create_backend, cuda
+from cupynet.data import Feeding, Loader, Synthetic
 from cupynet.errors import ConfigError
 from cupynet.experiment import Experiment
 from cupynet.nn import Image, Model
@@ -134,6 +134,55 @@ def test_devices_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cuda, "memory", lambda devices: 10**12)
     monkeypatch.setattr(experiment_module, "memory", lambda: (10**9, "this machine has"))
     one.check_memory()  # what lies on the devices does not count here
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("feeds", ["resident", "ring"])
+def test_what_batches_take_of_a_device_is_counted(feeds: Any) -> None:
+    """Those of a training and of its evaluation, which are both open then."""
+    import cupy
+
+    backend, shared = create_backend("cupy", "half"), Shared()
+    backend.activate()
+    train, test = small_dataset(2000), small_dataset(500)
+    opened = [
+        Feeding(Loader(data, 100), backend, ahead=6, on_device=feeds == "resident", shared=shared)
+        for data in (train, test)
+    ]
+    pool = cupy.get_default_memory_pool()
+    asked = demand(prefetch=6, trained=2000, images={"train": 2000, "test": 500}, feeds=feeds, where="device")
+    asked = replace(asked, policy=backend.policy)
+    parts = asked.parts()
+    counted = parts["batches ahead"] + parts.get("images that stay", 0)
+    assert pool.used_bytes() == pytest.approx(counted, rel=0.1)
+    if feeds == "resident":
+        assert replace(asked, devices=2).parts()["images that stay"] > 2000 * 64  # each has them all
+        assert "batches on their way" not in replace(asked, where="host").parts()
+    else:
+        pinned = replace(asked, where="host").parts()["batches on their way"]
+        assert pinned == 2 * 2 * 8192  # 6400 bytes, rounded to a power of two
+    for feeding in opened:
+        feeding.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "memory", "feeds"),
+    [("auto", 10**9, "resident"), ("auto", 10**6, "ring"), ("true", 10**6, "resident"), ("false", 10**9, "ring")],
+)
+def test_data_that_stay_on_devices_are_counted_there(
+    setting: str, memory: int, feeds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """784 kB of images."""
+    settings = settings_of("data=synthetic", "workers=4", "backend=numpy", "data.train=900", "data.test=100")
+    one = Experiment(settings)
+    kept = settings_of(f"memory.data_on_device={setting}").memory  # which a CPU has not
+    one.settings = replace(settings, memory=kept)
+    one.placement = Placement(4, (0, 1))
+    monkeypatch.setattr(cuda, "memory", lambda devices: memory)
+    asked = [demand for demand, _ in one._demands()]
+    assert {each.feeds for each in asked} == {feeds} and asked[0].where == "device"
+    stays = asked[0].parts().get("images that stay")
+    assert (stays is None) == (feeds == "ring") and (stays is None or stays > 784_000)
 
 
 def test_every_rank_hears_the_refusal_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

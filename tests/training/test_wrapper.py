@@ -363,3 +363,18 @@ def test_workers_that_never_have_a_batch_are_warned_of(caplog):
         with ParallelWrapper(small_model(), workers, optimizer=SGD(0.05)) as wrapper:
             wrapper.fit(Loader(small_dataset(20), 4), 1)
         assert ("6 workers for 5 batches of 4 images an epoch: 1 never train" in caplog.text) is said
+
+
+def test_data_stay_on_gpus_alone():
+    with pytest.raises(
+        ConfigError, match=r"^data_on_device=true: is for GPUs, and numpy computes on the CPU: leave it out$"
+    ):
+        ParallelWrapper(small_model(), 2, data_on_device=True)
+    for wrong in ("yes", None, 1):
+        with pytest.raises(ConfigError, match=f"^data_on_device={wrong}: must be auto, true or false"):
+            ParallelWrapper(small_model(), 2, data_on_device=wrong)
+    found = set()
+    for harmless in ("auto", False):
+        with ParallelWrapper(small_model(), 2, 1, data_on_device=harmless) as wrapper:
+            found.add(fingerprint(wrapper.fit(small_dataset(20), 1, batch_size=4).replicas()[0]))
+    assert len(found) == 1

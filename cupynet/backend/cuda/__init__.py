@@ -1,12 +1,25 @@
 """The GPU: the only room of the package that imports CuPy, and only when it is used.
 
 `backend` has the operations, `kernels/` their CUDA C++, `launch` the way from one to the other; `cublas` makes the
-products; `convpool` is a convolution and its max-pool as one; `recording` makes one launch of all those of a step;
-`devices` says what there is, `pools` what memory they hold, `failures` why they cannot go on.
+products; `convpool` is a convolution and its max-pool as one; `recording` makes one launch of all those of a step.
+`feeds` is how batches come here: `resident` gathers them from images that stay, `ring` sends them ahead through
+`staging`. `devices` says what there is, `pools` what memory they hold, `failures` why they cannot go on.
 """
 
 from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.backend.cuda.devices import device_count, inventory, memory, probe
 from cupynet.backend.cuda.pools import Pool, limit_pools, pool, trim_pools
+from cupynet.backend.cuda.resident import fits
 
-__all__ = ["CupyBackend", "Pool", "device_count", "inventory", "limit_pools", "memory", "pool", "probe", "trim_pools"]
+__all__ = [
+    "CupyBackend",
+    "Pool",
+    "device_count",
+    "fits",
+    "inventory",
+    "limit_pools",
+    "memory",
+    "pool",
+    "probe",
+    "trim_pools",
+]

@@ -16,12 +16,15 @@ import numpy as np
 from cupynet.backend import checks
 from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
+from cupynet.backend.cuda import feeds
 from cupynet.backend.cuda.convpool import ConvPool
 from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
 from cupynet.backend.cuda.launch import KIND_OF, TERMS, Kernels, power_of_two
 from cupynet.backend.cuda.recording import Recorder
+from cupynet.backend.cuda.staging import check_rows
 from cupynet.backend.failure import Failure
+from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
@@ -70,6 +73,7 @@ class CupyBackend(Backend):
 
         self.xp = cupy
         self._stream: Any = None
+        self._arrivals: Any = None
         self._mark = object()  # on the thread whose own device and stream are this backend's
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
         self.controls: Array | None = None  # what a step reads its numbers from, see `Recorder`
@@ -165,13 +169,30 @@ class CupyBackend(Backend):
             count = len(pixels)
         else:
             samples = np.asarray(samples, np.int64)
-            if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # a kernel reads anywhere
-                raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
+            check_rows(samples, len(images))
             pixels, order, count = images, self.asarray(samples), len(samples)
         batch = self.allocate((count, *images.shape[1:]), self.policy.storage)
-        size = int(np.prod(images.shape[1:]))
-        self.kernels.images(f"load_images_{self._kind}", count, size, pixels, order, batch, count, size)
+        self.gather(pixels, order, batch, self.kernels)
         return batch
+
+    def gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
+        """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64 / 255, all on the device; on the stream of
+        `kernels`. Without samples the first N."""
+        count, size = len(out), int(np.prod(out.shape[1:]))
+        kernels.images(f"load_images_{self._kind}", count, size, images, samples, out, count, size)
+
+    @property
+    def arrivals(self) -> Any:
+        """The stream on which batches come to the device while the worker computes on its own; made once."""
+        if self._arrivals is None:
+            with self.xp.cuda.Device(self.device):
+                self._arrivals = self.xp.cuda.Stream(non_blocking=True)
+        return self._arrivals
+
+    def feed(
+        self, images: Any, labels: Any, *, batch_size: int, ahead: int, on_device: bool | str, shared: Shared
+    ) -> Feed:
+        return feeds.feed(self, images, labels, batch_size, ahead, on_device, shared)
 
     def convert(self, source: Array, target: Array) -> None:
         checks.alike("convert", source, target)

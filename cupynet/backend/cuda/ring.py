@@ -1,0 +1,106 @@
+"""Data that are sent to a GPU ahead, batch by batch, while it computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.backend.cuda.launch import Kernels
+from cupynet.backend.cuda.staging import Gpu, Staging, batch_of, check_rows
+from cupynet.backend.feed import Feed
+
+
+class Slot:
+    """The memory of one batch on the device.
+
+    Attributes:
+        images: (N, H, W, C) in the storage dtype. labels: (N,) int64.
+        made: on the stream that brings batches, behind the last that was done there.
+        free: on the worker's stream, behind the last use of the batch before.
+    """
+
+    def __init__(self, backend: Gpu, batch_size: int, shape: tuple[int, ...]) -> None:
+        self.images = backend.allocate((batch_size, *shape), backend.policy.storage)
+        self.labels = backend.allocate((batch_size,), np.int64)
+        self.made, self.free = (backend.xp.cuda.Event(disable_timing=True) for _ in range(2))
+
+
+class RingFeed(Feed):
+    """Batches sent from pinned memory by the thread that makes them ahead, on a stream of their own.
+
+    There is room for two batches more than are made ahead: the one in use, and the one before it, whose slot is known
+    to be free when the worker takes the next. `make` may come before that.
+
+    Args:
+        images, labels, batch_size, ahead: see `Backend.feed`.
+    """
+
+    def __init__(self, backend: Gpu, images: Any, labels: Any, batch_size: int, ahead: int) -> None:
+        self._backend, self._host, self._labels = backend, images, labels
+        shape, xp = images.shape[1:], backend.xp
+        self._stream = backend.arrivals
+        self._kernels = Kernels(xp, backend.device, self._there, **backend.options)
+        with backend.here():
+            self._slots = [Slot(backend, batch_size, shape) for _ in range(ahead + 2)]
+            self._pixels = backend.allocate((batch_size, *shape), np.uint8)  # one: copies and kernels take turns
+            self._pixels_ahead = Staging(xp, self._pixels.nbytes)
+            self._labels_ahead = Staging(xp, self._slots[0].labels.nbytes)
+        self._waiting: deque[Slot] = deque()
+        self._used: Slot | None = None
+        self.begin([])
+        if len(labels):
+            self.make(np.zeros(1, np.int64))  # loads the kernel, which waits for the device
+            self.begin([])
+
+    def _there(self) -> AbstractContextManager[Any]:
+        """The device, and the stream that brings batches."""
+        there = ExitStack()
+        there.enter_context(self._backend.xp.cuda.Device(self._backend.device))
+        there.enter_context(self._stream)
+        return there
+
+    def begin(self, rows: Sequence[Array]) -> None:
+        with self._backend.here():
+            for slot in self._slots:
+                slot.free.record()
+        self._waiting.clear()
+        self._made, self._used = 0, None
+
+    def make(self, rows: Array) -> tuple[Array | None, Array]:
+        slot, count = self._slots[self._made % len(self._slots)], len(rows)
+        self._made += 1
+        check_rows(rows, len(self._labels))
+        images, labels, pixels = batch_of(slot.images, count), slot.labels[:count], self._pixels[:count]
+        np.take(self._labels, rows, out=self._labels_ahead.room(labels), mode="clip")
+        np.take(self._host, rows, axis=0, out=self._pixels_ahead.room(pixels), mode="clip")
+        with self._there():
+            self._stream.wait_event(slot.free)
+            self._labels_ahead.send(labels)
+            self._pixels_ahead.send(pixels)
+            self._backend.gather(pixels, None, images, self._kernels)
+            slot.made.record()
+        self._waiting.append(slot)
+        return images, labels
+
+    def take(self) -> None:
+        slot = self._waiting.popleft()
+        with self._backend.here():
+            if self._used is not None:
+                self._used.free.record()
+            self._backend.after(slot.made)
+        self._used = slot
+
+    def close(self) -> None:
+        for staging in (self._pixels_ahead, self._labels_ahead):
+            staging.close()
+        with self._there():
+            self._slots[0].made.record()
+        self._backend.after(self._slots[0].made)  # what was made and never taken is freed on the worker's stream
+        self._slots.clear()
+        self._waiting.clear()
+        self._used = self._pixels = self._host = None

@@ -1,0 +1,413 @@
+"""The way of batches to a GPU, on the stand-in: whatever way they come, they are those of the loader."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import Shared, create_backend
+from cupynet.backend.cuda import resident
+from cupynet.backend.cuda.resident import Resident, ResidentFeed
+from cupynet.backend.cuda.ring import RingFeed
+from cupynet.backend.cuda.staging import Staging
+from cupynet.data import Batch, Batches, Data, Dataset, Feeding, Loader, Prefetcher, ShardedLoader, write_shards
+from cupynet.errors import ConfigError, DataError
+from tests.standin import installed
+from tests.standin.errors import Unordered
+from tests.standin.machine import active
+from tests.standin.memory import DevicePool
+from tests.standin.pinned import PinnedPool
+from tests.standin.planted import caught, kept, together
+
+pytestmark = pytest.mark.standin
+WAYS = [(True, 0), (True, 3), (False, 0), (False, 1), (False, 3)]  # on the device or not, and how many ahead
+every_way = pytest.mark.parametrize(("on_device", "ahead"), WAYS)
+
+
+def pictures(samples: int = 43) -> Dataset:
+    rng = np.random.default_rng(5)
+    return Dataset(
+        "pictures", rng.integers(0, 256, (samples, 5, 3, 2)).astype(np.uint8), rng.integers(0, 7, samples), 7
+    )
+
+
+def worker(dtype: str = "float", device: int = 0) -> Any:
+    backend = create_backend("cupy", dtype, device)
+    backend.activate()
+    return backend
+
+
+def seen(backend: Any, batches: Any) -> list[tuple[int, bytes, str, list[int], list[int]]]:
+    """All of each batch, as bits."""
+    found = []
+    for batch in batches:
+        images = backend.to_host(batch.images)
+        labels = backend.to_host(batch.labels)
+        found.append((batch.index, images.tobytes(), images.dtype.name, labels.tolist(), batch.samples.tolist()))
+    return found
+
+
+def expected(loader: Batches, dtype: str, epoch: int, *deal: int) -> Any:
+    backend = create_backend("numpy", dtype)
+    return seen(backend, loader.epoch(epoch, backend, *deal))
+
+
+def sharded(dataset: Dataset, folder: Path) -> ShardedLoader:
+    shards = write_shards(Data("pictures", dataset, None, dataset), folder, 2, seed=1)
+    return ShardedLoader(shards, 4, seed=2)
+
+
+@every_way
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+def test_batches_are_those_of_the_cpu_bit_for_bit(on_device: bool, ahead: int, dtype: str) -> None:
+    """Short ones, those of an epoch that goes on in its middle, and those of a worker among several."""
+    loader, backend = Loader(pictures(), 4, seed=2), worker(dtype)
+    for rank, size in ((0, 1), (1, 3)):
+        with Feeding(loader, backend, rank, size, ahead=ahead, on_device=on_device) as feeding:
+            for epoch, start in ((0, 0), (1, 0), (1, 3), (2, 0)):
+                with feeding.epoch(epoch, start) as batches:
+                    assert seen(backend, batches) == expected(loader, dtype, epoch, rank, size, start)
+
+
+@every_way
+def test_batches_of_a_shard_are_those_of_the_cpu(on_device: bool, ahead: int, tmp_path: Path) -> None:
+    loader, backend = sharded(pictures(), tmp_path), worker()
+    for rank in range(2):
+        with Feeding(loader, backend, rank, 2, ahead=ahead, on_device=on_device) as feeding:
+            for epoch in range(2):
+                with feeding.epoch(epoch) as batches:
+                    assert seen(backend, batches) == expected(loader, "float", epoch, rank, 2)
+
+
+def computed(backend: Any, batch: Batch, total: Any) -> None:
+    """Work of the worker that nobody waits for on the host."""
+    backend.convert(batch.images, backend.workspace.borrow(batch.images.shape, batch.images.dtype))
+    backend.workspace.reclaim([range(backend.workspace.lent)])
+    with backend._here():
+        total += batch.images.sum()
+        total += batch.labels.sum()
+
+
+@every_way
+def test_epochs_follow_each_other_while_the_worker_computes(on_device: bool, ahead: int) -> None:
+    """Also after one that was broken off, whose batches were made in part; and nothing of it is out of order."""
+    dataset, backend = pictures(), worker("double")
+    loader, sums = Loader(dataset, 4, seed=2), []
+    with backend._here():
+        total = backend.xp.zeros(())
+    with Feeding(loader, backend, ahead=ahead, on_device=on_device) as feeding:
+        for epoch, most in ((0, 11), (1, 3), (2, 11), (3, 1), (4, 0), (5, 11)):
+            with feeding.epoch(epoch) as batches:
+                for batch, _ in zip(batches, range(most), strict=False):
+                    computed(backend, batch, total)
+                    sums.append(dataset.images[batch.samples].sum() / 255 + dataset.labels[batch.samples].sum())
+    assert float(total) == pytest.approx(float(np.sum(sums)), rel=1e-12)
+
+
+def test_labels_alone_come_to_a_stage_that_needs_no_images() -> None:
+    loader, backend = Loader(pictures(), 4, seed=2), worker()
+    with Feeding(loader, backend, ahead=3, images=False) as feeding, feeding.epoch(1) as batches:
+        for batch, other in zip(batches, loader.epoch(1, create_backend("numpy")), strict=True):
+            assert batch.images is None
+            np.testing.assert_array_equal(backend.to_host(batch.labels), other.labels)
+
+
+@pytest.mark.parametrize("upload", [1, 100, 30 * 7, 1 << 23])
+def test_images_come_to_a_device_some_at_a_time(upload: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 bytes each."""
+    monkeypatch.setattr(resident, "UPLOAD", upload)
+    loader, backend = Loader(pictures(), 4, seed=2), worker()
+    with Feeding(loader, backend, on_device=True) as feeding, feeding.epoch(0) as batches:
+        assert seen(backend, batches) == expected(loader, "float", 0)
+
+
+# memory ---------------------------------------------------------------------------------------------------------------
+
+
+def used(device: int = 0) -> int:
+    import cupy
+
+    with cupy.cuda.Device(device):
+        return int(cupy.get_default_memory_pool().used_bytes())
+
+
+@every_way
+def test_all_memory_is_given_back(on_device: bool, ahead: int) -> None:
+    backend, shared, before = worker(), Shared(), used()
+    for _ in range(2):
+        with Feeding(Loader(pictures(), 4), backend, ahead=ahead, on_device=on_device, shared=shared) as feeding:
+            assert used() > before
+            with feeding.epoch(0) as batches:
+                next(batches)
+            del batches  # it holds the last batch
+        assert used() == before and not [each for each in shared.kept.values() if isinstance(each, Resident)]
+    assert active().pinned.used == {}
+    held = active().taken(0)
+    with Feeding(Loader(pictures(), 4), backend, ahead=ahead, on_device=on_device, shared=shared):
+        assert active().taken(0) == held  # what was freed is used again
+
+
+def test_workers_of_a_device_share_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads, upload = [], Resident.__init__
+
+    def counted(self: Any, xp: Any, stream: Any, images: Any) -> None:
+        uploads.append(xp.cuda.Device().id)
+        upload(self, xp, stream, images)
+
+    monkeypatch.setattr(Resident, "__init__", counted)
+    loader, shared, size = Loader(pictures(), 4, seed=2), Shared(), 4
+    open_ones = threading.Barrier(size)
+
+    def task(rank: int) -> Any:
+        backend = worker("float", rank % 2)
+        with Feeding(loader, backend, rank, size, ahead=2, on_device=True, shared=shared) as feeding:
+            open_ones.wait(20)
+            with feeding.epoch(3) as batches:
+                return seen(backend, batches)
+
+    found = together(*(lambda rank=rank: task(rank) for rank in range(size)))
+    assert found == [expected(loader, "float", 3, rank, size) for rank in range(size)]
+    assert sorted(uploads) == [0, 1] and used(0) == used(1) == 0
+
+
+def allocations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads that ask for memory of a device, or for pinned memory, from now on."""
+    asked: list[str] = []
+
+    def watched(kind: type, name: str) -> None:
+        method: Callable[..., Any] = getattr(kind, name)
+
+        def asks(self: Any, *arguments: Any) -> Any:
+            asked.append(threading.current_thread().name)
+            return method(self, *arguments)
+
+        monkeypatch.setattr(kind, name, asks)
+
+    watched(DevicePool, "malloc")
+    watched(PinnedPool, "_take")
+    return asked
+
+
+@every_way
+def test_the_thread_that_makes_batches_ahead_allocates_nothing(
+    on_device: bool, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the worker, once it has begun."""
+    loader, backend, asked = Loader(pictures(), 4, seed=2), worker(), allocations(monkeypatch)
+    with Feeding(loader, backend, ahead=ahead, on_device=on_device) as feeding:
+        assert set(asked) == {"MainThread"}
+        asked.clear()
+        loads = set(active().loaded)
+        for epoch in range(3):
+            with feeding.epoch(epoch) as batches:
+                assert sum(map(len, batches)) == 43
+        assert asked == [] and active().loaded == loads
+    with Prefetcher(loader.epoch(0, backend), 3) as batches:  # each made anew: the memory of each is asked for
+        list(batches)
+    assert set(asked) == {"cupynet-prefetch"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "on_device", "kind"),
+    [
+        (0, "auto", ResidentFeed),
+        (7168, "auto", RingFeed),
+        (8192, "auto", ResidentFeed),
+        (7168, True, ResidentFeed),
+        (0, False, RingFeed),
+    ],
+)
+def test_data_stay_on_a_device_where_they_take_a_quarter_of_what_is_free(
+    limit: int, on_device: Any, kind: type
+) -> None:
+    import cupy
+
+    loader, backend = (
+        Loader(pictures(), 4, seed=2),
+        worker(),
+    )  # 1290 bytes of images, 688 of numbers: 7912 is four times that
+    cupy.get_default_memory_pool().set_limit(size=limit)
+    with Feeding(loader, backend, ahead=1, on_device=on_device) as feeding:
+        assert type(feeding._feed) is kind
+        with feeding.epoch(0) as batches:
+            assert seen(backend, batches) == expected(loader, "float", 0)
+
+
+def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with installed(devices=1, memory=30_000):
+        loader, backend, shared = Loader(pictures(1000), 4), worker(), Shared()
+        for _ in range(2):
+            with pytest.raises(
+                ConfigError, match=r"^data_on_device=true: 30.0 kB of images do not fit on device 0 .*: take auto, or f"
+            ):
+                Feeding(loader, backend, on_device=True, shared=shared)
+        monkeypatch.setattr(resident, "SHARE", 0)  # as where others have taken the memory in the meantime
+        with Feeding(loader, backend, ahead=1, shared=shared) as feeding, feeding.epoch(0) as batches:
+            assert sum(map(len, batches)) == 1000
+        assert used() == 0
+
+
+def test_a_ring_has_no_more_room_than_there_are_batches() -> None:
+    with Feeding(Loader(pictures(), 4), worker(), 0, 2, ahead=1000, on_device=False) as feeding:
+        assert len(feeding._feed._slots) == 6 + 2  # type: ignore[attr-defined]
+
+
+# what cannot be -------------------------------------------------------------------------------------------------------
+
+
+class Wrong(Loader):
+    """Deals out what it should not."""
+
+    rows = np.arange(0)
+
+    def _dealt(self, *_: Any) -> Any:
+        yield 0, self.rows, self.rows
+
+
+@every_way
+def test_batches_that_no_kernel_could_take_are_refused(on_device: bool, ahead: int) -> None:
+    loader, backend = Wrong(pictures(), 4), worker()
+    with Feeding(loader, backend, ahead=ahead, on_device=on_device) as feeding:
+        loader.rows = np.arange(5)
+        with pytest.raises(ConfigError, match="a batch of 5 images where batch_size is 4"), feeding.epoch(0) as batches:
+            next(batches)
+        for rows in ([0, 43], [-1, 5]):
+            loader.rows = np.array(rows)
+            text = f"samples {rows[0]} to {rows[1]}: there are 43 images"
+            with pytest.raises(IndexError, match=text), feeding.epoch(0) as batches:
+                next(batches)
+        loader.rows = np.array([42, 42, 0])
+        with feeding.epoch(0) as batches:
+            assert seen(backend, batches)[0][4] == [42, 42, 0]
+
+
+def test_samples_may_come_more_often_than_there_are() -> None:
+    class Twice(Loader):
+        def _dealt(self, *deal: Any) -> Any:
+            yield from super()._dealt(*deal)
+            yield from super()._dealt(*deal)
+
+    loader, backend = Twice(pictures(), 4, seed=2), worker()
+    with Feeding(loader, backend, on_device=True) as feeding:
+        for epoch in range(2):
+            with feeding.epoch(epoch) as batches:
+                assert seen(backend, batches) == expected(loader, "float", epoch)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_images_that_cannot_be_read_are_an_error_of_the_data(on_device: bool) -> None:
+    class Unreadable(Loader):
+        def part(self, rank: int, size: int) -> Dataset:
+            raise OSError(5, "Input/output error", "images.npy")
+
+    before = used()
+    with pytest.raises(DataError, match="data set 'pictures': cannot be read .*Input/output error"):
+        Feeding(Unreadable(pictures(), 4), worker(), on_device=on_device)
+    assert used() == before
+
+
+def test_an_error_in_the_middle_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any) -> None:
+        raise RuntimeError("the device has failed")
+
+    monkeypatch.setattr(Staging, "close", fails)
+    feeding = Feeding(Loader(pictures(), 4), worker(), on_device=False)
+    with pytest.raises(ValueError, match="what happened"), feeding:
+        raise ValueError("what happened")
+    with pytest.raises(RuntimeError, match="the device has failed"), feeding:
+        pass
+
+
+# mistakes -------------------------------------------------------------------------------------------------------------
+
+
+class Early:
+    """An event that is never recorded: whoever waits for it waits for nothing."""
+
+    clock: dict[int, int] = {}
+    captured = False
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+def ring(ahead: int) -> tuple[Any, Any, Any]:
+    dataset, backend = pictures(400), worker()
+    feed = RingFeed(backend, dataset.images, dataset.labels, 4, ahead)
+    with backend._here():
+        total = backend.xp.zeros(())
+    return backend, feed, total
+
+
+def race(backend: Any, feed: Any, total: Any, ahead: int) -> None:
+    """Batches made as early as a prefetcher may make them, and a worker that waits for nothing."""
+    rows = iter(np.arange(400).reshape(100, 4))
+    made = [feed.make(next(rows)) for _ in range(ahead)]
+    for _ in range(3 * ahead + 7):
+        made.append(feed.make(next(rows)))  # there is room as soon as a batch was taken out, before `take`
+        feed.take()
+        images, labels = made.pop(0)
+        with backend._here():
+            total += images.sum()
+            total += labels.sum()
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_there_is_room_for_what_a_prefetcher_makes_at_its_fastest(ahead: int) -> None:
+    backend, feed, total = ring(ahead)
+    race(backend, feed, total, ahead)
+    feed.close()
+    assert float(total) > 0
+
+
+def test_a_slot_that_is_too_few_is_found() -> None:
+    backend, feed, total = ring(2)
+    feed._slots.pop()
+    with caught(Unordered, "memcpyAsync .*staging.py.* and add.reduce .*which reads 32 bytes .*are not ordered"):
+        race(backend, feed, total, 2)
+    backend.synchronize()
+    feed.close()
+
+
+@pytest.mark.parametrize(("event", "text"), [("free", "memcpyAsync .*which reads"), ("made", "add.reduce .*which wri")])
+def test_a_batch_that_nobody_waits_for_is_found(event: str, text: str) -> None:
+    backend, feed, total = ring(2)
+    for slot in feed._slots:
+        setattr(slot, event, Early())
+    with caught(Unordered, text):
+        race(backend, feed, total, 2)
+    backend.xp.cuda.Device(0).synchronize()
+    for slot in feed._slots:
+        slot.made = slot.free = backend.xp.cuda.Event()
+    feed.close()
+
+
+def test_pinned_memory_that_is_written_too_soon_is_found() -> None:
+    backend, feed, total = ring(2)
+    for staging in (feed._pixels_ahead, feed._labels_ahead):
+        staging._arrived = [Early(), Early()]
+    race(backend, feed, total, 2)
+    with caught(Unordered, "pinned memory has changed while memcpyAsync .*staging.py"):
+        backend.xp.cuda.Device(0).synchronize()
+    backend.xp.cuda.Device(0).synchronize()
+    feed.close()
+
+
+def test_pinned_memory_that_is_given_back_too_soon_is_found() -> None:
+    backend = worker()
+    with backend._here():
+        x = backend.allocate((3,), np.int64)
+        staging = Staging(backend.xp, 24)
+        staging.room(x)[...] = 1
+        staging.send(x)
+    with kept(Unordered, "pinned memory is given back while memcpyAsync"):
+        del staging
+    backend.synchronize()
