@@ -148,10 +148,10 @@ class CupyBackend(Backend):
             check_rows(samples, len(images))
             pixels, order, count = images, self.asarray(samples), len(samples)
         batch = self.allocate((count, *images.shape[1:]), self.policy.storage)
-        self.gather(pixels, order, batch, self.kernels)
+        self._gather(pixels, order, batch, self.kernels)
         return batch
 
-    def gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
+    def _gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
         """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64 / 255, all on the device; on the stream of
         `kernels`. Without samples the first N."""
         count, size = len(out), int(np.prod(out.shape[1:]))

@@ -82,7 +82,7 @@ class RingFeed(Feed):
             self._stream.wait_event(slot.free)
             self._labels_ahead.send(labels)
             self._pixels_ahead.send(pixels)
-            self._backend.gather(pixels, None, images, self._kernels)
+            self._backend._gather(pixels, None, images, self._kernels)
             slot.made.record()
         self._waiting.append(slot)
         return images, labels
