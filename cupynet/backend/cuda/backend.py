@@ -61,7 +61,7 @@ class CupyBackend(Backend):
 
         self.xp = cupy
         self._stream: Any = None
-        self._arrivals: Any = None
+        self._second_stream: Any = None
         self._mark = object()  # on the thread whose own device and stream are this backend's
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size}
@@ -158,12 +158,12 @@ class CupyBackend(Backend):
         kernels.images(f"load_images_{self._kind}", count, size, images, samples, out, count, size)
 
     @property
-    def arrivals(self) -> Any:
+    def _arrivals(self) -> Any:
         """The stream on which batches come to the device while the worker computes on its own; made once."""
-        if self._arrivals is None:
+        if self._second_stream is None:
             with self.xp.cuda.Device(self.device):
-                self._arrivals = self.xp.cuda.Stream(non_blocking=True)
-        return self._arrivals
+                self._second_stream = self.xp.cuda.Stream(non_blocking=True)
+        return self._second_stream
 
     def feed(
         self, images: Any, labels: Any, *, batch_size: int, ahead: int, on_device: bool | str, shared: Shared

@@ -30,7 +30,7 @@ class Gpu(Protocol):
     kernels: Kernels
 
     @property
-    def arrivals(self) -> Any:
+    def _arrivals(self) -> Any:
         """The stream on which batches come to the device."""
 
     def _here(self) -> AbstractContextManager[Any]:
