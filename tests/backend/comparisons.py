@@ -366,8 +366,10 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
 # Moving numbers about: exactly the reference's, in every precision.
 EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward"}
 
-# Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py.
+# Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
+# in tests/data/test_feeding.py.
 ELSEWHERE = {
+    "feed",
     "mark",
     "recorder",
     "after",

@@ -41,7 +41,7 @@ class Concatenated(Loader):
     def rounds(self, size):
         return self.sharded.rounds(self.workers)
 
-    def epoch(self, epoch, backend, rank=0, size=1, start=0, *, images=True):
+    def epoch(self, epoch, backend, rank=0, size=1, start=0, *, images=True, feed=None):
         dealt = [list(self.sharded.epoch(epoch, backend, rank, self.workers)) for rank in range(self.workers)]
         for number in range(self.rounds(1)):
             batches = [batch for mine in dealt for batch in mine[number : number + 1]]

@@ -73,7 +73,7 @@ class CupyBackend(Backend):
 
         self.xp = cupy
         self._stream: Any = None
-        self._arrivals: Any = None
+        self._second_stream: Any = None
         self._mark = object()  # on the thread whose own device and stream are this backend's
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
         self.controls: Array | None = None  # what a step reads its numbers from, see `Recorder`
@@ -172,22 +172,22 @@ class CupyBackend(Backend):
             check_rows(samples, len(images))
             pixels, order, count = images, self.asarray(samples), len(samples)
         batch = self.allocate((count, *images.shape[1:]), self.policy.storage)
-        self.gather(pixels, order, batch, self.kernels)
+        self._gather(pixels, order, batch, self.kernels)
         return batch
 
-    def gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
+    def _gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
         """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64 / 255, all on the device; on the stream of
         `kernels`. Without samples the first N."""
         count, size = len(out), int(np.prod(out.shape[1:]))
         kernels.images(f"load_images_{self._kind}", count, size, images, samples, out, count, size)
 
     @property
-    def arrivals(self) -> Any:
+    def _arrivals(self) -> Any:
         """The stream on which batches come to the device while the worker computes on its own; made once."""
-        if self._arrivals is None:
+        if self._second_stream is None:
             with self.xp.cuda.Device(self.device):
-                self._arrivals = self.xp.cuda.Stream(non_blocking=True)
-        return self._arrivals
+                self._second_stream = self.xp.cuda.Stream(non_blocking=True)
+        return self._second_stream
 
     def feed(
         self, images: Any, labels: Any, *, batch_size: int, ahead: int, on_device: bool | str, shared: Shared

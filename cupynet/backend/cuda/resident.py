@@ -145,7 +145,7 @@ class ResidentFeed(Feed):
         if self._resident is None:
             return None, labels
         images = batch_of(self._batch, count)
-        self._backend.gather(self._resident.images, self._order[first : self._at], images, self._backend.kernels)
+        self._backend._gather(self._resident.images, self._order[first : self._at], images, self._backend.kernels)
         return images, labels
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class RingFeed(Feed):
     def __init__(self, backend: Gpu, images: Any, labels: Any, batch_size: int, ahead: int) -> None:
         self._backend, self._host, self._labels = backend, images, labels
         shape, xp = images.shape[1:], backend.xp
-        self._stream = backend.arrivals
+        self._stream = backend._arrivals
         self._kernels = Kernels(xp, backend.device, self._there, **backend.options)
         with backend.here():
             self._slots = [Slot(backend, batch_size, shape) for _ in range(ahead + 2)]
@@ -82,7 +82,7 @@ class RingFeed(Feed):
             self._stream.wait_event(slot.free)
             self._labels_ahead.send(labels)
             self._pixels_ahead.send(pixels)
-            self._backend.gather(pixels, None, images, self._kernels)
+            self._backend._gather(pixels, None, images, self._kernels)
             slot.made.record()
         self._waiting.append(slot)
         return images, labels

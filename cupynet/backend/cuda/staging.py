@@ -30,7 +30,7 @@ class Gpu(Protocol):
     kernels: Kernels
 
     @property
-    def arrivals(self) -> Any:
+    def _arrivals(self) -> Any:
         """The stream on which batches come to the device."""
 
     def here(self) -> AbstractContextManager[Any]:
@@ -39,7 +39,7 @@ class Gpu(Protocol):
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """A new array."""
 
-    def gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
+    def _gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
         """The images of a batch, scaled, into `out`; on the stream of `kernels`."""
 
     def mark(self) -> Any:
