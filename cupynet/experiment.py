@@ -51,7 +51,6 @@ class Experiment:
         self.backend_name, self.backend_reason = select_backend(
             backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu
         )
-        tf32_products("backend.tf32", backend.tf32, self.backend_name, settings.dtype)
         self.job = job() if settings.parallel.launcher == "mpi" else None
         self.rank = 0 if self.job is None else self.job.rank
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
@@ -76,16 +75,22 @@ class Experiment:
             self.synchronizer.check(self.placement.workers, self.placement.stages)
         except ConfigError as error:
             raise ConfigError(f"parallel.synchronizer: {error}") from error
+        self._check_devices()
+        self._check_validation()
+        self._tight = ""  # where memory may not do
+
+    def _check_devices(self) -> None:
+        """Refuse what is for GPUs alone on a CPU, and what processes cannot do. ConfigError."""
+        settings, backend = self.settings, self.backend_name
+        tf32_products("backend.tf32", settings.backend.tf32, backend, settings.dtype)
         try:
-            check_reduce(settings.parallel.reduce, self.backend_name, processes=self.job is not None)
+            check_reduce(settings.parallel.reduce, backend, processes=self.job is not None)
         except ConfigError as error:
             raise ConfigError(f"parallel.{error}") from error
         try:
-            check_on_device(settings.memory.data_on_device, self.backend_name)
+            check_on_device(settings.memory.data_on_device, backend)
         except ConfigError as error:
             raise ConfigError(f"memory.{error}") from error
-        self._check_validation()
-        self._tight = ""  # where memory may not do
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cupynet.backend import Backend, Shared, check_on_device
+from cupynet.backend import Backend, Shared
 from cupynet.checks import integer, is_bool, one_of
-from cupynet.data import Batch, Batches, Feeding, Labelled
+from cupynet.data import Batch, Batches, Labelled
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
 from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer, is_finite
@@ -34,6 +34,7 @@ from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import SPENT, EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
 from cupynet.training.scaling import LossScaler
+from cupynet.training.supply import Supply
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,7 @@ class Trainer:
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
         self.callbacks = list(callbacks)
         self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
-        self.prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
-        self.data_on_device = check_on_device(data_on_device, replica.backend.name)
-        self._shared = Shared() if shared is None else shared
-        self._feedings: dict[tuple[str, Batches], Feeding] = {}  # that are open, by what for
+        self._supply = Supply(replica, self.groups.replicas, self._who, prefetch_buffer, data_on_device, shared)
         self.report_every = integer("report_every", report_every, 0)
         self.iteration = self.epoch = self.round = self.total_iterations = 0
         self.clock = Clock()
@@ -119,7 +117,7 @@ class Trainer:
         self._agreement = Agreement(self.groups)
         self._bytes_sent = 0  # by all workers, when they last agreed
         self._ahead: RecordedReplica | None = None  # in a fit, where it runs ahead of the host
-        self._batches: Callable[[int], Iterator[Batch]] = lambda start: iter(())  # of this epoch, from a round on
+        self._train: Batches | None = None  # what this fit trains on
         self._finished = True  # whether the last average of the fit has been made
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
@@ -144,6 +142,10 @@ class Trainer:
     def workers(self) -> int:
         """How many workers there are."""
         return self.groups.world.size
+
+    @property
+    def _who(self) -> str:
+        return f"worker {self.rank} ({self.replica.place})"
 
     @property
     def world(self) -> Communicator:
@@ -235,8 +237,7 @@ class Trainer:
             self._refuse_other_data(loader)
         self._begin(fit)
         try:
-            # what is not finite is checked for, not warned about
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"), self._fed(train, evaluate_on):
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"), self._supply.open(train, evaluate_on):
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self._run_ahead()
@@ -274,7 +275,7 @@ class Trainer:
         self._finished = (
             self._finished and self.unfinished and self.epoch == fit.last
         )  # restored after its last average
-        self.stopped, self._span_start = None, start
+        self.stopped, self._span_start, self._train = None, start, fit.train
 
     def _epoch_or_back(self, fit: Fit) -> bool:
         """Go on to the end of an epoch; False where all workers had to go back instead."""
@@ -292,12 +293,9 @@ class Trainer:
         if self.round == 0:
             self._agreement.count_bytes(self.clock)
             self._epoch_start = replace(self.clock)
-        epoch, backend, who = self.epoch, self.replica.backend, (dealt.rank, dealt.size)
-        self._batches = lambda start: fit.train.epoch(epoch, backend, *who, start=start)
-        made = self._feedings["train", fit.train].epoch(self.epoch, self.round)
         where = "before the first batch"
         try:
-            with made as batches:
+            with self._supply.epoch(fit.train, self.epoch, self.round) as batches:
                 while self.round < rounds and not self.stopped:
                     began, waited, where = time.perf_counter(), batches.waited_s, "loading a batch"
                     batch = self._guard.takes(next(batches, None))
@@ -311,8 +309,7 @@ class Trainer:
         except (DivergedError, GoBack):
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
-            place = f"worker {self.rank} ({self.replica.place})"
-            annotate(error, f"{place}, epoch {self.epoch + 1}, {where}")
+            annotate(error, f"{self._who}, epoch {self.epoch + 1}, {where}")
             raise
         if self.round == rounds:
             self.epoch, self.round = self.epoch + 1, 0
@@ -371,7 +368,8 @@ class Trainer:
         if found is None:
             return
         if found.halted is not None:
-            raise self._guard.halted(self, next(self._batches(found.halted)))
+            assert self._train is not None
+            raise self._guard.halted(self, self._supply.again(self._train, self.epoch, found.halted))
         replica, left, losses = self.replica, found.samples, found.losses
         for samples in found.rounds.values():  # which of them were left out is not known, nor whose losses these are
             counted = min(samples, left)
@@ -535,49 +533,10 @@ class Trainer:
         began, dataset = time.perf_counter(), loader.dataset
         self.replica.check(dataset)
         self._refuse_other_data(loader)
-        with self._fed(None, loader):  # until all have come to the end: workers of a device share what lies there
-            whole = self._merge(self._evaluated(loader), dataset)
+        with self._supply.open(None, loader):  # until all have come to the end: those of a device share what lies there
+            whole = self._merge(self._supply.judged(loader), dataset)
         self.clock.evaluate_s += time.perf_counter() - began
         return whole
-
-    def _evaluated(self, loader: Batches) -> Evaluation:
-        """This worker's own batches."""
-        evaluation, where = Evaluation(loader.dataset.classes), "loading a batch"
-        try:
-            with self._feedings["evaluate", loader].epoch(0) as batches:
-                for batch in batches:
-                    where = f"at batch {batch.index}"
-                    found = self.replica.scores(batch)
-                    if found is not None:
-                        scores, losses = found
-                        evaluation.add(scores, self.backend.to_host(batch.labels), losses)
-                    where = "loading a batch"
-        except Exception as error:
-            annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")
-            raise
-        return evaluation
-
-    @contextmanager
-    def _fed(self, train: Batches | None, evaluate_on: Batches | None) -> Iterator[None]:
-        """Batches of these loaders come to this worker in here; some may be evaluated in the middle of an epoch."""
-        dealt = self.groups.replicas
-        with ExitStack() as opened:
-            for use, loader in (("train", train), ("evaluate", evaluate_on)):
-                if loader is None or (use, loader) in self._feedings:
-                    continue
-                feeding = Feeding(
-                    loader,
-                    self.replica.backend,
-                    dealt.rank,
-                    dealt.size,
-                    ahead=self.prefetch_buffer,
-                    images=self.replica.needs_images,
-                    on_device=self.data_on_device,
-                    shared=self._shared,
-                )
-                self._feedings[use, loader] = opened.enter_context(feeding)
-                opened.callback(self._feedings.pop, (use, loader))
-            yield
 
     def _merge(self, evaluation: Evaluation, dataset: Labelled) -> Evaluation:
         whole = Evaluation(dataset.classes)

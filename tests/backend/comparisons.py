@@ -372,6 +372,8 @@ ELSEWHERE = {
     "feed",
     "mark",
     "recorder",
+    "here",
+    "failure",
     "after",
     "fetch",
     "stream",

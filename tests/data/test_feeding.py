@@ -88,7 +88,7 @@ def computed(backend: Any, batch: Batch, total: Any) -> None:
     """Work of the worker that nobody waits for on the host."""
     backend.convert(batch.images, backend.workspace.borrow(batch.images.shape, batch.images.dtype))
     backend.workspace.reclaim([range(backend.workspace.lent)])
-    with backend._here():
+    with backend.here():
         total += batch.images.sum()
         total += batch.labels.sum()
 
@@ -98,7 +98,7 @@ def test_epochs_follow_each_other_while_the_worker_computes(on_device: bool, ahe
     """Also after one that was broken off, whose batches were made in part; and nothing of it is out of order."""
     dataset, backend = pictures(), worker("double")
     loader, sums = Loader(dataset, 4, seed=2), []
-    with backend._here():
+    with backend.here():
         total = backend.xp.zeros(())
     with Feeding(loader, backend, ahead=ahead, on_device=on_device) as feeding:
         for epoch, most in ((0, 11), (1, 3), (2, 11), (3, 1), (4, 0), (5, 11)):
@@ -342,7 +342,7 @@ class Early:
 def ring(ahead: int) -> tuple[Any, Any, Any]:
     dataset, backend = pictures(400), worker()
     feed = RingFeed(backend, dataset.images, dataset.labels, 4, ahead)
-    with backend._here():
+    with backend.here():
         total = backend.xp.zeros(())
     return backend, feed, total
 
@@ -355,7 +355,7 @@ def race(backend: Any, feed: Any, total: Any, ahead: int) -> None:
         made.append(feed.make(next(rows)))  # there is room as soon as a batch was taken out, before `take`
         feed.take()
         images, labels = made.pop(0)
-        with backend._here():
+        with backend.here():
             total += images.sum()
             total += labels.sum()
 
@@ -403,7 +403,7 @@ def test_pinned_memory_that_is_written_too_soon_is_found() -> None:
 
 def test_pinned_memory_that_is_given_back_too_soon_is_found() -> None:
     backend = worker()
-    with backend._here():
+    with backend.here():
         x = backend.allocate((3,), np.int64)
         staging = Staging(backend.xp, 24)
         staging.room(x)[...] = 1

@@ -78,7 +78,7 @@ class CupyBackend(Backend):
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
         self.controls: Array | None = None  # what a step reads its numbers from, see `Recorder`
         self._totals: dict[str, Array] = {}
-        self._losses: Array = None
+        self._losses: dict[int, Array] = {}
         tf32 = tf32_products("tf32", tf32, self.name, self.policy.name)
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}
         self._cublas: Cublas | None = None  # of the stream that products were last made on
@@ -393,9 +393,9 @@ class CupyBackend(Backend):
         n, classes = logits.shape
         checks.shape_of("softmax_cross_entropy", "labels", labels, (n,))
         labels = self.asarray(labels, np.int64)
-        if self._losses is None or len(self._losses) < n:
-            self._losses = self.allocate((n,), self.policy.accumulate)
-        losses = self._losses[:n]
+        if n not in self._losses:  # none is given up: a recorded step writes there
+            self._losses[n] = self.allocate((n,), self.policy.accumulate)
+        losses = self._losses[n]
         gradient = self.borrow(logits.shape)
         scale = (self.loss_scale if self.controls is None else 1) / max(n, 1)
         arguments = logits, labels, losses, gradient, scale, self.controls, n, classes

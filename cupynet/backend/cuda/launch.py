@@ -7,6 +7,7 @@ type of its parameter, as the table `INSTANCES` has it (a test compares that wit
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -155,6 +156,12 @@ class Kernels:
         self.blocks = grid_size("max_grid_size", max_grid_size) or MOST_BLOCKS
         self._modules: dict[str, Any] = {}
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
+
+    def launched(self, here: Callable[[], AbstractContextManager[None]]) -> Kernels:
+        """The same kernels, launched where that context is."""
+        other = copy.copy(self)
+        other._here = here
+        return other
 
     # how work is laid out -------------------------------------------------------------------------------------------
 

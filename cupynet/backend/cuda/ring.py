@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.launch import Kernels
 from cupynet.backend.cuda.staging import Gpu, Staging, batch_of, check_rows
 from cupynet.backend.feed import Feed
 
@@ -44,7 +43,7 @@ class RingFeed(Feed):
         self._backend, self._host, self._labels = backend, images, labels
         shape, xp = images.shape[1:], backend.xp
         self._stream = backend._arrivals
-        self._kernels = Kernels(xp, backend.device, self._there, **backend.options)
+        self._kernels = backend.kernels.launched(self._there)
         with backend.here():
             self._slots = [Slot(backend, batch_size, shape) for _ in range(ahead + 2)]
             self._pixels = backend.allocate((batch_size, *shape), np.uint8)  # one: copies and kernels take turns
