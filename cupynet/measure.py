@@ -36,7 +36,7 @@ from cupynet.parallel.encoding import Message
 from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
 from cupynet.runs import Run, Summary
 from cupynet.settings import AS_RANKS, Settings, own_names
-from cupynet.training import History, Trainer
+from cupynet.training import History, RecordedReplica, Replica, Trainer
 
 if TYPE_CHECKING:
     from cupynet.backend import Backend
@@ -205,24 +205,34 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
         batch = resident_batch(experiment, replica.backend)
         times: list[float] = []
         with np.errstate(over="ignore", invalid="ignore"):  # one batch for ever: nothing is learned here
-            for step in range(3):
-                replica.gradient(batch)
-                replica.update(step)
+            for number in range(3):
+                one_step(replica, batch, number)
             replica.backend.synchronize()
             world.barrier()
             began = last = time.perf_counter()
             while last - began < seconds or len(times) < 2:
-                replica.gradient(batch)
-                replica.update(len(times))
+                one_step(replica, batch, len(times))
                 replica.backend.synchronize()
                 now = time.perf_counter()
                 times.append(now - last)
                 last = now
+        stands = isinstance(replica, RecordedReplica) and (found := replica.settle()) and found.halted is not None
+        if any(world.gather_numbers(bool(stands))[:, 0]):
+            raise ConfigError("a step on one batch for ever is not finite: measure with a lower learning rate")
         return world.gather_numbers(statistics.fmean(times), statistics.stdev(times), len(times))
 
     with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
         found = wrapper.on_workers(task)
     return np.zeros((workers, 3)) if found is None else found
+
+
+def one_step(replica: Replica, batch: Batch, number: int) -> None:
+    """As training does it where no replica has to look at another: by one launch where a GPU has recorded it."""
+    if isinstance(replica, RecordedReplica):
+        replica.step(batch, number, number)
+    else:
+        replica.gradient(batch)
+        replica.update(number)
 
 
 def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:

@@ -163,18 +163,24 @@ def test_mirrors_that_hang_end_the_command(tmp_path: Path, first: bytes) -> None
 FAILING = """
 import errno, os, threading
 from dataclasses import replace
+import numpy as np
 from cupynet.data import Data, Dataset, Synthetic
 
-class Failing(Dataset):
-    '''Its disk fails in the second epoch, where batches are made ahead.'''
+class Labels(np.ndarray):
+    '''Their disk fails in the second epoch, where batches are made ahead.'''
     read = 0
 
-    def __getattribute__(self, name):
-        if name == "images" and threading.current_thread().name == "cupynet-prefetch":
-            Failing.read += 1
-            if Failing.read > 30:
+    def __getitem__(self, rows):
+        if threading.current_thread().name == "cupynet-prefetch":
+            Labels.read += 1
+            if Labels.read > 30:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), "digits.npy")
-        return super().__getattribute__(name)
+        return super().__getitem__(rows)
+
+class Failing(Dataset):
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        return found.view(Labels) if name == "labels" else found
 
 class Source(Synthetic):
     def load(self):

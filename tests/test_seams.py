@@ -99,7 +99,8 @@ DECIDED = {
     "ThreadLauncher": "training/wrapper.py",  # how workers are started
     "MpiLauncher": "training/wrapper.py",
     "Trainer": "training/wrapper.py",  # what each of them gets: its share of the prefetch buffer, callbacks, reports
-    "Replica": "training/wrapper.py",  # (and the copy that warms up)
+    "Replica": "training/recorded.py",  # whether a GPU records its steps
+    "replica_of": "training/wrapper.py",
     "Stage": "training/wrapper.py",  # (or a stage of one)
     "cut": "training/wrapper.py",  # which layers belong to which stage (the forecast cuts measured steps)
     "one_forward_one_backward": "training/stage.py",  # in which order a stage works

@@ -113,6 +113,8 @@ class Trainer:
         self.spent: Spent | None = None
         self.measured: Average | None = None
         self.scaler = LossScaler.of(replica.backend, self.groups, shared=self.synchronizer.shares_gradients)
+        if isinstance(replica, RecordedReplica):
+            replica.scaler = self.scaler
         self.skipped_steps = 0
         self._agreement = Agreement(self.groups)
         self._bytes_sent = 0  # by all workers, when they last agreed
@@ -343,11 +345,8 @@ class Trainer:
 
     def _run_ahead(self) -> None:
         """Let the replica's steps run ahead of the host in this fit, where nobody has to look between two of them."""
-        self._ahead = None
-        if isinstance(self.replica, RecordedReplica):
-            self.replica.scaler = self.scaler
-            if self._guard.action == "stop" and not self.synchronizer.shares_gradients:
-                self._ahead = self.replica
+        alone = self._guard.action == "stop" and not self.synchronizer.shares_gradients
+        self._ahead = self.replica if alone and isinstance(self.replica, RecordedReplica) else None
 
     def _round_ahead(self, replica: RecordedReplica, batch: Batch | None) -> Average | None:
         """A round whose step is asked for and not waited for, unless somebody is to look at what came of it."""

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, suppress
+from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.backend.cuda.launch import Kernels
 from cupynet.backend.recording import Control, Scaling
 
-if TYPE_CHECKING:
-    from cupynet.backend.cuda.backend import CupyBackend
+
+class Gpu(Protocol):
+    """What a recorder needs of the worker's backend."""
+
+    xp: ModuleType
+    kernels: Kernels
+    controls: Array | None  # what operations take their numbers from
+
+    def here(self) -> AbstractContextManager[Any]:
+        """The device and the worker's stream, as those of the calling thread."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A new array."""
+
+    def to_host(self, array: Array) -> Any:
+        """A copy on the host."""
+
 
 _one_at_a_time = threading.Lock()  # CuPy holds its own tests of graphs to be unsafe in several threads
 
@@ -21,7 +38,7 @@ _one_at_a_time = threading.Lock()  # CuPy holds its own tests of graphs to be un
 class Recorder:
     """See `cupynet.backend.recording.Recorder`."""
 
-    def __init__(self, backend: CupyBackend) -> None:
+    def __init__(self, backend: Gpu) -> None:
         self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
         self._rate = np.nan  # what the controls have
