@@ -87,7 +87,7 @@ def steps(one: Experiment, settings: BenchSettings) -> Row:
     """Images per second of the training step on resident data, of cupynet and of PyTorch, measured in turn."""
     peer = ("--device", "cuda", "--batch", settings.batch_size, "--seconds", STEP_S)
     measured: dict[str, Callable[[], float]] = {
-        "cupynet": lambda: settings.batch_size / float(measure.step_times(one, 1, STEP_S)[0, 0]),
+        "cupynet": lambda: settings.batch_size / float(measure.step_times(one, 1, STEP_S)[0, 3]),
         "torch": lambda: measure.peer(*peer),
         "torch, CUDA graph": lambda: measure.peer(*peer, "--graph"),
     }

@@ -194,7 +194,7 @@ def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -
 
 
 def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> NDArray[Any]:
-    """(workers, 3): mean and standard deviation of the seconds of a training step, and how many; of all at once.
+    """(workers, 4): mean and deviation of the seconds of a training step, how many, the median; of all at once.
 
     Resident data, no averaging, one BLAS thread each.
     """
@@ -211,19 +211,22 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
             world.barrier()
             began = last = time.perf_counter()
             while last - began < seconds or len(times) < 2:
-                one_step(replica, batch, len(times))
+                one_step(replica, batch, len(times) + 3)
                 replica.backend.synchronize()
                 now = time.perf_counter()
                 times.append(now - last)
                 last = now
+        if isinstance(replica, RecordedReplica) and replica.refused:
+            raise ConfigError(f"{replica.refused}: a step that is launched in pieces is not what is to be measured")
         stands = isinstance(replica, RecordedReplica) and (found := replica.settle()) and found.halted is not None
         if any(world.gather_numbers(bool(stands))[:, 0]):
             raise ConfigError("a step on one batch for ever is not finite: measure with a lower learning rate")
-        return world.gather_numbers(statistics.fmean(times), statistics.stdev(times), len(times))
+        own = statistics.fmean(times), statistics.stdev(times), len(times), statistics.median(times)
+        return world.gather_numbers(*own)
 
     with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
         found = wrapper.on_workers(task)
-    return np.zeros((workers, 3)) if found is None else found
+    return np.zeros((workers, 4)) if found is None else found
 
 
 def one_step(replica: Replica, batch: Batch, number: int) -> None:

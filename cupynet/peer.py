@@ -101,6 +101,7 @@ def measure_on_gpu(batch: int, layout: str, seconds: float, *, graph: bool) -> d
     work = step
     if graph:
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())  # there the weights and the batch are made
         with torch.cuda.stream(side):  # what is made in the first steps must be there before anything is recorded
             for _ in range(5):
                 step()

@@ -153,7 +153,7 @@ def sitting(asked: Plan) -> Costs:
 
     alone_s = loop_s(1, launcher="thread") if first else 1.0
     busy_s = loop_s(workers) / turns
-    step_s, spread_s, _ = measure.step_times(experiment, workers, 1.0).mean(axis=0) / turns
+    step_s, spread_s = measure.step_times(experiment, workers, 1.0).mean(axis=0)[:2] / turns
     average = measure.sharing(experiment, data, workers, None)
     link = measure.link_between(experiment, workers, workers - 1)
     beside = next((rank for rank, seat in enumerate(experiment.placement.seats) if seat == 1), workers - 1)

@@ -220,7 +220,7 @@ def test_a_peer_is_measured_in_turn_on_the_gpu(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(measure, "peer", peer)
     monkeypatch.setattr(bench_gpu, "find_spec", lambda name: object())
-    monkeypatch.setattr(measure, "step_times", lambda *_: np.array([[0.001, 0.0, 3]]))
+    monkeypatch.setattr(measure, "step_times", lambda *_: np.array([[0.001, 0.0, 3, 0.001]]))
     settings: Any = SimpleNamespace(batch_size=128, repeats=3, dtype="float")
     found = bench_gpu.steps(cast(Any, None), settings)
     assert found["cupynet"]["median"] == pytest.approx(128_000) and len(found["cupynet"]["all"]) == 3

@@ -43,7 +43,7 @@ def test_the_steps_make_up_the_network(experiment: Experiment) -> None:
 
 def test_step_times_and_the_link(experiment: Experiment) -> None:
     times = measure.step_times(experiment, 2, seconds=0.05)
-    assert times.shape == (2, 3) and (times > 0).all()
+    assert times.shape == (2, 4) and (times > 0).all()
     link = measure.link_between(experiment, 2, 1)
     assert link.latency_s > 0 and link.bandwidth > 0
 

@@ -85,6 +85,9 @@ class Backend:
     def activate(self) -> None:
         """Make this backend's device the current one of the calling thread; once, at the start of a worker."""
 
+    def deactivate(self) -> None:
+        """Let the calling thread have the device and stream that it had before `activate`; harmless without one."""
+
     def stream(self) -> int:
         """The address of the stream that this backend's work is done on, for libraries that take one; 0 on a CPU."""
         return 0

@@ -52,9 +52,10 @@ class Feed:
 
     Attributes:
         ahead: whether batches are made ahead by another thread; else the worker makes each when it takes it.
+        steady: whether the images of each batch lie where those of the one before did.
     """
 
-    ahead = True
+    ahead, steady = True, False
 
     def __init__(self, device: Device, images: Array | None, labels: Array) -> None:
         self._device, self._images, self._labels = device, images, labels

@@ -43,6 +43,7 @@ class Batch:
     labels: Array  # (N,) int64, of the backend
     samples: Array  # (N,) int64, of the host; of the whole data set where this worker has a shard of it
     epoch: int = 0
+    steady: bool = False  # whether the images of all batches of its feed lie in one place, written to by it alone
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -130,7 +131,7 @@ class Batches(ABC):
         with read_of(self.dataset):
             for index, rows, samples in dealt:
                 images, labels = feed.make(rows)  # (N, H, W, C), (N,)
-                yield Batch(index, images, labels, samples, epoch)
+                yield Batch(index, images, labels, samples, epoch, feed.steady)
 
 
 @contextmanager

@@ -96,10 +96,11 @@ class ParameterAveraging(Synchronizer):
         return samples > 0
 
     def looks(self, iteration: int) -> bool:
-        return self.when.due(iteration)
+        return self.communicator.size > 1 and self.when.due(iteration)
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
-        return self._average(replica, iteration) if self.when.after(iteration) else None
+        due = self.when.after(iteration)
+        return self._average(replica, iteration) if due and self._tally.rounds else None
 
     def changed(self, replica: ReplicaView) -> None:
         if not self._tally.rounds:  # else the last average sees it
@@ -225,7 +226,7 @@ def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: A
     for (name, mine), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):
         layers.setdefault(name.partition(".")[0], []).append((mine.reshape(-1), common.reshape(-1)))
     parts = [[(own, mean)], *layers.values()]
-    found = [distance(pairs) if weight else 0.0 for pairs in parts]
+    found = [distance(replica.backend, pairs) if weight else 0.0 for pairs in parts]
     gathered = communicator.gather_numbers(weight > 0, *found)  # (W, 2 + layers)
     if gathered[:, 0].sum() < 2:
         return UNMEASURED

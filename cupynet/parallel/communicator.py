@@ -87,6 +87,9 @@ class Communicator:
     def close(self) -> None:
         """Let go of what the device's means hold; all workers call it, in their own threads, or none."""
 
+    def abandon(self) -> None:
+        """Let go of it after a failure, without the others: whoever waits on a device for this worker ends too."""
+
     def barrier(self) -> None:
         """Wait until every worker is here."""
         raise NotImplementedError

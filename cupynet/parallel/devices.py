@@ -57,6 +57,9 @@ class Sum(Protocol):
     def close(self) -> None:
         """Let go of what it holds; every leader calls it."""
 
+    def abandon(self) -> None:
+        """Let go of it after a failure, without the others."""
+
 
 Connect: TypeAlias = Callable[[Hand, "int | None", int, Backend], "Sum | None"]
 
@@ -148,6 +151,12 @@ class DeviceMeans:
         """Let go of NCCL; every worker calls it, or none."""
         if self._between is not None:
             self._between.close()
+            self._between = None
+
+    def abandon(self) -> None:
+        """Let go of NCCL after a failure, without the others, whose devices would wait for this one for ever."""
+        if self._between is not None:
+            self._between.abandon()
             self._between = None
 
     def _meet_first(self) -> None:

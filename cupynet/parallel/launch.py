@@ -171,16 +171,22 @@ def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> 
         try:
             result = task(communicator)
         except PeerFailed:
-            pass
+            _abandon(communicator)
         except BaseException as failure:
             if not isinstance(failure, CupynetError) and not getattr(failure, "__notes__", None):
                 annotate(failure, f"worker {communicator.rank}")
             communicator.group.team.fail(communicator.rank, failure)
+            _abandon(communicator)
         results.put((communicator.rank, result))
         del task, result
     if communicator.group.team.failure is None:  # else others may not come to let go of NCCL together
         with suppress(Exception):  # nobody is there to be told
             communicator.close()
+
+
+def _abandon(communicator: ThreadCommunicator) -> None:
+    with suppress(Exception):  # what has failed is told already
+        communicator.abandon()
 
 
 def _dismiss(inboxes: list[Inbox]) -> None:

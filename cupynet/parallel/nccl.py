@@ -76,3 +76,7 @@ class NcclSum:
         """Let go of NCCL's buffers, after what was asked for is done."""
         self._backend.synchronize()
         self._connection.destroy()
+
+    def abandon(self) -> None:
+        """End it at once, and with it what others wait for on their devices."""
+        self._connection.abort()

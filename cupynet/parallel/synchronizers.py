@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.parallel.communicator import Communicator
@@ -196,12 +197,12 @@ def is_finite(vector: Array) -> bool:
     return math.isfinite(float(vector.sum()))
 
 
-def distance(pairs: Iterable[tuple[Array, Array]]) -> float:
-    """|vector - mean| / |mean| of a vector that is given in parts, each with the mean's."""
+def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
+    """|vector - mean| / |mean| of a vector of that backend which is given in parts, each with the mean's."""
     apart = length = 0.0
     for vector, mean in pairs:
-        difference = vector - mean
-        apart, length = apart + float(difference @ difference), length + float(mean @ mean)
+        apart += float(backend.squared_norm(vector - mean))
+        length += float(backend.squared_norm(mean))
     return math.sqrt(apart / max(length, 1e-30))
 
 

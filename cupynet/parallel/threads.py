@@ -156,6 +156,11 @@ class ThreadCommunicator(Communicator):
             if each is not None:
                 each.close()
 
+    def abandon(self) -> None:
+        for each in (*self._groups, self._on_devices):
+            if each is not None:
+                each.abandon()
+
     def split(self, color: int, key: int) -> ThreadCommunicator:
         asked = self._exchange((color, key))
         members = sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)

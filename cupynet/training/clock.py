@@ -55,6 +55,12 @@ class Clock:
         """The gradients and the update of a round took `seconds`, of which this worker waited for other stages."""
         self.compute_s, self.waiting_s = self.compute_s + seconds - waited_s, self.waiting_s + waited_s
 
+    def caught_up(self, seconds: float) -> None:
+        """The host has waited after a round for steps that had run ahead of it."""
+        self.compute_s, self.rounds_s = self.compute_s + seconds, self.rounds_s + seconds
+        if self.timed_images:
+            self.timed_s += seconds
+
     def meeting(self, seconds: float) -> None:
         """Workers have met after a round, to average or to agree: it belongs to the rounds that made it necessary."""
         self.averaging_s, self.rounds_s = self.averaging_s + seconds, self.rounds_s + seconds

@@ -52,6 +52,7 @@ class RecordedReplica(Replica):
 
     Attributes:
         scaler: finds the loss scale, with the device's help; None where it stays as it is.
+        refused: what could not be recorded, and why; "" where all could be.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder) -> None:
@@ -63,7 +64,7 @@ class RecordedReplica(Replica):
         self._scale: float | None = None  # the loss scale that the device was told, or told; None: nothing yet
         self._asked: dict[int, int] = {}  # see `Found.rounds`
         self._loss: Array = None
-        self._refused = False  # whether it was said that something cannot be recorded
+        self.refused = ""
 
     # one part at a time ---------------------------------------------------------------------------------------------
 
@@ -145,12 +146,14 @@ class RecordedReplica(Replica):
 
     def _take(self, batch: Batch) -> int:
         """Bring a batch to where recordings look for it; its size."""
-        size = len(batch)
+        size, backend = len(batch), self.backend
         if size not in self._inputs:
-            given = batch.images, batch.labels
-            self._inputs[size] = tuple(self.backend.allocate(each.shape, each.dtype) for each in given)
+            images = batch.images if batch.steady else backend.allocate(batch.images.shape, batch.images.dtype)
+            self._inputs[size] = images, backend.allocate(batch.labels.shape, batch.labels.dtype)
         images, labels = self._inputs[size]
-        images[...], labels[...] = batch.images, batch.labels
+        if backend.address(images) != backend.address(batch.images):
+            images[...] = batch.images
+        labels[...] = batch.labels
         return size
 
     def _run(self, name: str, size: int, work: Callable[[int], None]) -> None:
@@ -173,9 +176,11 @@ class RecordedReplica(Replica):
         try:
             self._known[key] = self._recorder.record(work)
         except Exception as error:  # CuPy's, CUDA's, or of whatever is in a network
-            if not self._refused:
-                log.info("each operation is launched by itself: %s cannot be recorded (%s)", key[0], error)
-            self._known[key], self._refused = work, True
+            if self.backend.failure(error, self.backend.device) is not None:
+                raise  # no memory, or a device that is lost
+            if not self.refused:
+                log.warning("each operation is launched by itself: %s cannot be recorded (%s)", key[0], error)
+            self._known[key], self.refused = work, f"{key[0]} cannot be recorded ({error})"
         self._known[key]()
 
     def _tell(self) -> None:

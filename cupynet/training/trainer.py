@@ -196,6 +196,7 @@ class Trainer:
         self.backend.activate()
         self._tell("on_diverged", text)
         self.backend.synchronize()
+        self.backend.deactivate()
 
     def close(self) -> None:
         """Let callbacks let go of what they hold: all of them, also where one fails to, and once."""
@@ -307,7 +308,7 @@ class Trainer:
                     average = self._round(batch)
                     self.clock.count(self.iteration, images, time.perf_counter() - began)
                     self._after_round(average)
-                self._settle()
+                self._catch_up()
         except (DivergedError, GoBack):
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
@@ -361,6 +362,13 @@ class Trainer:
         self.clock.averaging_s += time.perf_counter() - asked
         return average
 
+    def _catch_up(self) -> None:
+        """`_settle` between two rounds."""
+        if self._ahead is not None:
+            began = time.perf_counter()
+            self._settle()
+            self.clock.caught_up(time.perf_counter() - began)
+
     def _settle(self) -> None:
         """Wait for what runs ahead, and count it. DivergedError: the replica stands still."""
         found = None if self._ahead is None else self._ahead.settle()
@@ -383,7 +391,7 @@ class Trainer:
             self._averaged(average)
         self.groups.world.check()
         if self.report_every and self.iteration % self.report_every == 0:
-            self._settle()
+            self._catch_up()
             self._tell("on_report", self._report())
         self._tell("on_iteration_end")  # last: a state taken here is that of a round with all that belongs to it
         began = time.perf_counter()
@@ -550,7 +558,7 @@ class Trainer:
 
         Numbers, and arrays on the host, by name, in dictionaries. It causes no average.
         """
-        self._settle()
+        self._catch_up()
         return {
             "trainer": {
                 **{name: getattr(self, name) for name in ("iteration", "epoch", "round")},

@@ -201,6 +201,7 @@ class ParallelWrapper:
             if self._blas is not None:
                 closing.callback(self._blas.close)
             closing.callback(self._launcher.close)  # first: nobody works any more while the rest is closed
+            closing.callback(self.model.backend.deactivate)  # one worker alone works in the caller's thread
 
     def fit(
         self,

@@ -6,6 +6,7 @@ On the stand-in of CuPy, which runs what was recorded and refuses what cannot be
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ from cupynet.training import (
 )
 from tests.training.conftest import WAYS, small_dataset, small_model, small_network
 
-pytestmark = pytest.mark.standin
+on_devices = pytest.mark.usefixtures("devices")  # the stand-in's, and a GPU's where there is one
+on_standin = pytest.mark.standin
 DATA = small_dataset(97)
 
 
@@ -101,6 +103,7 @@ def trained(
             "samples": trainer.spent.samples,
             "skipped": trainer.skipped_steps,
             "ahead": trainer._ahead is not None,
+            "refused": getattr(trainer.replica, "refused", None),
             "losses": np.array(seen.losses),
             "scores": np.array(seen.scores),
             "scales": seen.scales,
@@ -108,8 +111,11 @@ def trained(
         }
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Bit for bit, but for sums of losses, which are added up in double."""
+def same(found: dict[str, Any], expected: dict[str, Any], *, scores: bool = True) -> None:
+    """Bit for bit, but for sums of losses, which are added up in double.
+
+    scores: whether those of averages are compared; of one replica alone, which needs none, they come when it is looked.
+    """
     for name, weight in expected["weights"].items():
         np.testing.assert_array_equal(found["weights"][name], weight, err_msg=name)
     for vector, parts in expected["state"].items():
@@ -117,7 +123,7 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
             np.testing.assert_array_equal(found["state"][vector][name], part, err_msg=name)
     for name in ("updates", "samples", "skipped", "scales"):
         assert found[name] == expected[name], name
-    for name in ("losses", "scores"):
+    for name in ("losses", "scores")[: 1 + scores]:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
 
 
@@ -129,14 +135,16 @@ OPTIMIZERS = {
 }
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", ["half", "float", "double"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_recorded_steps_are_those_of_single_launches(dtype: str, optimizer: str, plainly: Any) -> None:
     found = trained(dtype, optimizer=OPTIMIZERS[optimizer]())
-    assert found["ahead"]
+    assert found["ahead"] and found["refused"] == ""
     same(found, plainly(trained, dtype, optimizer=OPTIMIZERS[optimizer]()))
 
 
+@on_devices
 @pytest.mark.parametrize("way", WAYS, ids=[name.replace("gradients", "sharing") for name in WAYS])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_way_to_keep_replicas_together(way: str, workers: int, plainly: Any) -> None:
@@ -144,9 +152,10 @@ def test_every_way_to_keep_replicas_together(way: str, workers: int, plainly: An
     data = small_dataset(61)
     found = trained("half", workers, synchronizer=WAYS[way], data=data)
     assert found["ahead"] == (not way.startswith("gradients"))
-    same(found, plainly(trained, "half", workers, synchronizer=WAYS[way], data=data))
+    same(found, plainly(trained, "half", workers, synchronizer=WAYS[way], data=data), scores=workers > 1)
 
 
+@on_devices
 @pytest.mark.parametrize("way", ["every 3", "gradients"], ids=["averaging", "sharing"])
 def test_the_loss_scale_is_found_on_the_device(way: str, plainly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far too large at first: steps are left out and it is halved; then it grows every fifth time."""
@@ -157,6 +166,7 @@ def test_the_loss_scale_is_found_on_the_device(way: str, plainly: Any, monkeypat
     same(found, plainly(trained, "half", **options))
 
 
+@on_standin
 def test_after_the_second_time_one_launch_asks_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.standin.machine import active
     from tests.standin.streams import Graph
@@ -169,6 +179,90 @@ def test_after_the_second_time_one_launch_asks_for_a_step(monkeypatch: pytest.Mo
     assert machine.launches["judge_float"] == 2  # the first, and when it is recorded
     assert machine.launches["momentum_update_float"] == 2 * 2  # weights and biases
     assert machine.launches["steer_double"] == 1  # the learning rate is constant
+
+
+@on_devices
+def test_the_time_that_the_host_waits_belongs_to_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody looks between, all of it comes at a report or at the end of an epoch."""
+    settle, slow = recorded.RecordedReplica.settle, 0.05
+
+    def slowly(self: Any) -> Any:
+        found = settle(self)
+        if found is not None:
+            time.sleep(slow * sum(1 for samples in found.rounds.values() if samples))
+        return found
+
+    monkeypatch.setattr(recorded.RecordedReplica, "settle", slowly)
+    with ParallelWrapper(small_model("float", "cupy"), 1, "epoch", report_every=0, timeout_s=60) as training:
+        training.fit(Loader(small_dataset(64), 8, seed=3), 2)
+        clock = training.trainer.clock
+        assert clock.rounds_s > 16 * slow and clock.compute_s > 16 * slow and clock.timed_s > 6 * slow
+
+
+@on_devices
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_batch_that_lies_where_the_last_one_did_is_not_copied(
+    on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs: list[Any] = []
+    take = recorded.RecordedReplica._take
+
+    def seen(self: Any, batch: Any) -> int:
+        size = take(self, batch)
+        inputs.append(self.backend.address(self._inputs[size][0]) == self.backend.address(batch.images))
+        return size
+
+    monkeypatch.setattr(recorded.RecordedReplica, "_take", seen)
+    with ParallelWrapper(small_model("float", "cupy"), 1, 3, data_on_device=on_device, timeout_s=60) as training:
+        training.fit(Loader(DATA, 8, seed=3), 2)
+    assert inputs and set(inputs) == {on_device}
+
+
+@on_standin
+def test_what_allocates_cannot_be_recorded() -> None:
+    """CuPy would let it, and the next launch would write to what somebody else has by then."""
+    import cupy
+
+    backend = create_backend("cupy")
+    backend.activate()
+    recorder = backend.recorder()
+    assert recorder is not None
+    with pytest.raises(RuntimeError, match="^it allocates 12 bytes of the device, beside the workspace$"):
+        recorder.record(lambda: cupy.empty(3, np.float32))
+    x = backend.allocate((3,), np.float32)
+    x[...] = 1
+    backend.relu(x)
+    recorder.record(lambda: backend.relu(x))()
+    backend.synchronize()
+    backend.deactivate()
+
+
+@on_standin
+def test_the_callers_thread_is_as_it_was_when_one_worker_has_trained_in_it() -> None:
+    import cupy
+
+    before = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.getDevice()
+    for device in (0, 1):
+        model = Model(small_network(), Image(8, 8, 1), create_backend("cupy", device=device), 1)
+        with ParallelWrapper(model, 1, 3, devices=[device], timeout_s=60) as training:
+            training.fit(Loader(DATA, 8, seed=3), 1)
+            assert cupy.cuda.get_current_stream().ptr != before[0]
+        assert (cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.getDevice()) == before
+        assert np.isfinite(model.predict(DATA.images[:3])).all()
+
+
+@on_devices
+def test_a_callback_may_compute_on_a_stream_of_its_own() -> None:
+    """What it asks of the model goes in the order of the worker's stream all the same."""
+    import cupy
+
+    class Beside(Callback):
+        def on_iteration_end(self, trainer: Any) -> None:
+            with cupy.cuda.Stream(non_blocking=True):
+                assert np.isfinite(trainer.model.predict(DATA.images[:3])).all()
+
+    found = trained("float", 2, callbacks=[Beside()])
+    same(found, trained("float", 2))
 
 
 def marked(samples: int, *which: int) -> Dataset:
@@ -205,6 +299,7 @@ def breaking(dtype: str = "float") -> Model:
     return Model(Sequential(layers), Image(8, 8, 1), create_backend("cupy", dtype), 1)
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", ["half", "float"])
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("frequency", [1, 4, "end"])
@@ -252,12 +347,14 @@ class Explodes(Layer):
         return y, backward if context.train else no_backward
 
 
+@on_devices
 def test_a_gradient_that_is_not_finite_names_its_layer() -> None:
     network = Sequential({"conv1": Conv2D(3, 3), "explodes": Explodes(), "output": Dense(3)})
     with pytest.raises(DivergedError, match="^the gradient of layer 'conv1' of worker 0 at batch 0 of epoch 1 is not"):
         trained(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
 
 
+@on_devices
 def test_a_fit_that_somebody_broke_off_leaves_nothing_behind() -> None:
     """What ran ahead and was not looked at does not count in the next one."""
 
@@ -280,6 +377,7 @@ def test_a_fit_that_somebody_broke_off_leaves_nothing_behind() -> None:
     assert trainer.clock.samples - before == 97 - 3 * 8  # the epoch goes on where it was broken off
 
 
+@on_devices
 @pytest.mark.parametrize("action", ["skip", "rollback"])
 def test_who_wants_to_leave_batches_out_waits_for_each(action: str, plainly: Any) -> None:
     def guarded() -> dict[str, Any]:
@@ -290,6 +388,7 @@ def test_who_wants_to_leave_batches_out_waits_for_each(action: str, plainly: Any
     same(found, plainly(guarded))
 
 
+@on_devices
 def test_a_network_that_is_not_said_to_be_recordable_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
     class Own(Dense):
         """Recordable or not: it does not say so."""
@@ -301,6 +400,7 @@ def test_a_network_that_is_not_said_to_be_recordable_is_not_recorded(caplog: pyt
     assert "each operation is launched by itself: Own is not said to be recordable" in caplog.text
 
 
+@on_standin
 def test_what_cannot_be_recorded_is_done_as_it_stands(plainly: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A layer that says so and reads a number on the host all the same."""
     from tests.standin.errors import InCapture
@@ -325,9 +425,10 @@ def test_what_cannot_be_recorded_is_done_as_it_stands(plainly: Any, caplog: pyte
     machine = active()
     assert machine.misuses and all(isinstance(each, InCapture) for each in machine.misuses)
     machine.misuses.clear()
-    same(found, plainly(trained, network=network(), workers=1))
+    same(found, plainly(trained, network=network(), workers=1), scores=False)
 
 
+@on_devices
 def test_a_checkpoint_holds_what_ran_ahead(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken between two averages and between two reports; what goes on from it ends with the same bits."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
@@ -351,6 +452,7 @@ def test_a_checkpoint_holds_what_ran_ahead(tmp_path: Any, monkeypatch: pytest.Mo
             np.testing.assert_array_equal(weight, expected[name])
 
 
+@on_devices
 def test_a_second_fit_and_weights_that_somebody_changed(plainly: Any) -> None:
     def twice() -> dict[str, Any]:
         model = small_model("half", "cupy")

@@ -74,6 +74,7 @@ class CupyBackend(Backend):
         self.xp = cupy
         self._stream: Any = None
         self._second_stream: Any = None
+        self._before = 0
         self._mark = object()  # on the thread whose own device and stream are this backend's
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
         self.controls: Array | None = None  # what a step reads its numbers from, see `Recorder`
@@ -89,16 +90,27 @@ class CupyBackend(Backend):
     # arrays ---------------------------------------------------------------------------------------------------------
 
     def activate(self) -> None:
+        if getattr(_thread, "mark", None) is self._mark:
+            return
+        self._before = int(self.xp.cuda.runtime.getDevice())
         self.xp.cuda.Device(self.device).use()
         if self._stream is None:  # another thread may go on where one has failed: in the order of the same stream
             self._stream = self.xp.cuda.Stream(non_blocking=True)
         self._stream.__enter__()  # after `use`, the end of a `with` block would bring the null stream back
         _thread.mark = self._mark
 
+    def deactivate(self) -> None:
+        if getattr(_thread, "mark", None) is self._mark:
+            self._stream.__exit__(None, None, None)
+            self.xp.cuda.Device(self._before).use()
+            _thread.mark = None
+
     def here(self) -> AbstractContextManager[Any]:
         """See `Backend.here`: its device and stream; the worker has them anyway."""
         if getattr(_thread, "mark", None) is self._mark:
-            return nullcontext()
+            current = self.xp.cuda.get_current_stream()
+            if current.ptr == self._stream.ptr:  # else somebody computes beside the worker, in its thread
+                return nullcontext()
         there = ExitStack()
         there.enter_context(self.xp.cuda.Device(self.device))
         if self._stream is not None:

@@ -8,6 +8,7 @@ CuPy's would see every allocation, but of its own thread alone, and at the price
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import dataclass
 
@@ -55,6 +56,7 @@ def limit_pools(devices: list[int], limit: int | float | None, asked: str = "lim
     """
     import cupy
 
+    gc.collect()  # a backend that is not needed any more is in circles, and so is all that it has lent
     for device in devices:
         with cupy.cuda.Device(device):
             found = cupy.get_default_memory_pool()

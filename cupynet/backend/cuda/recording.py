@@ -35,6 +35,11 @@ class Gpu(Protocol):
 _one_at_a_time = threading.Lock()  # CuPy holds its own tests of graphs to be unsafe in several threads
 
 
+def _refuse(nbytes: int) -> Any:
+    """In place of the pool: CuPy would record what is allocated, give it to others, and let each launch write there."""
+    raise RuntimeError(f"it allocates {nbytes} bytes of the device, beside the workspace")
+
+
 class Recorder:
     """See `cupynet.backend.recording.Recorder`."""
 
@@ -55,7 +60,7 @@ class Recorder:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See there."""
         here = self._backend.here
-        with _one_at_a_time, here():
+        with _one_at_a_time, here(), self._backend.xp.cuda.using_allocator(_refuse):
             stream = self._backend.xp.cuda.get_current_stream()
             stream.begin_capture()
             try:

@@ -104,7 +104,7 @@ class ResidentFeed(Feed):
         labels, batch_size: see `Backend.feed`. shared: where the images are from.
     """
 
-    ahead = False
+    ahead, steady = False, True
 
     def __init__(self, backend: Gpu, resident: Resident | None, labels: Any, batch_size: int, shared: Shared) -> None:
         self._backend, self._resident, self._shared = backend, resident, shared
