@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import checks
+from cupynet.backend import checks, pointwise
 from cupynet.backend.array import Array
 from cupynet.backend.failure import Failure
 from cupynet.backend.feed import Feed, Shared
@@ -379,6 +379,25 @@ class Backend:
         wide -= (wide * y).sum(axis=-1, keepdims=True)
         wide *= y
         dy[...] = wide
+        return dy
+
+    def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
+        """out = the activation of this name of each value of x; `out` may be x, and is returned.
+
+        leaky_relu (below zero, `slope` times x), elu, tanh, sigmoid, softplus, gelu, silu: see `nn.activation`.
+        """
+        checks.alike("pointwise", x, out)
+        out[...] = pointwise.forward(self.xp, name, x.astype(self.policy.accumulate), slope)
+        return out
+
+    def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
+        """dy times the derivative of the activation, in place.
+
+        kept: the output y; for gelu and silu the input x.
+        """
+        checks.alike("pointwise_backward", dy, kept)
+        factor = pointwise.derivative(self.xp, name, kept.astype(self.policy.accumulate), slope)
+        dy[...] = dy * factor
         return dy
 
     # loss -----------------------------------------------------------------------------------------------------------

@@ -50,9 +50,9 @@ class NumbaBackend(NumpyBackend):
 
     def __init__(self, dtype: str = "float", device: int = 0) -> None:
         super().__init__(dtype, device)
-        from cupynet.backend.kernels import loops  # numba is imported only where it is used
+        from cupynet.backend.kernels import curves, loops  # numba is imported only where it is used
 
-        self.kernels = loops
+        self.kernels, self.curves = loops, curves
 
     def _compiles(self, *arrays: Array) -> bool:
         """Whether compiled code takes these: contiguous, and all in one precision. NumPy takes the others."""
@@ -131,6 +131,18 @@ class NumbaBackend(NumpyBackend):
         if not self._stores(dy, y) or dy.shape != y.shape:
             return super().relu_backward(dy, y)
         self.kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
+        return dy
+
+    def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
+        if not self._stores(x, out) or x.shape != out.shape or name not in self.curves.FORWARD:
+            return super().pointwise(name, x, out, slope)
+        self.curves.FORWARD[name](x.reshape(-1), out.reshape(-1), x.dtype.type(slope))
+        return out
+
+    def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
+        if not self._stores(dy, kept) or dy.shape != kept.shape or name not in self.curves.BACKWARD:
+            return super().pointwise_backward(name, dy, kept, slope)
+        self.curves.BACKWARD[name](dy.reshape(-1), kept.reshape(-1), dy.dtype.type(slope))
         return dy
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:

@@ -13,8 +13,6 @@ from cupynet.nn.params import Scope
 from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both
 from cupynet.nn.types import Image, InputType
 
-MONOTONE = ("identity", "relu")  # the largest of the activations is the activation of the largest
-
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Zeros before and after an axis so that it has ceil(size / stride) windows (TensorFlow's SAME).
@@ -37,7 +35,7 @@ class Conv2D(Layer):
         stride: pixels from one window to the next, a number or (down, across).
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
             or `same`.
-        activation: identity, relu or softmax.
+        activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
         init: how the weight (K_h, K_w, C, O) is drawn; the bias (O,) starts at zero.
         bias: whether there is one.
     """
@@ -86,23 +84,23 @@ class Conv2D(Layer):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, weight, bias, activation = self.backend, self.weight, self.bias, self._activation
-        y, columns = backend.conv2d(x, weight.data, bias and bias.data, self.window)  # (N, H', W', O)
-        y = activation.forward(backend, y)
+        z, columns = backend.conv2d(x, weight.data, bias and bias.data, self.window)  # (N, H', W', O)
+        y, kept = activation.forward(backend, z, train=context.train)
         if not context.train:
             backend.give_back(columns)
             return y, no_backward
 
         def backward(dy: Array) -> Array | None:
-            dy = activation.backward(backend, dy, y)
+            dy = activation.backward(backend, dy, kept)
             grads = weight.grad, bias and bias.grad
             dx = backend.conv2d_backward(dy, columns, x, weight.data, *grads, self.window, need_dx=self.needs_dx)
-            backend.give_back(dy, columns, y)
+            backend.give_back(dy, columns, y, kept)
             return dx
 
         return y, backward
 
     def fuse(self, following: Layer) -> Layer | None:
-        if not isinstance(following, MaxPool2D) or self.activation not in MONOTONE or not isinstance(self.input, Image):
+        if not isinstance(following, MaxPool2D) or not self._activation.monotone or not isinstance(self.input, Image):
             return None
         pair = self.backend.fused_pair(self._operation(), MaxPool(following.window))
         return None if pair is None else ConvMaxPool(self, following, pair)
@@ -112,7 +110,8 @@ class Conv2D(Layer):
 
     def buffers(self) -> int:
         rows = self.backend.conv2d_buffers(self._operation(), need_dx=self.needs_dx)
-        return super().buffers() + rows
+        before = self.output.features * self.backend.policy.storage.itemsize if self._activation.of_input else 0
+        return super().buffers() + rows + before
 
     def _operation(self) -> Convolution:
         height, width, channels = self.input.shape
@@ -144,7 +143,7 @@ class ConvMaxPool(Layer):
         conv, pair, backend, activation = self.conv, self.pair, self.conv.backend, self._activation
         weights = conv.weight.data, conv.bias and conv.bias.data
         y, saved = pair.forward(x, weights)  # (N, H', W', O)
-        y = activation.forward(backend, y)
+        y = activation.into(backend, y, y)
         if not context.train:
             backend.give_back(*saved)
             return y, no_backward

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cupynet.backend import Backend, Convolution, DtypePolicy, MaxPool, Window
+from cupynet.backend.pointwise import NAMES, OF_INPUT
 
 Array: TypeAlias = Any
 Results: TypeAlias = dict[str, Array]
@@ -262,6 +263,31 @@ def softmax_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"dx": dx}
 
 
+def pointwise(backend: Backend, call: Call, shape: Shape) -> Results:
+    """Each activation, in place and not, of numbers near zero and far from it."""
+    found: Results = {}
+    for name in NAMES:
+        x, far = call.stored(*shape.image, changes=shape.flag), call.few(*shape.image)
+        if not shape.flag:
+            x = x * (1 + 50 * far)  # where half has numbers, and exp overflows
+        out = x if shape.flag else backend.borrow(x.shape)
+        found[name] = backend.pointwise(name, x, out, 0.25)
+        assert backend.address(out) == backend.address(found[name]), "not where it was asked for"
+    return found
+
+
+def pointwise_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    found: Results = {}
+    for name in NAMES:
+        dy, kept = (call.stored(*shape.image, changes=True) for _ in range(2))
+        if name not in OF_INPUT:  # y as it may be
+            backend.pointwise(name, kept.copy(), kept, 0.25)
+        dx = backend.pointwise_backward(name, dy, kept, 0.25)
+        assert backend.address(dx) == backend.address(dy), "not in place"
+        found[name] = dx
+    return found
+
+
 def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results:
     logits, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
     losses, gradient = backend.softmax_cross_entropy(logits, labels)
@@ -352,6 +378,8 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         relu_backward,
         softmax,
         softmax_backward,
+        pointwise,
+        pointwise_backward,
         softmax_cross_entropy,
         mean_in_place,
         weighted_sum,

@@ -12,6 +12,7 @@ import pytest
 from cupynet.backend import Window, create_backend
 from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Conv2D, Flat, Image, Params
+from cupynet.nn.activation import ACTIVATIONS
 from cupynet.nn.conv import same_padding
 from tests.backends import every_backend
 from tests.gradients import check_layer
@@ -54,7 +55,7 @@ def test_a_pair_is_height_and_width(make: Callable[..., Any]) -> None:
 
 @every_backend
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ["identity", "relu", "softmax"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_with_activation_and_bias(name: str, activation: str, bias: bool) -> None:
     layer = Conv2D(3, 3, padding=1, activation=activation, bias=bias)
     check_layer(layer, Image(5, 4, 2), create_backend(name, "double"))
@@ -116,7 +117,10 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
         ({"filters": 4, "kernel": (3, 3, 3)}, "Conv2D kernel=(3, 3, 3): must be"),
         ({"filters": 4, "kernel": []}, "Conv2D kernel=[]: must be"),
         ({"filters": 4, "kernel": 3, "padding": None}, "Conv2D padding=None"),
-        ({"filters": 4, "kernel": 3, "activation": "tanh"}, "activation=tanh: must be one of identity, relu, softmax"),
+        (
+            {"filters": 4, "kernel": 3, "activation": "swish"},
+            "activation=swish: must be one of identity, relu, softmax",
+        ),
         ({"filters": 4, "kernel": 3, "init": "ones"}, "init=ones: must be one of xavier"),
         ({"filters": 4, "kernel": 3, "bias": "no"}, "Conv2D bias='no': must be true or false"),
     ],

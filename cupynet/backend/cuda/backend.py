@@ -26,6 +26,7 @@ from cupynet.backend.cuda.staging import check_rows
 from cupynet.backend.failure import Failure
 from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
+from cupynet.backend.pointwise import NAMES
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
 from cupynet.checks import tf32_products
@@ -383,6 +384,20 @@ class CupyBackend(Backend):
         columns = y.shape[-1]
         rows = y.size // max(columns, 1)
         self.kernels.rows(f"softmax_backward_{self._kind}", rows, columns, dy, y, rows, columns)
+        return dy
+
+    def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
+        checks.alike("pointwise", x, out)
+        if not self._stores(x, out) or name not in NAMES:
+            return super().pointwise(name, x, out, slope)
+        self._flat(f"pointwise_{self._kind}", x.size, x, out, NAMES.index(name), slope)
+        return out
+
+    def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
+        checks.alike("pointwise_backward", dy, kept)
+        if not self._stores(dy, kept) or name not in NAMES:
+            return super().pointwise_backward(name, dy, kept, slope)
+        self._flat(f"pointwise_backward_{self._kind}", dy.size, dy, kept, NAMES.index(name), slope)
         return dy
 
     def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:

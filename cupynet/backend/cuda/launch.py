@@ -53,6 +53,8 @@ TAKES = {
         "add_bias": "out:S in:S int64 int32 int32",
         "relu": "out:S int64",
         "relu_backward": "out:S in:S int64",
+        "pointwise": "in:S out:S int32 A int64",
+        "pointwise_backward": "out:S in:S int32 A int64",
     },
     "reductions": {
         "softmax": "out:S int64 int32",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Control, Window, create_backend
+from cupynet.backend import Control, Window, create_backend, pointwise
 from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
 from cupynet.errors import ConfigError
@@ -136,6 +136,31 @@ def test_activations_of_any_length(kind: str, grid: Any, block: Any, start: int)
         expected = np.where(before > 0, np.array(dy, np.float64), 0)
         kernel("activations", f"relu_backward_{kind}")(grid, block, (dy, y, np.int64(size)))
         np.testing.assert_array_equal(np.array(dy, np.float64), expected)
+
+
+@every_kind
+@every_grid
+@starts
+@pytest.mark.parametrize("name", pointwise.NAMES)
+def test_activations_of_one_value_at_a_time(kind: str, grid: Any, block: Any, start: int, name: str) -> None:
+    """In place and not; NaN stays, and numbers far from zero give none."""
+    (stored, wide), rng, which = types(kind), np.random.default_rng(6), np.int32(pointwise.NAMES.index(name))
+    slope = wide.type(0.25)
+    for size in SIZES:
+        x = array(rng.normal(size=size) * np.resize([1, 3, 1e4], size), stored, start)
+        x[::11] = np.nan
+        exact = pointwise.forward(np, name, np.array(x, np.float64), 0.25)
+        out = array(np.ones(size), stored, start)
+        kernel("activations", f"pointwise_{kind}")(grid, block, (x, out, which, slope, np.int64(size)))
+        close(out, exact, kind, 4)
+        kept = array(np.array(x if name in pointwise.OF_INPUT else exact), stored, 1 - start)
+        dy = array(rng.normal(size=size), stored, start)
+        factor = pointwise.derivative(np, name, np.array(kept, np.float64), 0.25)
+        expected = np.array(dy, np.float64) * factor
+        kernel("activations", f"pointwise_backward_{kind}")(grid, block, (dy, kept, which, slope, np.int64(size)))
+        close(dy, expected, kind, 4)
+        kernel("activations", f"pointwise_{kind}")(grid, block, (x, x, which, slope, np.int64(size)))
+        np.testing.assert_array_equal(np.array(x, np.float64), np.array(out, np.float64))
 
 
 @every_kind
