@@ -162,13 +162,7 @@ class Backend:
 
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
         """The 2-D product, in the storage precision."""
-        product = self._product(a, b, transpose_a, transpose_b)
-        if product.dtype == self.policy.storage:
-            return product
-        stored = self.borrow(product.shape)
-        stored[...] = product
-        self.give_back(product)
-        return stored
+        return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
 
     def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
         """The 2-D product in the compute precision."""
@@ -218,6 +212,16 @@ class Backend:
 
     # convolution ----------------------------------------------------------------------------------------------------
 
+    def _surrounded(self, x: Array, window: Window, value: float) -> Array:
+        """The images with `value` around them, borrowed; x itself where the window does not pad."""
+        if not window.pads:
+            return x
+        n, height, width, channels = x.shape
+        padded = self.borrow((n, *window.padded(height, width), channels), x.dtype)
+        padded[...] = value
+        padded[window.inside(height, width)] = x
+        return padded
+
     def im2col(self, x: Array, window: Window) -> Array:
         """The windows of x as rows, in the compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C).
 
@@ -225,11 +229,7 @@ class Backend:
         """
         checks.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
-        output, padded = window.output(height, width), x
-        if window.pads:
-            padded = self.borrow((n, *window.padded(height, width), channels))
-            padded[...] = 0
-            padded[window.inside(height, width)] = x
+        output, padded = window.output(height, width), self._surrounded(x, window, 0)
         columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
         windows = columns.reshape(n, *output, *window.kernel, channels)
         for ky, kx in np.ndindex(*window.kernel):
@@ -249,12 +249,7 @@ class Backend:
         windows = columns.reshape(n, *output, *window.kernel, channels)
         for ky, kx in np.ndindex(*window.kernel):
             padded[window.seen(ky, kx, output)] += windows[:, :, :, ky, kx]
-        if not window.pads and padded.dtype == self.policy.storage:
-            return padded
-        x = self.borrow(shape)
-        x[...] = padded[window.inside(height, width)]
-        self.give_back(padded)
-        return x
+        return self._within(padded, shape, window)
 
     def conv2d(self, x: Array, weight: Array, bias: Array | None, window: Window) -> tuple[Array, Array]:
         """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and what the backward pass needs.
@@ -308,22 +303,25 @@ class Backend:
         """The largest value of each window, and which it was: (N, H, W, C) -> 2 x (N, H', W', C).
 
         A winner is its place in the window, ky·K_w + kx; among equals the first in that order wins, so ties have one
-        gradient path. A window that holds NaN has NaN as its largest, the first of them.
+        gradient path. A window that holds NaN has NaN as its largest, the first of them. What is around the image is
+        never the largest.
         """
-        checks.windows("max_pool2d", x.shape, window, pads=False)
+        checks.windows("max_pool2d", x.shape, window, pool=True)
         output = window.output(*x.shape[1:3])
         y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
         winners = self.borrow(y.shape, self.winner_dtype(window))
-        y[...] = x[window.seen(0, 0, output)]
+        padded = self._surrounded(x, window, -math.inf)
+        y[...] = padded[window.seen(0, 0, output)]
         winners[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             if place > 0:
-                candidate = x[window.seen(ky, kx, output)]
+                candidate = padded[window.seen(ky, kx, output)]
                 with np.errstate(invalid="ignore"):  # ml_dtypes warns of NaN
                     better = ~(candidate <= y)  # larger, or one of the two is NaN
                 better &= y == y  # the first NaN stays
                 self.xp.copyto(winners, winners.dtype.type(place), where=better)
                 self.xp.copyto(y, candidate, where=better)
+        self.give_back(padded if padded is not x else None)
         return y, winners
 
     def winner_dtype(self, window: Window) -> Any:
@@ -332,16 +330,69 @@ class Backend:
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
-        checks.windows("max_pool2d_backward", shape, window, pads=False)
-        output = window.output(*shape[1:3])
-        checks.shape_of("max_pool2d_backward", "dy", dy, (shape[0], *output, shape[3]))
+        checks.windows("max_pool2d_backward", shape, window, pool=True)
+        n, height, width, channels = shape
+        output = window.output(height, width)
+        checks.shape_of("max_pool2d_backward", "dy", dy, (n, *output, channels))
         checks.alike("max_pool2d_backward", dy, winners)
-        dx = self.borrow(shape, dy.dtype)
+        dx = self.borrow((n, *window.padded(height, width), channels), dy.dtype)
         dx[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             target = dx[window.seen(ky, kx, output)]
             target += self.xp.where(winners == place, dy, dy.dtype.type(0))  # no product: 0 times NaN is NaN
-        return dx
+        return self._within(dx, shape, window)
+
+    def avg_pool2d(self, x: Array, window: Window) -> Array:
+        """The mean of the pixels of the image that each window sees: (N, H, W, C) -> (N, H', W', C).
+
+        What is around the image does not count. Added up in the accumulation precision.
+        """
+        checks.windows("avg_pool2d", x.shape, window, pool=True)
+        n, height, width, channels = x.shape
+        output, padded = window.output(height, width), self._surrounded(x, window, 0)
+        total = self.borrow((n, *output, channels), self.policy.accumulate)
+        total[...] = 0
+        for ky, kx in np.ndindex(*window.kernel):
+            total += padded[window.seen(ky, kx, output)]
+        total *= self._shares(window, height, width)
+        self.give_back(padded if padded is not x else None)
+        return self._stored_copy(total)
+
+    def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
+        """Each pixel's share of the gradient of the windows that see it: (N, H', W', C) -> (N, H, W, C)."""
+        checks.windows("avg_pool2d_backward", shape, window, pool=True)
+        n, height, width, channels = shape
+        output = window.output(height, width)
+        checks.shape_of("avg_pool2d_backward", "dy", dy, (n, *output, channels))
+        dx = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
+        dx[...] = 0
+        shared = dy * self._shares(window, height, width)
+        for ky, kx in np.ndindex(*window.kernel):
+            dx[window.seen(ky, kx, output)] += shared
+        return self._within(dx, shape, window)
+
+    def _shares(self, window: Window, height: int, width: int) -> Array:
+        """What each pixel counts in the mean of each window, (H', W', 1)."""
+        rows, cols = (np.array(counts, np.float64) for counts in window.pixels(height, width))
+        return self.asarray((1 / np.outer(rows, cols))[..., None].astype(self.policy.accumulate))
+
+    def _within(self, padded: Array, shape: tuple[int, ...], window: Window) -> Array:
+        """Of a borrowed padded array what lies in the images (N, H, W, C), in the storage precision; borrowed."""
+        if not window.pads:
+            return self._stored_copy(padded)
+        x = self.borrow(shape)
+        x[...] = padded[window.inside(*shape[1:3])]
+        self.give_back(padded)
+        return x
+
+    def _stored_copy(self, borrowed: Array) -> Array:
+        """A borrowed array in the storage precision: itself where it is."""
+        if borrowed.dtype == self.policy.storage:
+            return borrowed
+        stored = self.borrow(borrowed.shape)
+        stored[...] = borrowed
+        self.give_back(borrowed)
+        return stored
 
     # two operations as one ------------------------------------------------------------------------------------------
 

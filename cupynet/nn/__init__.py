@@ -7,18 +7,20 @@ from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.model import Model, build, check_loss, check_output
 from cupynet.nn.params import Parameter, Params, Scope, Segment
-from cupynet.nn.pool import MaxPool2D
+from cupynet.nn.pool import AvgPool2D, GlobalAvgPool2D, MaxPool2D
 from cupynet.nn.types import Flat, Image, InputType
 
 __all__ = [
     "INFERENCE",
     "Activation",
+    "AvgPool2D",
     "Backward",
     "Context",
     "Conv2D",
     "Dense",
     "Flat",
     "Flatten",
+    "GlobalAvgPool2D",
     "Image",
     "InputType",
     "Layer",

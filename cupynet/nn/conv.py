@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 from cupynet import checks
-from cupynet.backend import Backend, Convolution, MaxPool, Pair, Window
+from cupynet.backend import Backend, Convolution, MaxPool, Pair
 from cupynet.backend.array import Array
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import initializer, zeros
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
-from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both
+from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both, padding_of, padding_text, window_on
 from cupynet.nn.types import Image, InputType
-
-
-def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after an axis so that it has ceil(size / stride) windows (TensorFlow's SAME).
-
-    Where their number is odd, there is one more after than before.
-    """
-    total = max(((size - 1) // stride) * stride + kernel - size, 0)
-    return total // 2, total - total // 2
 
 
 class Conv2D(Layer):
     """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
 
     By im2col and one 2-D product in the reference; backends may do it otherwise, and together with a pool behind it.
-    H' = (H + 2 padding - K_h) // stride + 1: windows that do not fit are left out (Deeplearning4j's Truncate).
+    H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1: windows that do not fit are left out (Deeplearning4j's
+    Truncate).
 
     Args:
         filters: O, channels out.
         kernel: pixels of the window, a number or (height, width).
         stride: pixels from one window to the next, a number or (down, across).
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
-            or `same`.
+            or `same`, `valid` (0).
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
         init: how the weight (K_h, K_w, C, O) is drawn; the bias (O,) starts at zero.
         bias: whether there is one.
+        dilation: pixels from one pixel of the window to the next, a number or (down, across): with more than 1 it sees
+            further, with gaps (Yu & Koltun 2016).
     """
 
     recordable = True
@@ -51,11 +45,13 @@ class Conv2D(Layer):
         activation: str = "identity",
         init: str = "xavier",
         bias: bool = True,
+        dilation: Size = 1,
     ) -> None:
         self.filters = checks.integer("Conv2D filters", filters, 1)
         self.kernel = checks.pair("Conv2D kernel", kernel, 1)
         self.stride = checks.pair("Conv2D stride", stride, 1)
-        self.padding = None if padding == "same" else checks.pair("Conv2D padding", padding, 0, ", or 'same'")
+        self.padding = padding_of("Conv2D", padding)
+        self.dilation = checks.pair("Conv2D dilation", dilation, 1)
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
         self.use_bias = checks.flag("Conv2D bias", bias)
@@ -65,22 +61,11 @@ class Conv2D(Layer):
         return self.activation
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.window = self._window(input)
+        self.window = window_on(input, self.kernel, self.stride, self.padding, self.dilation)
         image = check_image("Conv2D", params.layer, input, self.window, "use a smaller kernel or more padding")
         self.weight = params.add("weight", (*self.kernel, image.channels, self.filters), self._init)
         self.bias = params.add("bias", (self.filters,), zeros, decay=False) if self.use_bias else None
         return Image(*self.window.output(image.height, image.width), self.filters)
-
-    def _window(self, input: InputType) -> Window:
-        """The window, with as many zeros as `same` needs on this input."""
-        if self.padding is not None:
-            (rows, cols) = self.padding
-            return Window(self.kernel, self.stride, ((rows, rows), (cols, cols)))
-        if not isinstance(input, Image):
-            return Window(self.kernel, self.stride)
-        sizes = zip((input.height, input.width), self.kernel, self.stride, strict=True)
-        rows_of_zeros, columns_of_zeros = (same_padding(*each) for each in sizes)
-        return Window(self.kernel, self.stride, (rows_of_zeros, columns_of_zeros))
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, weight, bias, activation = self.backend, self.weight, self.bias, self._activation
@@ -119,8 +104,8 @@ class Conv2D(Layer):
 
     def describe(self) -> str:
         text = f"{by(self.kernel)}, {self.filters} filters, stride {one_or_both(self.stride)}"
-        padding = "same" if self.padding is None else one_or_both(self.padding)
-        return f"{text}{'' if padding == '0' else f', padding {padding}'}, {self.activation}"
+        gaps = "" if self.dilation == (1, 1) else f", dilation {one_or_both(self.dilation)}"
+        return f"{text}{padding_text(self.padding)}{gaps}, {self.activation}"
 
 
 class ConvMaxPool(Layer):

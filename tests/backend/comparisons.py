@@ -36,14 +36,16 @@ class Shape:
     @property
     def image(self) -> tuple[int, int, int, int]:
         """(N, H, W, C) with room for at least one window."""
-        (kh, kw), (rows, cols) = self.window.kernel, self.window.padding
+        (kh, kw), (rows, cols) = self.window.extent, self.window.padding
         return (self.batch, max(self.height, kh - sum(rows)), max(self.width, kw - sum(cols)), self.channels)
 
     @property
-    def unpadded(self) -> tuple[Window, tuple[int, int, int, int]]:
-        """The window without padding, and images with room for one."""
-        window = Window(self.window.kernel, self.window.stride)
-        height, width = (max(size, k) for size, k in zip((self.height, self.width), window.kernel, strict=True))
+    def pooled(self) -> tuple[Window, tuple[int, int, int, int]]:
+        """The window of a pool, without gaps and with less padding than window, and images with room for one."""
+        (kh, kw), (rows, cols) = self.window.kernel, self.window.padding
+        (above, below), (left, right) = ([min(zeros, k - 1) for zeros in side] for side, k in ((rows, kh), (cols, kw)))
+        window = Window((kh, kw), self.window.stride, ((above, below), (left, right)))
+        height, width = max(self.height, kh - above - below), max(self.width, kw - left - right)
         return window, (self.batch, height, width, self.channels)
 
 
@@ -163,7 +165,7 @@ def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def max_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
-    window, size = shape.unpadded
+    window, size = shape.pooled
     x = call.few(*size) if shape.flag else call.stored(*size)
     if shape.need_dx:
         call.spoil(x)
@@ -172,7 +174,7 @@ def max_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
-    window, size = shape.unpadded
+    window, size = shape.pooled
     x = call.few(*size) if shape.flag else call.stored(*size)
     y, winners = backend.max_pool2d(x, window)
     dy = call.stored(*y.shape)
@@ -181,6 +183,17 @@ def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     dx = backend.max_pool2d_backward(dy, winners, size, window)
     backend.give_back(y, winners)
     return {"dx": dx}
+
+
+def avg_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
+    window, size = shape.pooled
+    return {"y": backend.avg_pool2d(call.stored(*size), window)}
+
+
+def avg_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    window, size = shape.pooled
+    dy = call.stored(size[0], *window.output(*size[1:3]), size[3])
+    return {"dx": backend.avg_pool2d_backward(dy, size, window)}
 
 
 def fused_pair(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -199,6 +212,8 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activat
     convolved = shape.window.output(*shape.image[1:3])
     kernel = [min(1 + call.integers_on_host(3), side) for side in convolved]
     pool = Window((kernel[0], kernel[1]), (1 + call.integers_on_host(3), 1 + call.integers_on_host(3)))
+    if shape.outputs % 2 and min(kernel) > 1:
+        pool = Window(pool.kernel, pool.stride, ((1, 0), (0, 1)))
     convolution = Convolution(x.shape[1:], shape.outputs, shape.window, activation)
     pair, relu = backend.fused_pair(convolution, MaxPool(pool)), activation == "relu"
     if pair is None:
@@ -372,6 +387,8 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         conv2d_backward,
         max_pool2d,
         max_pool2d_backward,
+        avg_pool2d,
+        avg_pool2d_backward,
         fused_pair,
         winner_dtype,
         relu,

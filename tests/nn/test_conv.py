@@ -11,9 +11,9 @@ import pytest
 
 from cupynet.backend import Window, create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn import INFERENCE, Conv2D, Flat, Image, Params
+from cupynet.nn import INFERENCE, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
 from cupynet.nn.activation import ACTIVATIONS
-from cupynet.nn.conv import same_padding
+from cupynet.nn.pool import same_padding
 from tests.backends import every_backend
 from tests.gradients import check_layer
 
@@ -51,6 +51,29 @@ def test_a_pair_is_height_and_width(make: Callable[..., Any]) -> None:
     assert layer.weight.shape == (3, 5, 2, 4)
     assert layer.window == Window((3, 5), (2, 1), ((1, 1), (0, 0)))
     assert layer.describe() == "3x5, 4 filters, stride 2x1, padding 1x0, identity"
+
+
+@every_backend
+@pytest.mark.parametrize("padding", [0, 2, "same", "valid"])
+@pytest.mark.parametrize("stride", [1, (2, 1)])
+@pytest.mark.parametrize("dilation", [2, (1, 3), (3, 2)])
+def test_gradients_of_windows_with_gaps(name: str, dilation: Any, stride: Any, padding: int | str) -> None:
+    layer = Conv2D(3, (3, 2), stride, padding, dilation=dilation)
+    check_layer(layer, Image(8, 7, 2), create_backend(name, "double"))
+
+
+@every_backend
+def test_gradients_of_a_window_with_gaps_under_a_pool(name: str) -> None:
+    network = Sequential({"conv": Conv2D(3, 2, dilation=2, activation="relu"), "pool": MaxPool2D(2)})
+    check_layer(network, Image(8, 7, 2), create_backend(name, "double"))
+
+
+def test_same_counts_the_gaps() -> None:
+    assert output_of(Conv2D(4, 3, padding="same", dilation=(2, 3)), Image(9, 8, 1)) == Image(9, 8, 4)
+    layer = Conv2D(4, 3, 2, "same", dilation=2)
+    assert output_of(layer, Image(9, 8, 1)) == Image(5, 4, 4) and layer.window.padding == ((2, 2), (1, 2))
+    assert output_of(Conv2D(4, 3, dilation=(2, 3)), Image(9, 8, 1)) == Image(5, 2, 4)
+    assert layer.describe() == "3x3, 4 filters, stride 2, padding same, dilation 2, identity"
 
 
 @every_backend
@@ -108,10 +131,12 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
         ({"filters": 4, "kernel": 2.0}, "Conv2D kernel=2.0"),
         ({"filters": 4, "kernel": "3"}, "Conv2D kernel='3'"),
         ({"filters": 4, "kernel": 3, "stride": 0}, "Conv2D stride=0"),
+        ({"filters": 4, "kernel": 3, "dilation": 0}, "Conv2D dilation=0: must be an integer of at least 1"),
         ({"filters": 4, "kernel": 3, "padding": -1}, "Conv2D padding=-1: must be an integer of at least 0"),
         (
-            {"filters": 4, "kernel": 3, "padding": "valid"},
-            "Conv2D padding='valid': must be an integer of at least 0, or a pair of them (height, width), or 'same'",
+            {"filters": 4, "kernel": 3, "padding": "full"},
+            "Conv2D padding='full': must be an integer of at least 0, or a pair of them (height, width), or 'same' or "
+            "'valid'",
         ),
         ({"filters": 4, "kernel": (3, 0)}, "Conv2D kernel=(3, 0): must be an integer of at least 1, or a pair of them"),
         ({"filters": 4, "kernel": (3, 3, 3)}, "Conv2D kernel=(3, 3, 3): must be"),
@@ -139,4 +164,6 @@ def test_what_cannot_be_convolved_is_refused_by_name() -> None:
         ConfigError, match=r"'conv2' kernel=9 is larger than its input Image\(8, 12, 1\): use a smaller"
     ):
         Conv2D(4, 9).build(Image(8, 12, 1), scope, backend)
+    with pytest.raises(ConfigError, match=r"'conv2' kernel=3 with dilation=\(4, 1\) is larger than its input"):
+        Conv2D(4, 3, dilation=(4, 1)).build(Image(8, 12, 1), scope, backend)
     assert output_of(Conv2D(4, 9, padding=1), Image(8, 12, 1)) == Image(2, 6, 4)
