@@ -1,5 +1,6 @@
 """Networks from scratch: layers whose forward pass returns its own derivative, weights in one flat vector."""
 
+from cupynet.nn.branches import Concat, Residual
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
@@ -15,6 +16,7 @@ __all__ = [
     "Activation",
     "AvgPool2D",
     "Backward",
+    "Concat",
     "Context",
     "Conv2D",
     "Dense",
@@ -29,6 +31,7 @@ __all__ = [
     "Model",
     "Parameter",
     "Params",
+    "Residual",
     "Scope",
     "Segment",
     "Sequential",
