@@ -28,14 +28,18 @@ def windows(operation: str, shape: tuple[int, ...], window: Window, *, pool: boo
         raise ConfigError(f"{operation}: dilation {window.dilation}: only convolutions have one")
 
 
-def convolution(operation: str, shape: tuple[int, ...], weight: Array, window: Window) -> None:
-    """Refuse images of `shape` that the weight (K_h, K_w, C, O) cannot be applied to."""
+def convolution(operation: str, shape: tuple[int, ...], weight: Array, window: Window, groups: int = 1) -> None:
+    """Refuse images of `shape` that the weight (K_h, K_w, C / groups, O) cannot be applied to."""
     windows(operation, shape, window)
-    expected = (*window.kernel, shape[3])
+    if shape[3] % groups or weight.shape[-1] % groups:
+        raise ConfigError(
+            f"{operation}: {groups} groups: {shape[3]} channels and {weight.shape[-1]} filters: must be multiples of it"
+        )
+    expected = (*window.kernel, shape[3] // groups)
     if weight.ndim != 4 or weight.shape[:3] != expected:
         raise ConfigError(
             f"{operation}: the weight {weight.shape} is not for windows of {window.kernel} on images of {shape[3]} "
-            f"channels: it must be ({', '.join(map(str, expected))}, O)"
+            f"channels{f' in {groups} groups' if groups > 1 else ''}: it must be ({', '.join(map(str, expected))}, O)"
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from cupynet import checks
 from cupynet.backend import Backend, Convolution, MaxPool, Pair
 from cupynet.backend.array import Array
+from cupynet.errors import ConfigError
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
-from cupynet.nn.init import initializer, zeros
+from cupynet.nn.init import grouped, initializer, zeros
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both, padding_of, padding_text, window_on
@@ -32,6 +33,8 @@ class Conv2D(Layer):
         bias: whether there is one.
         dilation: pixels from one pixel of the window to the next, a number or (down, across): with more than 1 it sees
             further, with gaps (Yu & Koltun 2016).
+        groups: equal parts that channels and filters fall into; a filter sees the channels of its part alone. As many
+            groups as channels make a depthwise convolution, with as many filters or a multiple of them (Chollet 2017).
     """
 
     recordable = True
@@ -46,12 +49,18 @@ class Conv2D(Layer):
         init: str = "xavier",
         bias: bool = True,
         dilation: Size = 1,
+        groups: int = 1,
     ) -> None:
         self.filters = checks.integer("Conv2D filters", filters, 1)
         self.kernel = checks.pair("Conv2D kernel", kernel, 1)
         self.stride = checks.pair("Conv2D stride", stride, 1)
         self.padding = padding_of("Conv2D", padding)
         self.dilation = checks.pair("Conv2D dilation", dilation, 1)
+        self.groups = checks.integer("Conv2D groups", groups, 1)
+        if self.filters % self.groups:
+            raise ConfigError(
+                f"Conv2D filters={self.filters}, groups={self.groups}: filters must be a multiple of groups"
+            )
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
         self.use_bias = checks.flag("Conv2D bias", bias)
@@ -63,13 +72,21 @@ class Conv2D(Layer):
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.window = window_on(input, self.kernel, self.stride, self.padding, self.dilation)
         image = check_image("Conv2D", params.layer, input, self.window, "use a smaller kernel or more padding")
-        self.weight = params.add("weight", (*self.kernel, image.channels, self.filters), self._init)
+        if image.channels % self.groups:
+            raise ConfigError(
+                f"Conv2D '{params.layer}' groups={self.groups}: its input {image} has {image.channels} channels, which "
+                "must be a multiple: choose a divisor of it"
+            )
+        shape = (*self.kernel, image.channels // self.groups, self.filters)
+        self.weight = params.add("weight", shape, grouped(self._init, self.groups))
         self.bias = params.add("bias", (self.filters,), zeros, decay=False) if self.use_bias else None
         return Image(*self.window.output(image.height, image.width), self.filters)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, weight, bias, activation = self.backend, self.weight, self.bias, self._activation
-        z, columns = backend.conv2d(x, weight.data, bias and bias.data, self.window)  # (N, H', W', O)
+        z, columns = backend.conv2d(
+            x, weight.data, bias and bias.data, self.window, groups=self.groups
+        )  # (N, H', W', O)
         y, kept = activation.forward(backend, z, train=context.train)
         if not context.train:
             backend.give_back(columns)
@@ -78,7 +95,8 @@ class Conv2D(Layer):
         def backward(dy: Array) -> Array | None:
             dy = activation.backward(backend, dy, kept)
             grads = weight.grad, bias and bias.grad
-            dx = backend.conv2d_backward(dy, columns, x, weight.data, *grads, self.window, need_dx=self.needs_dx)
+            given, needed = (dy, columns, x, weight.data, *grads, self.window), self.needs_dx
+            dx = backend.conv2d_backward(*given, need_dx=needed, groups=self.groups)
             backend.give_back(dy, columns, y, kept)
             return dx
 
@@ -100,12 +118,13 @@ class Conv2D(Layer):
 
     def _operation(self) -> Convolution:
         height, width, channels = self.input.shape
-        return Convolution((height, width, channels), self.filters, self.window, self.activation)
+        return Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
 
     def describe(self) -> str:
         text = f"{by(self.kernel)}, {self.filters} filters, stride {one_or_both(self.stride)}"
         gaps = "" if self.dilation == (1, 1) else f", dilation {one_or_both(self.dilation)}"
-        return f"{text}{padding_text(self.padding)}{gaps}, {self.activation}"
+        parts = "" if self.groups == 1 else f", {self.groups} groups"
+        return f"{text}{padding_text(self.padding)}{gaps}{parts}, {self.activation}"
 
 
 class ConvMaxPool(Layer):

@@ -145,23 +145,41 @@ def col2im(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def conv2d(backend: Backend, call: Call, shape: Shape) -> Results:
-    x, weight = call.stored(*shape.image), call.stored(*shape.window.kernel, shape.channels, shape.outputs)
-    bias = call.stored(shape.outputs) if shape.flag else None
-    y, kept = backend.conv2d(x, weight, bias, shape.window)
-    backend.give_back(kept)
-    return {"y": y}
+    found: Results = {}
+    for way, groups, image, sizes in grouped(shape):
+        x, weight = call.stored(*image), call.stored(*sizes)
+        bias = call.stored(sizes[3]) if shape.flag else None
+        y, kept = backend.conv2d(x, weight, bias, shape.window, groups=groups)
+        backend.give_back(kept)
+        found[f"{way}: y"] = y
+    return found
 
 
 def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
-    x, weight = call.stored(*shape.image), call.stored(*shape.window.kernel, shape.channels, shape.outputs)
-    y, kept = backend.conv2d(x, weight, None, shape.window)
-    dy, size = call.stored(*y.shape), y.shape
-    backend.give_back(y)
-    assert size[0] == shape.batch
-    weight_grad, bias_grad = call.wide(*weight.shape), call.wide(shape.outputs) if shape.flag else None
-    dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, need_dx=shape.need_dx)
-    backend.give_back(kept)
-    return {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
+    found: Results = {}
+    for way, groups, image, sizes in grouped(shape):
+        x, weight = call.stored(*image), call.stored(*sizes)
+        y, kept = backend.conv2d(x, weight, None, shape.window, groups=groups)
+        dy = call.stored(*y.shape)
+        backend.give_back(y)
+        weight_grad, bias_grad = call.wide(*sizes), call.wide(sizes[3]) if shape.flag else None
+        told = {"need_dx": shape.need_dx, "groups": groups}
+        dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, **told)
+        backend.give_back(kept)
+        results = {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
+        found |= {f"{way}: {name}": array for name, array in results.items()}
+    return found
+
+
+def grouped(shape: Shape) -> list[tuple[str, int, tuple[int, int, int, int], tuple[int, ...]]]:
+    """Ways to group channels, by name: in how many groups, with images and a weight for them."""
+    n, height, width, channels = shape.image
+    window = shape.window.kernel
+    return [
+        ("one", 1, shape.image, (*window, channels, shape.outputs)),
+        ("three", 3, (n, height, width, 3 * channels), (*window, channels, 3 * shape.outputs)),
+        ("depthwise", channels, shape.image, (*window, 1, channels * (1 + shape.outputs % 3))),
+    ]
 
 
 def max_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:

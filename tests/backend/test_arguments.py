@@ -55,6 +55,15 @@ REFUSED: dict[str, Refused] = {
     "a weight of two axes": conv2d((2, 6, 6, 3), (27, 4)),
     "dy of another size": conv2d_backward((2, 5, 4, 4)),
     "dy of other filters": conv2d_backward((2, 4, 4, 3)),
+    "groups of channels": lambda backend, zeros: backend.conv2d(
+        zeros(2, 6, 6, 3), zeros(3, 3, 1, 4), None, ONE, groups=2
+    ),
+    "groups of filters": lambda backend, zeros: backend.conv2d(
+        zeros(2, 6, 6, 4), zeros(3, 3, 2, 3), None, ONE, groups=2
+    ),
+    "a weight for all channels": lambda backend, zeros: backend.conv2d(
+        zeros(2, 6, 6, 4), zeros(3, 3, 4, 4), None, ONE, groups=2
+    ),
     "pair: channels": pair((2, 6, 6, 1), (3, 3, 3, 4)),
     "pair: more channels": pair((2, 6, 6, 4), (3, 3, 3, 4)),
     "pair: the weight's channels": pair((2, 6, 6, 3), (3, 3, 2, 4)),

@@ -77,6 +77,60 @@ def test_same_counts_the_gaps() -> None:
 
 
 @every_backend
+@pytest.mark.parametrize(("channels", "filters", "groups"), [(4, 6, 2), (6, 3, 3), (3, 3, 3), (3, 9, 3), (1, 4, 1)])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [
+    (1, 1, 0, 1), (3, 1, "same", 1), ((3, 2), (2, 1), (1, 0), 1), (2, 3, 1, 1), (3, 1, 2, (2, 1)), (3, 2, "same", 2),
+])  # fmt: skip
+def test_gradients_in_groups(
+    name: str, channels: int, filters: int, groups: int, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> None:
+    layer = Conv2D(filters, kernel, stride, padding, "tanh", dilation=dilation, groups=groups)
+    check_layer(layer, Image(7, 6, channels), create_backend(name, "double"))
+
+
+@every_backend
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_group_is_a_convolution_of_its_own(name: str, groups: int) -> None:
+    """And a pool behind it is not fused with it."""
+    backend, params = create_backend(name, "double"), Params()
+    whole = Sequential({"conv": Conv2D(8, 3, groups=groups, activation="relu"), "pool": MaxPool2D(2)})
+    whole.build(Image(7, 6, 4), params.scope("whole"), backend)
+    part = Sequential({"conv": Conv2D(8 // groups, 3, activation="relu"), "pool": MaxPool2D(2)})
+    part.build(Image(7, 6, 4 // groups), params.scope("part"), backend)
+    params.allocate(backend, 5)
+    weights = dict(params.named())
+    x = np.random.default_rng(1).normal(size=(2, 7, 6, 4))
+    y, _ = whole.forward(backend.asarray(x), INFERENCE)
+    for g in range(groups):
+        own = slice(g * 8 // groups, (g + 1) * 8 // groups)
+        own_weight = np.ascontiguousarray(np.array(backend.to_host(weights["whole.conv.weight"].data))[..., own])
+        weights["part.conv.weight"].master[...] = backend.asarray(own_weight)
+        channels = slice(g * 4 // groups, (g + 1) * 4 // groups)
+        found, _ = part.forward(backend.asarray(np.ascontiguousarray(x[..., channels])), INFERENCE)
+        np.testing.assert_allclose(backend.to_host(y)[..., own], backend.to_host(found), rtol=1e-12, atol=1e-12)
+
+
+def test_weights_of_groups_are_drawn_as_those_of_their_own_convolution() -> None:
+    """Xavier's variance is 2 / (in + out) of a unit: nine inputs, and two filters look at each."""
+    backend, params, layer = create_backend("numpy", "double"), Params(), Conv2D(2000, 3, groups=1000)
+    layer.build(Image(5, 5, 1000), params.scope("conv"), backend)
+    params.allocate(backend, 1)
+    assert layer.weight.shape == (3, 3, 1, 2000)
+    assert float(layer.weight.data.var()) == pytest.approx(2 / (9 + 18), rel=0.05)
+    assert layer.multiply_adds() == 9 * 2000 * 9
+    assert layer.describe() == "3x3, 2000 filters, stride 1, 1000 groups, identity"
+
+
+def test_groups_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Conv2D filters=5, groups=2: filters must be a multiple of groups"):
+        Conv2D(5, 3, groups=2)
+    with pytest.raises(ConfigError, match=r"Conv2D 'conv2' groups=2: its input Image\(8, 8, 3\) has 3 channels, which"):
+        Conv2D(4, 3, groups=2).build(Image(8, 8, 3), Params().scope("conv2"), create_backend("numpy"))
+    with pytest.raises(ConfigError, match="Conv2D groups=0"):
+        Conv2D(4, 3, groups=0)
+
+
+@every_backend
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_with_activation_and_bias(name: str, activation: str, bias: bool) -> None:

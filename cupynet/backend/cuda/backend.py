@@ -521,7 +521,9 @@ class CupyBackend(Backend):
         return stored is None or self._stores(stored)
 
 
-def _convolution_and_max_pool(backend: CupyBackend, first: Convolution, second: MaxPool) -> Pair:
+def _convolution_and_max_pool(backend: CupyBackend, first: Convolution, second: MaxPool) -> Pair | None:
+    if first.groups > 1:
+        return None  # not one product
     return ConvPool(backend, backend._pool, first, second)
 
 
