@@ -33,17 +33,21 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.files import load_weights as load_weights
     from cupynet.files import save_weights as save_weights
     from cupynet.nn import Activation as Activation
+    from cupynet.nn import AvgPool2D as AvgPool2D
+    from cupynet.nn import Concat as Concat
     from cupynet.nn import Context as Context
     from cupynet.nn import Conv2D as Conv2D
     from cupynet.nn import Dense as Dense
     from cupynet.nn import Flat as Flat
     from cupynet.nn import Flatten as Flatten
+    from cupynet.nn import GlobalAvgPool2D as GlobalAvgPool2D
     from cupynet.nn import Image as Image
     from cupynet.nn import Layer as Layer
     from cupynet.nn import Loss as Loss
     from cupynet.nn import MaxPool2D as MaxPool2D
     from cupynet.nn import Model as Model
     from cupynet.nn import Params as Params
+    from cupynet.nn import Residual as Residual
     from cupynet.nn import Sequential as Sequential
     from cupynet.nn import SoftmaxNLL as SoftmaxNLL
     from cupynet.optim import SGD as SGD
@@ -92,7 +96,7 @@ __version__ = "0.1.0"
 _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
-           "Flatten", "Loss", "SoftmaxNLL", "Model"),
+           "Flatten", "Loss", "SoftmaxNLL", "Model", "AvgPool2D", "GlobalAvgPool2D", "Residual", "Concat"),
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle", "Scaled"),
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher", "Shards",
              "ShardedLoader", "write_shards"),

@@ -97,10 +97,10 @@ def test_arithmetic_is_counted_by_layer() -> None:
 def test_arithmetic_within_blocks_is_counted() -> None:
     from cupynet.backend import create_backend
     from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
-    from tests.nn.networks import Residual
+    from tests.nn.networks import Around
 
     for name in ("numpy", "numba"):
-        block = Sequential([Conv2D(3, (3, 5), padding="same"), MaxPool2D(2), Residual(Sequential([Conv2D(3, 1)]))])
+        block = Sequential([Conv2D(3, (3, 5), padding="same"), MaxPool2D(2), Around(Sequential([Conv2D(3, 1)]))])
         model = Model(Sequential({"block": block, "output": Dense(10)}), Image(8, 6, 2), create_backend(name))
         flop = {step: count for step, _, count in measure.network_steps(model)}
         assert flop == {"block": 2 * (8 * 6 * 15 * 2 * 3 + 4 * 3 * 3 * 3), "output": 2 * 36 * 10}

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import checks
+from cupynet.backend import checks, pointwise
 from cupynet.backend.array import Array
 from cupynet.backend.failure import Failure
 from cupynet.backend.feed import Feed, Shared
@@ -165,13 +165,7 @@ class Backend:
 
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
         """The 2-D product, in the storage precision."""
-        product = self._product(a, b, transpose_a, transpose_b)
-        if product.dtype == self.policy.storage:
-            return product
-        stored = self.borrow(product.shape)
-        stored[...] = product
-        self.give_back(product)
-        return stored
+        return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
 
     def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
         """The 2-D product in the compute precision."""
@@ -221,6 +215,16 @@ class Backend:
 
     # convolution ----------------------------------------------------------------------------------------------------
 
+    def _surrounded(self, x: Array, window: Window, value: float) -> Array:
+        """The images with `value` around them, borrowed; x itself where the window does not pad."""
+        if not window.pads:
+            return x
+        n, height, width, channels = x.shape
+        padded = self.borrow((n, *window.padded(height, width), channels), x.dtype)
+        padded[...] = value
+        padded[window.inside(height, width)] = x
+        return padded
+
     def im2col(self, x: Array, window: Window) -> Array:
         """The windows of x as rows, in the compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C).
 
@@ -228,11 +232,7 @@ class Backend:
         """
         checks.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
-        output, padded = window.output(height, width), x
-        if window.pads:
-            padded = self.borrow((n, *window.padded(height, width), channels))
-            padded[...] = 0
-            padded[window.inside(height, width)] = x
+        output, padded = window.output(height, width), self._surrounded(x, window, 0)
         columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
         windows = columns.reshape(n, *output, *window.kernel, channels)
         for ky, kx in np.ndindex(*window.kernel):
@@ -252,21 +252,26 @@ class Backend:
         windows = columns.reshape(n, *output, *window.kernel, channels)
         for ky, kx in np.ndindex(*window.kernel):
             padded[window.seen(ky, kx, output)] += windows[:, :, :, ky, kx]
-        if not window.pads and padded.dtype == self.policy.storage:
-            return padded
-        x = self.borrow(shape)
-        x[...] = padded[window.inside(height, width)]
-        self.give_back(padded)
-        return x
+        return self._within(padded, shape, window)
 
-    def conv2d(self, x: Array, weight: Array, bias: Array | None, window: Window) -> tuple[Array, Array]:
+    def conv2d(
+        self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
+    ) -> tuple[Array, Array]:
         """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and what the backward pass needs.
+
+        With `groups` the channels, and the filters, fall into as many equal parts, and each filter sees the channels of
+        its part alone: the weight is (K_h, K_w, C / groups, O).
 
         Raises:
             ConfigError: the images have no room for a window, or other channels than the weight.
         """
-        checks.convolution("conv2d", x.shape, weight, window)
+        checks.convolution("conv2d", x.shape, weight, window, groups)
         outputs = weight.shape[3]
+        if groups > 1:
+            y, kept = self._grouped(x, weight, window, groups)
+            if bias is not None:
+                self._add_bias(y.reshape(-1, outputs), bias)
+            return y, kept
         columns = self.im2col(x, window)
         y = self.matmul(columns, weight.reshape(-1, outputs))  # (N·H'·W', O)
         if bias is not None:
@@ -275,15 +280,20 @@ class Backend:
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
-        window: Window, *, need_dx: bool,
+        window: Window, *, need_dx: bool, groups: int = 1,
     ) -> Array | None:  # fmt: skip
         """Adds the gradients of weight and bias, returns dx (N, H, W, C) or None.
 
         `columns` is what `conv2d` returned beside y.
         """
-        checks.convolution("conv2d_backward", x.shape, weight, window)
+        checks.convolution("conv2d_backward", x.shape, weight, window, groups)
         outputs = weight.shape[3]
         checks.shape_of("conv2d_backward", "dy", dy, (x.shape[0], *window.output(*x.shape[1:3]), outputs))
+        if groups > 1:
+            checks.alike("conv2d_backward", weight, weight_grad)
+            if bias_grad is not None:
+                self._add_column_sums(bias_grad, dy.reshape(-1, outputs))
+            return self._grouped_backward(dy, columns, x, weight, weight_grad, window, groups, need_dx=need_dx)
         dy = dy.reshape(-1, outputs)  # (N·H'·W', O)
         self._add_product(weight_grad.reshape(-1, outputs), columns, dy)
         if bias_grad is not None:
@@ -295,6 +305,67 @@ class Backend:
         self.give_back(dcolumns)
         return dx
 
+    # One product for each group, of rows that lie together: the groups' channels are moved before the images, so that
+    # im2col takes them for images of their own.
+
+    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
+        """`conv2d` in groups, without a bias."""
+        apart = self._apart(x, groups)  # (G·N, H, W, C / G)
+        columns = self.im2col(apart, window)  # (G·N·H'·W', K_h·K_w·C / G)
+        self.give_back(apart)
+        rows, each = len(columns) // groups, weight.shape[3] // groups
+        parts = self.borrow((groups, rows, each))
+        for g in range(groups):
+            product = self.matmul(columns[g * rows : (g + 1) * rows], self._group(weight, g, each))
+            parts[g] = product
+            self.give_back(product)
+        y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), weight.shape[3]))
+        y.reshape(rows, groups, each)[...] = parts.transpose(1, 0, 2)
+        self.give_back(parts)
+        return y, columns
+
+    def _grouped_backward(
+        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *,
+        need_dx: bool,
+    ) -> Array | None:  # fmt: skip
+        """`conv2d_backward` in groups, without a bias."""
+        rows, each = len(columns) // groups, weight.shape[3] // groups
+        parts = self._apart(dy, groups)  # (G·N, H', W', O / G)
+        of_group = parts.reshape(groups, rows, each)
+        grad = self.borrow((columns.shape[1], each), self.policy.accumulate)  # that of a group has gaps
+        dcolumns = self.borrow(columns.shape, self.policy.compute) if need_dx else None
+        for g in range(groups):
+            own = slice(g * rows, (g + 1) * rows)
+            grad[...] = 0
+            self._add_product(grad, columns[own], of_group[g])
+            self._group(weight_grad, g, each)[...] += grad
+            if dcolumns is not None:
+                product = self._product(of_group[g], self._group(weight, g, each), transpose_b=True)
+                dcolumns[own] = product
+                self.give_back(product)
+        self.give_back(grad, parts)
+        if dcolumns is None:
+            return None
+        n, height, width, channels = x.shape
+        apart = self.col2im(dcolumns, (groups * n, height, width, channels // groups), window)
+        dx = self.borrow(x.shape)
+        places = n * height * width
+        dx.reshape(places, groups, -1)[...] = apart.reshape(groups, places, -1).transpose(1, 0, 2)
+        self.give_back(dcolumns, apart)
+        return dx
+
+    def _apart(self, x: Array, groups: int) -> Array:
+        """The channels of each group as images of their own, borrowed: (N, H, W, C) -> (G·N, H, W, C / G)."""
+        n, height, width, channels = x.shape
+        apart, places = self.borrow((groups * n, height, width, channels // groups)), n * height * width
+        apart.reshape(groups, places, -1)[...] = x.reshape(places, groups, -1).transpose(1, 0, 2)
+        return apart
+
+    @staticmethod
+    def _group(weight: Array, group: int, filters: int) -> Array:
+        """A group's part of a weight (K_h, K_w, C / G, O) as a matrix, a view with gaps: (K_h·K_w·C / G, O / G)."""
+        return weight.reshape(-1, weight.shape[3])[:, group * filters : (group + 1) * filters]
+
     def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
         """Bytes that `conv2d` and its derivative borrow for an image, about, beside y, dy and dx."""
         height, width, channels = convolution.image
@@ -302,6 +373,8 @@ class Backend:
         places = math.prod(window.output(height, width))
         values = places * window.places * channels * (2 if need_dx else 1)  # im2col rows, and their derivatives
         values += 2 * places * convolution.filters if compute != storage else 0
+        if convolution.groups > 1:  # channels and filters are moved
+            values += places * convolution.filters + height * width * channels
         around = math.prod(window.padded(height, width)) * channels if window.pads else 0
         return values * compute.itemsize + around * (storage.itemsize + need_dx * self.policy.accumulate.itemsize)
 
@@ -311,22 +384,25 @@ class Backend:
         """The largest value of each window, and which it was: (N, H, W, C) -> 2 x (N, H', W', C).
 
         A winner is its place in the window, ky·K_w + kx; among equals the first in that order wins, so ties have one
-        gradient path. A window that holds NaN has NaN as its largest, the first of them.
+        gradient path. A window that holds NaN has NaN as its largest, the first of them. What is around the image is
+        never the largest.
         """
-        checks.windows("max_pool2d", x.shape, window, pads=False)
+        checks.windows("max_pool2d", x.shape, window, pool=True)
         output = window.output(*x.shape[1:3])
         y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
         winners = self.borrow(y.shape, self.winner_dtype(window))
-        y[...] = x[window.seen(0, 0, output)]
+        padded = self._surrounded(x, window, -math.inf)
+        y[...] = padded[window.seen(0, 0, output)]
         winners[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             if place > 0:
-                candidate = x[window.seen(ky, kx, output)]
+                candidate = padded[window.seen(ky, kx, output)]
                 with np.errstate(invalid="ignore"):  # ml_dtypes warns of NaN
                     better = ~(candidate <= y)  # larger, or one of the two is NaN
                 better &= y == y  # the first NaN stays
                 self.xp.copyto(winners, winners.dtype.type(place), where=better)
                 self.xp.copyto(y, candidate, where=better)
+        self.give_back(padded if padded is not x else None)
         return y, winners
 
     def winner_dtype(self, window: Window) -> Any:
@@ -335,16 +411,69 @@ class Backend:
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
-        checks.windows("max_pool2d_backward", shape, window, pads=False)
-        output = window.output(*shape[1:3])
-        checks.shape_of("max_pool2d_backward", "dy", dy, (shape[0], *output, shape[3]))
+        checks.windows("max_pool2d_backward", shape, window, pool=True)
+        n, height, width, channels = shape
+        output = window.output(height, width)
+        checks.shape_of("max_pool2d_backward", "dy", dy, (n, *output, channels))
         checks.alike("max_pool2d_backward", dy, winners)
-        dx = self.borrow(shape, dy.dtype)
+        dx = self.borrow((n, *window.padded(height, width), channels), dy.dtype)
         dx[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
             target = dx[window.seen(ky, kx, output)]
             target += self.xp.where(winners == place, dy, dy.dtype.type(0))  # no product: 0 times NaN is NaN
-        return dx
+        return self._within(dx, shape, window)
+
+    def avg_pool2d(self, x: Array, window: Window) -> Array:
+        """The mean of the pixels of the image that each window sees: (N, H, W, C) -> (N, H', W', C).
+
+        What is around the image does not count. Added up in the accumulation precision.
+        """
+        checks.windows("avg_pool2d", x.shape, window, pool=True)
+        n, height, width, channels = x.shape
+        output, padded = window.output(height, width), self._surrounded(x, window, 0)
+        total = self.borrow((n, *output, channels), self.policy.accumulate)
+        total[...] = 0
+        for ky, kx in np.ndindex(*window.kernel):
+            total += padded[window.seen(ky, kx, output)]
+        total *= self._shares(window, height, width)
+        self.give_back(padded if padded is not x else None)
+        return self._stored_copy(total)
+
+    def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
+        """Each pixel's share of the gradient of the windows that see it: (N, H', W', C) -> (N, H, W, C)."""
+        checks.windows("avg_pool2d_backward", shape, window, pool=True)
+        n, height, width, channels = shape
+        output = window.output(height, width)
+        checks.shape_of("avg_pool2d_backward", "dy", dy, (n, *output, channels))
+        dx = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
+        dx[...] = 0
+        shared = dy * self._shares(window, height, width)
+        for ky, kx in np.ndindex(*window.kernel):
+            dx[window.seen(ky, kx, output)] += shared
+        return self._within(dx, shape, window)
+
+    def _shares(self, window: Window, height: int, width: int) -> Array:
+        """What each pixel counts in the mean of each window, (H', W', 1)."""
+        rows, cols = (np.array(counts, np.float64) for counts in window.pixels(height, width))
+        return self.asarray((1 / np.outer(rows, cols))[..., None].astype(self.policy.accumulate))
+
+    def _within(self, padded: Array, shape: tuple[int, ...], window: Window) -> Array:
+        """Of a borrowed padded array what lies in the images (N, H, W, C), in the storage precision; borrowed."""
+        if not window.pads:
+            return self._stored_copy(padded)
+        x = self.borrow(shape)
+        x[...] = padded[window.inside(*shape[1:3])]
+        self.give_back(padded)
+        return x
+
+    def _stored_copy(self, borrowed: Array) -> Array:
+        """A borrowed array in the storage precision: itself where it is."""
+        if borrowed.dtype == self.policy.storage:
+            return borrowed
+        stored = self.borrow(borrowed.shape)
+        stored[...] = borrowed
+        self.give_back(borrowed)
+        return stored
 
     # two operations as one ------------------------------------------------------------------------------------------
 
@@ -382,6 +511,25 @@ class Backend:
         wide -= (wide * y).sum(axis=-1, keepdims=True)
         wide *= y
         dy[...] = wide
+        return dy
+
+    def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
+        """out = the activation of this name of each value of x; `out` may be x, and is returned.
+
+        leaky_relu (below zero, `slope` times x), elu, tanh, sigmoid, softplus, gelu, silu: see `nn.activation`.
+        """
+        checks.alike("pointwise", x, out)
+        out[...] = pointwise.forward(self.xp, name, x.astype(self.policy.accumulate), slope)
+        return out
+
+    def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
+        """dy times the derivative of the activation, in place.
+
+        kept: the output y; for gelu and silu the input x.
+        """
+        checks.alike("pointwise_backward", dy, kept)
+        factor = pointwise.derivative(self.xp, name, kept.astype(self.policy.accumulate), slope)
+        dy[...] = dy * factor
         return dy
 
     # loss -----------------------------------------------------------------------------------------------------------

@@ -12,25 +12,34 @@ from cupynet.backend.window import Window
 from cupynet.errors import ConfigError
 
 
-def windows(operation: str, shape: tuple[int, ...], window: Window, *, pads: bool = True) -> None:
-    """Refuse a `shape` that is not (N, H, W, C) with room for a window; `pads`: whether the operation pads."""
+def windows(operation: str, shape: tuple[int, ...], window: Window, *, pool: bool = False) -> None:
+    """Refuse a `shape` that is not (N, H, W, C) with room for a window; of a `pool`, windows that may see nothing."""
     if len(shape) != 4 or not window.fits(*shape[1:3]):
         raise ConfigError(
             f"{operation}: images of shape {tuple(shape)} have no room for a window of {window.kernel} with padding "
             f"{window.padding}: they must be (N, H, W, C)"
         )
-    if window.pads and not pads:
-        raise ConfigError(f"{operation}: padding {window.padding}: only convolutions pad")
+    if pool and any(max(window.padding[i]) >= window.kernel[i] for i in (0, 1)):
+        raise ConfigError(
+            f"{operation}: a window of {window.kernel} with padding {window.padding}: padding must be smaller than the "
+            "window, which would see no pixel"
+        )
+    if pool and window.dilates:
+        raise ConfigError(f"{operation}: dilation {window.dilation}: only convolutions have one")
 
 
-def convolution(operation: str, shape: tuple[int, ...], weight: Array, window: Window) -> None:
-    """Refuse images of `shape` that the weight (K_h, K_w, C, O) cannot be applied to."""
+def convolution(operation: str, shape: tuple[int, ...], weight: Array, window: Window, groups: int = 1) -> None:
+    """Refuse images of `shape` that the weight (K_h, K_w, C / groups, O) cannot be applied to."""
     windows(operation, shape, window)
-    expected = (*window.kernel, shape[3])
+    if shape[3] % groups or weight.shape[-1] % groups:
+        raise ConfigError(
+            f"{operation}: {groups} groups: {shape[3]} channels and {weight.shape[-1]} filters: must be multiples of it"
+        )
+    expected = (*window.kernel, shape[3] // groups)
     if weight.ndim != 4 or weight.shape[:3] != expected:
         raise ConfigError(
             f"{operation}: the weight {weight.shape} is not for windows of {window.kernel} on images of {shape[3]} "
-            f"channels: it must be ({', '.join(map(str, expected))}, O)"
+            f"channels{f' in {groups} groups' if groups > 1 else ''}: it must be ({', '.join(map(str, expected))}, O)"
         )
 
 

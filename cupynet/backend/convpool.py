@@ -36,6 +36,8 @@ def fuse(backend: Backend, first: Convolution, second: MaxPool) -> Pair | None:
     pool, (height, width, channels) = second.window, first.image
     if math.prod(first.window.padded(height, width)) * channels >= 1 << 31:
         return None  # the kernels number the values of an image in 32 bits
+    if first.window.dilates or first.groups > 1 or pool.pads:
+        return None  # they read rows of neighbours, all channels of them, and nothing around what is pooled
     apart = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
     return ConvPool(backend, first, second) if apart and 1 < pool.places <= MOST_PIXELS else None
 

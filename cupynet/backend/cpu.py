@@ -50,9 +50,9 @@ class NumbaBackend(NumpyBackend):
 
     def __init__(self, dtype: str = "float", device: int = 0) -> None:
         super().__init__(dtype, device)
-        from cupynet.backend.kernels import loops  # numba is imported only where it is used
+        from cupynet.backend.kernels import curves, loops  # numba is imported only where it is used
 
-        self.kernels = loops
+        self.kernels, self.curves = loops, curves
 
     def _compiles(self, *arrays: Array) -> bool:
         """Whether compiled code takes these: contiguous, and all in one precision. NumPy takes the others."""
@@ -82,7 +82,7 @@ class NumbaBackend(NumpyBackend):
         return batch
 
     def im2col(self, x: Array, window: Window) -> Array:
-        if window.pads or not self._stores(x):
+        if window.pads or window.dilates or not self._stores(x):
             return super().im2col(x, window)
         checks.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
@@ -93,7 +93,7 @@ class NumbaBackend(NumpyBackend):
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
-        if window.pads or not self._stores(columns):
+        if window.pads or window.dilates or not self._stores(columns):
             return super().col2im(columns, shape, window)
         checks.windows("col2im", shape, window)
         n, height, width, channels = shape
@@ -107,21 +107,44 @@ class NumbaBackend(NumpyBackend):
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         if not self._stores(x):
             return super().max_pool2d(x, window)
-        checks.windows("max_pool2d", x.shape, window, pads=False)
+        checks.windows("max_pool2d", x.shape, window, pool=True)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
         winners = self.borrow(y.shape, self.winner_dtype(window))
-        self.kernels.max_pool(x, y, winners, window.kernel, window.stride)
+        self.kernels.max_pool(x, y, winners, *self._moves(window))
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         if not self._stores(dy) or not winners.flags.c_contiguous:
             return super().max_pool2d_backward(dy, winners, shape, window)
-        checks.windows("max_pool2d_backward", shape, window, pads=False)
+        checks.windows("max_pool2d_backward", shape, window, pool=True)
         checks.shape_of("max_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
         checks.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow(shape)
-        self.kernels.max_pool_backward(dy, winners, dx, window.kernel, window.stride)
+        self.kernels.max_pool_backward(dy, winners, dx, *self._moves(window))
         return dx
+
+    def avg_pool2d(self, x: Array, window: Window) -> Array:
+        if not self._stores(x):
+            return super().avg_pool2d(x, window)
+        checks.windows("avg_pool2d", x.shape, window, pool=True)
+        y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
+        self.kernels.avg_pool(x, y, *self._moves(window))
+        return y
+
+    def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
+        if not self._stores(dy):
+            return super().avg_pool2d_backward(dy, shape, window)
+        checks.windows("avg_pool2d_backward", shape, window, pool=True)
+        checks.shape_of("avg_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
+        dx = self.borrow(shape)
+        self.kernels.avg_pool_backward(dy, dx, *self._moves(window))
+        return dx
+
+    @staticmethod
+    def _moves(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Kernel, stride, and the zeros (above, left of) images, as kernels are told them."""
+        (above, _), (left, _) = window.padding
+        return window.kernel, window.stride, (above, left)
 
     def fused_pair(self, first: Operation, second: Operation) -> Pair | None:
         fuse = FUSED.get((type(first), type(second)))
@@ -131,6 +154,18 @@ class NumbaBackend(NumpyBackend):
         if not self._stores(dy, y) or dy.shape != y.shape:
             return super().relu_backward(dy, y)
         self.kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
+        return dy
+
+    def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
+        if not self._stores(x, out) or x.shape != out.shape or name not in self.curves.FORWARD:
+            return super().pointwise(name, x, out, slope)
+        self.curves.FORWARD[name](x.reshape(-1), out.reshape(-1), x.dtype.type(slope))
+        return out
+
+    def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
+        if not self._stores(dy, kept) or dy.shape != kept.shape or name not in self.curves.BACKWARD:
+            return super().pointwise_backward(name, dy, kept, slope)
+        self.curves.BACKWARD[name](dy.reshape(-1), kept.reshape(-1), dy.dtype.type(slope))
         return dy
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:

@@ -20,12 +20,14 @@ class Convolution:
     """A convolution of images (H, W, C) to `filters` channels; its weights are (weight, bias or None).
 
     activation: what the layer applies to it, by name; a pair that applies it itself says so (`Pair.activates`).
+    groups: see `Backend.conv2d`.
     """
 
     image: tuple[int, int, int]
     filters: int
     window: Window
     activation: str = "identity"
+    groups: int = 1
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,25 @@ class Window:
     Attributes:
         kernel: (K_h, K_w), height and width in pixels.
         stride: pixels from one window to the next, (down, across).
-        padding: rows of zeros (above, below) and columns of zeros (left, right).
+        padding: rows of zeros (above, below) and columns of zeros (left, right); pools leave them out.
+        dilation: pixels from one of the window's pixels to the next, (down, across); 1: they are neighbours.
     """
 
     kernel: Pair
     stride: Pair = (1, 1)
     padding: tuple[Pair, Pair] = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+
+    @property
+    def extent(self) -> Pair:
+        """The rows and columns of an image from the window's first pixel to its last, with the gaps."""
+        rows, cols = ((self.kernel[i] - 1) * self.dilation[i] + 1 for i in (0, 1))
+        return rows, cols
+
+    @property
+    def dilates(self) -> bool:
+        """Whether there are gaps between the window's pixels."""
+        return self.dilation != (1, 1)
 
     @property
     def places(self) -> int:
@@ -38,8 +51,21 @@ class Window:
 
     def output(self, height: int, width: int) -> Pair:
         """How many windows such an image has, (H', W'); those that do not fit are left out (0 or less: none fits)."""
-        padded = self.padded(height, width)
-        rows, cols = ((padded[i] - self.kernel[i]) // self.stride[i] + 1 for i in (0, 1))
+        padded, extent = self.padded(height, width), self.extent
+        rows, cols = ((padded[i] - extent[i]) // self.stride[i] + 1 for i in (0, 1))
+        return rows, cols
+
+    def pixels(self, height: int, width: int) -> tuple[list[int], list[int]]:
+        """Rows of such an image that windows see, from the first down, and columns, from the first across; no zeros."""
+        sizes, counts = (height, width), self.output(height, width)
+        rows, cols = (
+            [
+                min(at * self.stride[i] - self.padding[i][0] + self.kernel[i], sizes[i])
+                - max(at * self.stride[i] - self.padding[i][0], 0)
+                for at in range(counts[i])
+            ]
+            for i in (0, 1)
+        )
         return rows, cols
 
     def fits(self, height: int, width: int) -> bool:
@@ -54,4 +80,5 @@ class Window:
     def seen(self, ky: int, kx: int, output: Pair) -> tuple[slice, ...]:
         """The index of what place (ky, kx) of all the `output` windows sees in padded images (N, H, W, C)."""
         (down, across), (rows, cols) = self.stride, output
+        ky, kx = ky * self.dilation[0], kx * self.dilation[1]
         return slice(None), slice(ky, ky + down * rows, down), slice(kx, kx + across * cols, across)

@@ -1,5 +1,6 @@
 """Networks from scratch: layers whose forward pass returns its own derivative, weights in one flat vector."""
 
+from cupynet.nn.branches import Concat, Residual
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
@@ -7,18 +8,21 @@ from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.model import Model, build, check_loss, check_output
 from cupynet.nn.params import Parameter, Params, Scope, Segment
-from cupynet.nn.pool import MaxPool2D
+from cupynet.nn.pool import AvgPool2D, GlobalAvgPool2D, MaxPool2D
 from cupynet.nn.types import Flat, Image, InputType
 
 __all__ = [
     "INFERENCE",
     "Activation",
+    "AvgPool2D",
     "Backward",
+    "Concat",
     "Context",
     "Conv2D",
     "Dense",
     "Flat",
     "Flatten",
+    "GlobalAvgPool2D",
     "Image",
     "InputType",
     "Layer",
@@ -27,6 +31,7 @@ __all__ = [
     "Model",
     "Parameter",
     "Params",
+    "Residual",
     "Scope",
     "Segment",
     "Sequential",

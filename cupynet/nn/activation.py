@@ -1,32 +1,90 @@
-"""Activations, each with a derivative that needs only its output, so that it can work in place."""
+"""Activations. Most have a derivative that needs only their output, so that they work in place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import one_of
+from cupynet.backend.pointwise import NAMES, OF_INPUT
+from cupynet.errors import ConfigError
+
+ACTIVATIONS = ("identity", "relu", "softmax", *NAMES)
+LEAKY_SLOPE = 0.01  # Maas et al. 2013
+NOT_MONOTONE = ("softmax", *OF_INPUT)
 
 
 @dataclass(frozen=True)
 class ActivationFunction:
-    """forward(backend, x) -> y, in place; backward(backend, dy, y) -> dx, in place in dy."""
+    """One of `ACTIVATIONS`, each of a value x unless it says otherwise:
 
-    forward: Callable[[Backend, Array], Array]
-    backward: Callable[[Backend, Array, Array], Array]
+    - identity: x.
+    - relu: the larger of x and 0.
+    - leaky_relu: x above zero, slope · x below (Maas et al. 2013).
+    - elu: x above zero, exp(x) - 1 below (Clevert et al. 2016, with alpha = 1).
+    - tanh, sigmoid = 1 / (1 + exp(-x)), softplus = log(1 + exp(x)).
+    - gelu: x times the probability that a standard normal number is below x (Hendrycks & Gimpel 2016): the exact form,
+      with the error function, not the one by tanh.
+    - silu: x · sigmoid(x) (Elfwing et al. 2018), also called swish.
+    - softmax: exp(x) / sum exp(x), over the last axis.
+
+    Where 16 bits are stored they are computed in 32.
+
+    Attributes:
+        name: which.
+        slope: of leaky_relu below zero.
+    """
+
+    name: str
+    slope: float = LEAKY_SLOPE
+
+    @property
+    def of_input(self) -> bool:
+        """Whether the derivative is one of x, not of y: then there are two arrays until it has been computed."""
+        return self.name in OF_INPUT
+
+    @property
+    def monotone(self) -> bool:
+        """Whether the largest of the activations is the activation of the largest."""
+        return self.name not in NOT_MONOTONE
+
+    def into(self, backend: Backend, x: Array, out: Array) -> Array:
+        """out = the activation of x; `out` may be x, and is returned."""
+        if self.name in NAMES:
+            return backend.pointwise(self.name, x, out, self.slope)
+        if out is not x:
+            out[...] = x
+        if self.name == "identity":
+            return out
+        return backend.relu(out) if self.name == "relu" else backend.softmax(out)
+
+    def forward(self, backend: Backend, x: Array, *, train: bool) -> tuple[Array, Array]:
+        """The activation of a borrowed x, and what `backward` needs: x is overwritten, unless that is x.
+
+        Both are to be given back then, see `of_input`; where they are one array, once is enough.
+        """
+        out = backend.borrow(x.shape) if train and self.of_input else x
+        return self.into(backend, x, out), x
+
+    def backward(self, backend: Backend, dy: Array, kept: Array) -> Array:
+        """dx, in place in dy; `kept`: y, or x where the derivative is of that."""
+        if self.name in NAMES:
+            return backend.pointwise_backward(self.name, dy, kept, self.slope)
+        if self.name == "identity":
+            return dy
+        return backend.relu_backward(dy, kept) if self.name == "relu" else backend.softmax_backward(dy, kept)
 
 
-ACTIVATIONS: dict[str, ActivationFunction] = {
-    "identity": ActivationFunction(lambda backend, x: x, lambda backend, dy, y: dy),
-    "relu": ActivationFunction(lambda backend, x: backend.relu(x), lambda backend, dy, y: backend.relu_backward(dy, y)),
-    "softmax": ActivationFunction(
-        lambda backend, x: backend.softmax(x), lambda backend, dy, y: backend.softmax_backward(dy, y)
-    ),
-}
+def activation_function(name: str, slope: float | None = None) -> ActivationFunction:
+    """The activation called `name`.
 
-
-def activation_function(name: str) -> ActivationFunction:
-    """The activation called `name`; ConfigError for an unknown name."""
-    return ACTIVATIONS[one_of("activation", name, ACTIVATIONS)]
+    Raises:
+        ConfigError: there is none of that name, or it has no slope.
+    """
+    checks.one_of("activation", name, ACTIVATIONS)
+    if slope is None:
+        return ActivationFunction(name)
+    if name != "leaky_relu":
+        raise ConfigError(f"activation={name}, slope={slope!r}: only leaky_relu has a slope: leave it out")
+    return ActivationFunction(name, checks.number("slope", slope, above=0, below=1))

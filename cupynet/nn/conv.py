@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 from cupynet import checks
-from cupynet.backend import Backend, Convolution, MaxPool, Pair, Window
+from cupynet.backend import Backend, Convolution, MaxPool, Pair
 from cupynet.backend.array import Array
+from cupynet.errors import ConfigError
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
-from cupynet.nn.init import initializer, zeros
+from cupynet.nn.init import grouped, initializer, zeros
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
-from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both
+from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both, padding_of, padding_text, window_on
 from cupynet.nn.types import Image, InputType
-
-MONOTONE = ("identity", "relu")  # the largest of the activations is the activation of the largest
-
-
-def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after an axis so that it has ceil(size / stride) windows (TensorFlow's SAME).
-
-    Where their number is odd, there is one more after than before.
-    """
-    total = max(((size - 1) // stride) * stride + kernel - size, 0)
-    return total // 2, total - total // 2
 
 
 class Conv2D(Layer):
     """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
 
     By im2col and one 2-D product in the reference; backends may do it otherwise, and together with a pool behind it.
-    H' = (H + 2 padding - K_h) // stride + 1: windows that do not fit are left out (Deeplearning4j's Truncate).
+    H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1: windows that do not fit are left out (Deeplearning4j's
+    Truncate).
 
     Args:
         filters: O, channels out.
         kernel: pixels of the window, a number or (height, width).
         stride: pixels from one window to the next, a number or (down, across).
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
-            or `same`.
-        activation: identity, relu or softmax.
+            or `same`, `valid` (0).
+        activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
         init: how the weight (K_h, K_w, C, O) is drawn; the bias (O,) starts at zero.
         bias: whether there is one.
+        dilation: pixels from one pixel of the window to the next, a number or (down, across): with more than 1 it sees
+            further, with gaps (Yu & Koltun 2016).
+        groups: equal parts that channels and filters fall into; a filter sees the channels of its part alone. As many
+            groups as channels make a depthwise convolution, with as many filters or a multiple of them (Chollet 2017).
     """
 
     recordable = True
@@ -53,11 +48,19 @@ class Conv2D(Layer):
         activation: str = "identity",
         init: str = "xavier",
         bias: bool = True,
+        dilation: Size = 1,
+        groups: int = 1,
     ) -> None:
         self.filters = checks.integer("Conv2D filters", filters, 1)
         self.kernel = checks.pair("Conv2D kernel", kernel, 1)
         self.stride = checks.pair("Conv2D stride", stride, 1)
-        self.padding = None if padding == "same" else checks.pair("Conv2D padding", padding, 0, ", or 'same'")
+        self.padding = padding_of("Conv2D", padding)
+        self.dilation = checks.pair("Conv2D dilation", dilation, 1)
+        self.groups = checks.integer("Conv2D groups", groups, 1)
+        if self.filters % self.groups:
+            raise ConfigError(
+                f"Conv2D filters={self.filters}, groups={self.groups}: filters must be a multiple of groups"
+            )
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
         self.use_bias = checks.flag("Conv2D bias", bias)
@@ -67,42 +70,40 @@ class Conv2D(Layer):
         return self.activation
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.window = self._window(input)
+        self.window = window_on(input, self.kernel, self.stride, self.padding, self.dilation)
         image = check_image("Conv2D", params.layer, input, self.window, "use a smaller kernel or more padding")
-        self.weight = params.add("weight", (*self.kernel, image.channels, self.filters), self._init)
+        if image.channels % self.groups:
+            raise ConfigError(
+                f"Conv2D '{params.layer}' groups={self.groups}: its input {image} has {image.channels} channels, which "
+                "must be a multiple: choose a divisor of it"
+            )
+        shape = (*self.kernel, image.channels // self.groups, self.filters)
+        self.weight = params.add("weight", shape, grouped(self._init, self.groups))
         self.bias = params.add("bias", (self.filters,), zeros, decay=False) if self.use_bias else None
         return Image(*self.window.output(image.height, image.width), self.filters)
 
-    def _window(self, input: InputType) -> Window:
-        """The window, with as many zeros as `same` needs on this input."""
-        if self.padding is not None:
-            (rows, cols) = self.padding
-            return Window(self.kernel, self.stride, ((rows, rows), (cols, cols)))
-        if not isinstance(input, Image):
-            return Window(self.kernel, self.stride)
-        sizes = zip((input.height, input.width), self.kernel, self.stride, strict=True)
-        rows_of_zeros, columns_of_zeros = (same_padding(*each) for each in sizes)
-        return Window(self.kernel, self.stride, (rows_of_zeros, columns_of_zeros))
-
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, weight, bias, activation = self.backend, self.weight, self.bias, self._activation
-        y, columns = backend.conv2d(x, weight.data, bias and bias.data, self.window)  # (N, H', W', O)
-        y = activation.forward(backend, y)
+        z, columns = backend.conv2d(
+            x, weight.data, bias and bias.data, self.window, groups=self.groups
+        )  # (N, H', W', O)
+        y, kept = activation.forward(backend, z, train=context.train)
         if not context.train:
             backend.give_back(columns)
             return y, no_backward
 
         def backward(dy: Array) -> Array | None:
-            dy = activation.backward(backend, dy, y)
+            dy = activation.backward(backend, dy, kept)
             grads = weight.grad, bias and bias.grad
-            dx = backend.conv2d_backward(dy, columns, x, weight.data, *grads, self.window, need_dx=self.needs_dx)
-            backend.give_back(dy, columns, y)
+            given, needed = (dy, columns, x, weight.data, *grads, self.window), self.needs_dx
+            dx = backend.conv2d_backward(*given, need_dx=needed, groups=self.groups)
+            backend.give_back(dy, columns, y, kept)
             return dx
 
         return y, backward
 
     def fuse(self, following: Layer) -> Layer | None:
-        if not isinstance(following, MaxPool2D) or self.activation not in MONOTONE or not isinstance(self.input, Image):
+        if not isinstance(following, MaxPool2D) or not self._activation.monotone or not isinstance(self.input, Image):
             return None
         pair = self.backend.fused_pair(self._operation(), MaxPool(following.window))
         return None if pair is None else ConvMaxPool(self, following, pair)
@@ -112,16 +113,18 @@ class Conv2D(Layer):
 
     def buffers(self) -> int:
         rows = self.backend.conv2d_buffers(self._operation(), need_dx=self.needs_dx)
-        return super().buffers() + rows
+        before = self.output.features * self.backend.policy.storage.itemsize if self._activation.of_input else 0
+        return super().buffers() + rows + before
 
     def _operation(self) -> Convolution:
         height, width, channels = self.input.shape
-        return Convolution((height, width, channels), self.filters, self.window, self.activation)
+        return Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
 
     def describe(self) -> str:
         text = f"{by(self.kernel)}, {self.filters} filters, stride {one_or_both(self.stride)}"
-        padding = "same" if self.padding is None else one_or_both(self.padding)
-        return f"{text}{'' if padding == '0' else f', padding {padding}'}, {self.activation}"
+        gaps = "" if self.dilation == (1, 1) else f", dilation {one_or_both(self.dilation)}"
+        parts = "" if self.groups == 1 else f", {self.groups} groups"
+        return f"{text}{padding_text(self.padding)}{gaps}{parts}, {self.activation}"
 
 
 class ConvMaxPool(Layer):
@@ -144,7 +147,7 @@ class ConvMaxPool(Layer):
         conv, pair, backend, activation = self.conv, self.pair, self.conv.backend, self._activation
         weights = conv.weight.data, conv.bias and conv.bias.data
         y, saved = pair.forward(x, weights)  # (N, H', W', O)
-        y = activation.forward(backend, y)
+        y = activation.into(backend, y, y)
         if not context.train:
             backend.give_back(*saved)
             return y, no_backward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.nn.activation import activation_function
+from cupynet.nn.activation import LEAKY_SLOPE, activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import initializer, zeros
 from cupynet.nn.layer import Backward, Layer, no_backward
@@ -18,7 +18,7 @@ class Dense(Layer):
 
     Args:
         units: O, outputs.
-        activation: identity, relu or softmax.
+        activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
         init: how the weight (F, O) is drawn; the bias (O,) starts at zero.
         bias: whether there is one.
     """
@@ -43,15 +43,15 @@ class Dense(Layer):
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, weight, bias, activation = self.backend, self.weight, self.bias, self._activation
         rows = x.reshape(len(x), -1)  # (N, F)
-        y = backend.dense(rows, weight.data, bias and bias.data)  # (N, O)
-        y = activation.forward(backend, y)
+        z = backend.dense(rows, weight.data, bias and bias.data)  # (N, O)
+        y, kept = activation.forward(backend, z, train=context.train)
         if not context.train:
             return y, no_backward
 
         def backward(dy: Array) -> Array | None:
-            dy = activation.backward(backend, dy, y)
+            dy = activation.backward(backend, dy, kept)
             dx = backend.dense_backward(dy, rows, weight.data, weight.grad, bias and bias.grad, need_dx=self.needs_dx)
-            backend.give_back(dy, y)
+            backend.give_back(dy, y, kept)
             return None if dx is None else dx.reshape(x.shape)
 
         return y, backward
@@ -61,7 +61,9 @@ class Dense(Layer):
 
     def buffers(self) -> int:
         policy, copies = self.backend.policy, self.input.features + 2 * self.output.features
-        return super().buffers() + (copies * policy.compute.itemsize if policy.compute != policy.storage else 0)
+        before = self.output.features * policy.storage.itemsize if self._activation.of_input else 0
+        copied = copies * policy.compute.itemsize if policy.compute != policy.storage else 0
+        return super().buffers() + before + copied
 
     def describe(self) -> str:
         return f"{self.units} units, {self.activation}"
@@ -86,13 +88,15 @@ class Activation(Layer):
     """An activation as a layer of its own.
 
     Args:
-        name: identity, relu or softmax (over the last axis).
+        name: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax (over the last axis): see
+            nn/activation.py.
+        slope: of leaky_relu below zero, between 0 and 1; by default 0.01.
     """
 
     recordable = True
 
-    def __init__(self, name: str) -> None:
-        self.name, self._activation = name, activation_function(name)
+    def __init__(self, name: str, slope: float | None = None) -> None:
+        self.name, self._activation = name, activation_function(name, slope)
 
     @property
     def output_activation(self) -> str:
@@ -103,18 +107,19 @@ class Activation(Layer):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, activation = self.backend, self._activation
-        y = backend.borrow(x.shape)
-        y[...] = x  # the layer before may need its own output for its derivative
-        y = activation.forward(backend, y)
+        # not in place: the layer before may need its own output for its derivative
+        y = activation.into(backend, x, backend.borrow(x.shape))
+        kept = x if activation.of_input else y
         if not context.train:
             return y, no_backward
 
         def backward(dy: Array) -> Array | None:
-            dx = None if dy is None else activation.backward(backend, dy, y)
+            dx = None if dy is None else activation.backward(backend, dy, kept)
             backend.give_back(y)
             return dx
 
         return y, backward
 
     def describe(self) -> str:
-        return self.name
+        slope = self._activation.slope
+        return self.name if slope == LEAKY_SLOPE else f"{self.name}, slope {slope:g}"

@@ -20,6 +20,19 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[-2] * window, shape[-1] * window
 
 
+def grouped(init: Initializer, groups: int) -> Initializer:
+    """Draws a convolution's weight (K_h, K_w, C / groups, O) group by group: each is a convolution of its own, whose
+    units have O / groups outputs, not O."""
+    if groups == 1:
+        return init
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        part = (*shape[:-1], shape[-1] // groups)
+        return np.concatenate([init(rng, part) for _ in range(groups)], axis=-1)
+
+    return draw
+
+
 def xavier(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """N(0, 2 / (in + out)) (Glorot & Bengio 2010); Deeplearning4j's XAVIER."""
     return rng.normal(0.0, math.sqrt(2.0 / sum(fans(shape))), shape)

@@ -177,7 +177,8 @@ def check_image(kind: str, name: str, input: InputType, window: Window, way_out:
         raise ConfigError(f"{kind} '{name}' needs an Image, got {input}: put it before the first Dense layer")
     if not window.fits(input.height, input.width):
         size = window.kernel[0] if window.kernel[0] == window.kernel[1] else window.kernel
-        raise ConfigError(f"{kind} '{name}' kernel={size} is larger than its input {input}: {way_out}")
+        gaps = f" with dilation={window.dilation}" if window.dilates else ""
+        raise ConfigError(f"{kind} '{name}' kernel={size}{gaps} is larger than its input {input}: {way_out}")
     return input
 
 

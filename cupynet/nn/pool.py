@@ -2,38 +2,89 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cupynet import checks
 from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
+from cupynet.backend.window import Pair
+from cupynet.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
-from cupynet.nn.types import Image, InputType
+from cupynet.nn.types import Flat, Image, InputType
 
 Size: TypeAlias = int | tuple[int, int] | list[int]  # one number for both, or (height, width)
 
 
-class MaxPool2D(Layer):
-    """The largest value of each window: (N, H, W, C) -> (N, H', W', C). Windows that do not fit are left out.
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Rows or columns before and after an axis so that it has ceil(size / stride) windows (TensorFlow's SAME).
 
-    Among equal values the first, row by row, gets the whole gradient. NaN in a window is its largest.
+    Where their number is odd, there is one more after than before.
+    """
+    total = max(((size - 1) // stride) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
+    """The argument `padding`: rows above and below, columns left and right; None for `same`, (0, 0) for `valid`."""
+    if isinstance(padding, str) and padding in ("same", "valid"):
+        return None if padding == "same" else (0, 0)
+    return checks.pair(f"{what} padding", padding, 0, ", or 'same' or 'valid'")
+
+
+def window_on(input: InputType, kernel: Pair, stride: Pair, padding: Pair | None, dilation: Pair = (1, 1)) -> Window:
+    """The window on this input, with as much padding as `same` (None) needs; what is no image gets none."""
+    if padding is not None:
+        (rows, cols) = padding
+        return Window(kernel, stride, ((rows, rows), (cols, cols)), dilation)
+    window = Window(kernel, stride, dilation=dilation)
+    if not isinstance(input, Image):
+        return window
+    sizes = zip((input.height, input.width), window.extent, stride, strict=True)
+    around_rows, around_columns = (same_padding(*each) for each in sizes)
+    return Window(kernel, stride, (around_rows, around_columns), dilation)
+
+
+class Pool(Layer):
+    """What pools have in common: a window for each channel by itself. Windows that do not fit are left out.
 
     Args:
         kernel: pixels of the window, a number or (height, width).
         stride: pixels from one window to the next, a number or (down, across); by default the kernel.
+        padding: rows and columns around the image, a number or (rows above and below, columns left and right), smaller
+            than the kernel; or `same`, `valid` (0). They are no pixels: they are not the largest, and no mean counts
+            them.
+    """
+
+    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size | str = 0) -> None:
+        kind = type(self).__name__
+        self.kernel = checks.pair(f"{kind} kernel", kernel, 1)
+        self.stride = self.kernel if stride is None else checks.pair(f"{kind} stride", stride, 1)
+        self.padding = padding_of(kind, padding)
+        if self.padding is not None and any(p >= k for p, k in zip(self.padding, self.kernel, strict=True)):
+            raise ConfigError(
+                f"{kind} padding={one_or_both(self.padding)}: must be smaller than kernel={one_or_both(self.kernel)}: "
+                "a window would see no pixel"
+            )
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        self.window = window_on(input, self.kernel, self.stride, self.padding)
+        image = check_image(type(self).__name__, params.layer, input, self.window, "use a smaller kernel")
+        return Image(*self.window.output(image.height, image.width), image.channels)
+
+    def describe(self) -> str:
+        return f"{by(self.kernel)}, stride {one_or_both(self.stride)}{padding_text(self.padding)}"
+
+
+class MaxPool2D(Pool):
+    """The largest value of each window: (N, H, W, C) -> (N, H', W', C).
+
+    Among equal values the first, row by row, gets the whole gradient. NaN in a window is its largest.
+    The arguments are those of `Pool`.
     """
 
     recordable = True
-
-    def __init__(self, kernel: Size, stride: Size | None = None) -> None:
-        sizes = checks.pair("MaxPool2D kernel", kernel, 1)
-        self.window = Window(sizes, sizes if stride is None else checks.pair("MaxPool2D stride", stride, 1))
-
-    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        image = check_image("MaxPool2D", params.layer, input, self.window, "use a smaller kernel")
-        return Image(*self.window.output(image.height, image.width), image.channels)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend = self.backend
@@ -54,13 +105,59 @@ class MaxPool2D(Layer):
     def buffers(self) -> int:
         return super().buffers() + self.output.features * int(self.backend.winner_dtype(self.window).itemsize)
 
-    def describe(self) -> str:
-        return f"{by(self.window.kernel)}, stride {one_or_both(self.window.stride)}"
+
+class AvgPool2D(Pool):
+    """The mean of each window: (N, H, W, C) -> (N, H', W', C).
+
+    Padding does not count: a window at the edge has the mean of the pixels that it sees (PyTorch's
+    count_include_pad=False, Keras' and Deeplearning4j's same). The arguments are those of `Pool`.
+    """
+
+    recordable = True
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        return _means(self, x, self.window, context)
+
+
+class GlobalAvgPool2D(Layer):
+    """The mean of each channel over the whole image: (N, H, W, C) -> (N, C) (Lin et al. 2014)."""
+
+    recordable = True
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        self.window = Window((input.height, input.width) if isinstance(input, Image) else (1, 1))
+        return Flat(check_image("GlobalAvgPool2D", params.layer, input, self.window, "").channels)
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        y, backward = _means(self, x, self.window, context)  # (N, 1, 1, C)
+        return y.reshape(len(x), -1), backward
+
+
+def _means(layer: Layer, x: Array, window: Window, context: Context) -> tuple[Array, Backward]:
+    """The pass of a layer that takes means, and its derivative, which takes dy in any shape."""
+    backend, y = layer.backend, layer.backend.avg_pool2d(x, window)
+    if not context.train:
+        return y, no_backward
+
+    def backward(dy: Array) -> Array | None:
+        dx = None
+        if layer.needs_dx and dy is not None:
+            dx = backend.avg_pool2d_backward(dy.reshape(y.shape), x.shape, window)
+        backend.give_back(dy, y)
+        return dx
+
+    return y, backward
 
 
 def by(size: tuple[int, int]) -> str:
     """A size as people write it: 3x5."""
     return f"{size[0]}x{size[1]}"
+
+
+def padding_text(padding: Pair | None) -> str:
+    """The padding behind a layer's other settings; nothing where there is none."""
+    text = "same" if padding is None else one_or_both(padding)
+    return "" if text == "0" else f", padding {text}"
 
 
 def one_or_both(size: tuple[int, int]) -> str:

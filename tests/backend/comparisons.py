@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cupynet.backend import Backend, Convolution, DtypePolicy, MaxPool, Window
+from cupynet.backend.pointwise import NAMES, OF_INPUT
 
 Array: TypeAlias = Any
 Results: TypeAlias = dict[str, Array]
@@ -35,14 +36,16 @@ class Shape:
     @property
     def image(self) -> tuple[int, int, int, int]:
         """(N, H, W, C) with room for at least one window."""
-        (kh, kw), (rows, cols) = self.window.kernel, self.window.padding
+        (kh, kw), (rows, cols) = self.window.extent, self.window.padding
         return (self.batch, max(self.height, kh - sum(rows)), max(self.width, kw - sum(cols)), self.channels)
 
     @property
-    def unpadded(self) -> tuple[Window, tuple[int, int, int, int]]:
-        """The window without padding, and images with room for one."""
-        window = Window(self.window.kernel, self.window.stride)
-        height, width = (max(size, k) for size, k in zip((self.height, self.width), window.kernel, strict=True))
+    def pooled(self) -> tuple[Window, tuple[int, int, int, int]]:
+        """The window of a pool, without gaps and with less padding than window, and images with room for one."""
+        (kh, kw), (rows, cols) = self.window.kernel, self.window.padding
+        (above, below), (left, right) = ([min(zeros, k - 1) for zeros in side] for side, k in ((rows, kh), (cols, kw)))
+        window = Window((kh, kw), self.window.stride, ((above, below), (left, right)))
+        height, width = max(self.height, kh - above - below), max(self.width, kw - left - right)
         return window, (self.batch, height, width, self.channels)
 
 
@@ -142,27 +145,45 @@ def col2im(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def conv2d(backend: Backend, call: Call, shape: Shape) -> Results:
-    x, weight = call.stored(*shape.image), call.stored(*shape.window.kernel, shape.channels, shape.outputs)
-    bias = call.stored(shape.outputs) if shape.flag else None
-    y, kept = backend.conv2d(x, weight, bias, shape.window)
-    backend.give_back(kept)
-    return {"y": y}
+    found: Results = {}
+    for way, groups, image, sizes in grouped(shape):
+        x, weight = call.stored(*image), call.stored(*sizes)
+        bias = call.stored(sizes[3]) if shape.flag else None
+        y, kept = backend.conv2d(x, weight, bias, shape.window, groups=groups)
+        backend.give_back(kept)
+        found[f"{way}: y"] = y
+    return found
 
 
 def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
-    x, weight = call.stored(*shape.image), call.stored(*shape.window.kernel, shape.channels, shape.outputs)
-    y, kept = backend.conv2d(x, weight, None, shape.window)
-    dy, size = call.stored(*y.shape), y.shape
-    backend.give_back(y)
-    assert size[0] == shape.batch
-    weight_grad, bias_grad = call.wide(*weight.shape), call.wide(shape.outputs) if shape.flag else None
-    dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, need_dx=shape.need_dx)
-    backend.give_back(kept)
-    return {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
+    found: Results = {}
+    for way, groups, image, sizes in grouped(shape):
+        x, weight = call.stored(*image), call.stored(*sizes)
+        y, kept = backend.conv2d(x, weight, None, shape.window, groups=groups)
+        dy = call.stored(*y.shape)
+        backend.give_back(y)
+        weight_grad, bias_grad = call.wide(*sizes), call.wide(sizes[3]) if shape.flag else None
+        told = {"need_dx": shape.need_dx, "groups": groups}
+        dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, **told)
+        backend.give_back(kept)
+        results = {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
+        found |= {f"{way}: {name}": array for name, array in results.items()}
+    return found
+
+
+def grouped(shape: Shape) -> list[tuple[str, int, tuple[int, int, int, int], tuple[int, ...]]]:
+    """Ways to group channels, by name: in how many groups, with images and a weight for them."""
+    n, height, width, channels = shape.image
+    window = shape.window.kernel
+    return [
+        ("one", 1, shape.image, (*window, channels, shape.outputs)),
+        ("three", 3, (n, height, width, 3 * channels), (*window, channels, 3 * shape.outputs)),
+        ("depthwise", channels, shape.image, (*window, 1, channels * (1 + shape.outputs % 3))),
+    ]
 
 
 def max_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
-    window, size = shape.unpadded
+    window, size = shape.pooled
     x = call.few(*size) if shape.flag else call.stored(*size)
     if shape.need_dx:
         call.spoil(x)
@@ -171,7 +192,7 @@ def max_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
 
 
 def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
-    window, size = shape.unpadded
+    window, size = shape.pooled
     x = call.few(*size) if shape.flag else call.stored(*size)
     y, winners = backend.max_pool2d(x, window)
     dy = call.stored(*y.shape)
@@ -180,6 +201,17 @@ def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     dx = backend.max_pool2d_backward(dy, winners, size, window)
     backend.give_back(y, winners)
     return {"dx": dx}
+
+
+def avg_pool2d(backend: Backend, call: Call, shape: Shape) -> Results:
+    window, size = shape.pooled
+    return {"y": backend.avg_pool2d(call.stored(*size), window)}
+
+
+def avg_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    window, size = shape.pooled
+    dy = call.stored(size[0], *window.output(*size[1:3]), size[3])
+    return {"dx": backend.avg_pool2d_backward(dy, size, window)}
 
 
 def fused_pair(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -198,6 +230,8 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activat
     convolved = shape.window.output(*shape.image[1:3])
     kernel = [min(1 + call.integers_on_host(3), side) for side in convolved]
     pool = Window((kernel[0], kernel[1]), (1 + call.integers_on_host(3), 1 + call.integers_on_host(3)))
+    if shape.outputs % 2 and min(kernel) > 1:
+        pool = Window(pool.kernel, pool.stride, ((1, 0), (0, 1)))
     convolution = Convolution(x.shape[1:], shape.outputs, shape.window, activation)
     pair, relu = backend.fused_pair(convolution, MaxPool(pool)), activation == "relu"
     if pair is None:
@@ -260,6 +294,31 @@ def softmax_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     dx = backend.softmax_backward(dy, y)
     assert backend.address(dx) == backend.address(dy), "not in place"
     return {"dx": dx}
+
+
+def pointwise(backend: Backend, call: Call, shape: Shape) -> Results:
+    """Each activation, in place and not, of numbers near zero and far from it."""
+    found: Results = {}
+    for name in NAMES:
+        x, far = call.stored(*shape.image, changes=shape.flag), call.few(*shape.image)
+        if not shape.flag:
+            x = x * (1 + 50 * far)  # where half has numbers, and exp overflows
+        out = x if shape.flag else backend.borrow(x.shape)
+        found[name] = backend.pointwise(name, x, out, 0.25)
+        assert backend.address(out) == backend.address(found[name]), "not where it was asked for"
+    return found
+
+
+def pointwise_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    found: Results = {}
+    for name in NAMES:
+        dy, kept = (call.stored(*shape.image, changes=True) for _ in range(2))
+        if name not in OF_INPUT:  # y as it may be
+            backend.pointwise(name, kept.copy(), kept, 0.25)
+        dx = backend.pointwise_backward(name, dy, kept, 0.25)
+        assert backend.address(dx) == backend.address(dy), "not in place"
+        found[name] = dx
+    return found
 
 
 def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -346,12 +405,16 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         conv2d_backward,
         max_pool2d,
         max_pool2d_backward,
+        avg_pool2d,
+        avg_pool2d_backward,
         fused_pair,
         winner_dtype,
         relu,
         relu_backward,
         softmax,
         softmax_backward,
+        pointwise,
+        pointwise_backward,
         softmax_cross_entropy,
         mean_in_place,
         weighted_sum,

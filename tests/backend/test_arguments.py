@@ -55,6 +55,15 @@ REFUSED: dict[str, Refused] = {
     "a weight of two axes": conv2d((2, 6, 6, 3), (27, 4)),
     "dy of another size": conv2d_backward((2, 5, 4, 4)),
     "dy of other filters": conv2d_backward((2, 4, 4, 3)),
+    "groups of channels": lambda backend, zeros: backend.conv2d(
+        zeros(2, 6, 6, 3), zeros(3, 3, 1, 4), None, ONE, groups=2
+    ),
+    "groups of filters": lambda backend, zeros: backend.conv2d(
+        zeros(2, 6, 6, 4), zeros(3, 3, 2, 3), None, ONE, groups=2
+    ),
+    "a weight for all channels": lambda backend, zeros: backend.conv2d(
+        zeros(2, 6, 6, 4), zeros(3, 3, 4, 4), None, ONE, groups=2
+    ),
     "pair: channels": pair((2, 6, 6, 1), (3, 3, 3, 4)),
     "pair: more channels": pair((2, 6, 6, 4), (3, 3, 3, 4)),
     "pair: the weight's channels": pair((2, 6, 6, 3), (3, 3, 2, 4)),
@@ -67,9 +76,15 @@ REFUSED: dict[str, Refused] = {
     "col2im: channels": lambda backend, zeros: backend.col2im(zeros(2 * 16, 27), (2, 6, 6, 4), ONE),
     "max_pool2d": lambda backend, zeros: backend.max_pool2d(zeros(2, 2, 6, 3), ONE),
     "max_pool2d of rows": lambda backend, zeros: backend.max_pool2d(zeros(2, 6, 3), ONE),
-    "padded pool": lambda backend, zeros: backend.max_pool2d(
-        zeros(2, 6, 6, 3), Window((2, 2), (1, 1), ((1, 1), (1, 1)))
+    "pool of zeros alone": lambda backend, zeros: backend.max_pool2d(
+        zeros(2, 6, 6, 3), Window((2, 2), (1, 1), ((0, 2), (1, 1)))
     ),
+    "means of zeros alone": lambda backend, zeros: backend.avg_pool2d(
+        zeros(2, 6, 6, 3), Window((2, 2), (1, 1), ((0, 0), (2, 1)))
+    ),
+    "pool with gaps": lambda backend, zeros: backend.max_pool2d(zeros(2, 6, 6, 3), Window((2, 2), dilation=(2, 1))),
+    "avg_pool2d of rows": lambda backend, zeros: backend.avg_pool2d(zeros(2, 6, 3), TWO),
+    "mean's dy": lambda backend, zeros: backend.avg_pool2d_backward(zeros(2, 3, 3, 4), (2, 4, 4, 4), TWO),
     "pool's dy": lambda backend, zeros: backend.max_pool2d_backward(
         zeros(2, 3, 3, 4), zeros(2, 3, 3, 4).astype(np.uint8), (2, 4, 4, 4), TWO
     ),

@@ -35,6 +35,7 @@ shapes = st.builds(
         kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
         stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
         padding=st.sampled_from([NONE] * 2 + [((1, 1), (1, 1)), ((2, 2), (2, 2)), ((0, 1), (1, 2)), ((1, 0), (0, 0))]),
+        dilation=st.sampled_from([(1, 1)] * 3 + [(2, 2), (1, 3), (3, 1)]),
     ),
     flag=st.booleans(),
     need_dx=st.booleans(),

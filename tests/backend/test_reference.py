@@ -19,16 +19,17 @@ bounded = settings(max_examples=25, deadline=None, derandomize=True, database=No
 seeds = st.integers(0, 10**6)
 
 
-def windows(x: Array, window: Window) -> Array:
-    """(N, H', W', K_h, K_w, C), by loops."""
+def windows(x: Array, window: Window, around: float = 0.0) -> Array:
+    """(N, H', W', K_h, K_w, C), by loops; `around` the image."""
     (top, bottom), (left, right) = window.padding
-    (kh, kw), (down, across) = window.kernel, window.stride
+    (down, across), (gap_down, gap_across) = window.stride, window.dilation
+    kh, kw = (gap * (k - 1) + 1 for gap, k in zip(window.dilation, window.kernel, strict=True))
     n, height, width, channels = x.shape
-    padded = np.zeros((n, height + top + bottom, width + left + right, channels))
+    padded = np.full((n, height + top + bottom, width + left + right, channels), around)
     padded[:, top : top + height, left : left + width] = x
     rows = range(0, padded.shape[1] - kh + 1, down)
     cols = range(0, padded.shape[2] - kw + 1, across)
-    return np.array([[[p[r : r + kh, c : c + kw] for c in cols] for r in rows] for p in padded])
+    return np.array([[[p[r : r + kh : gap_down, c : c + kw : gap_across] for c in cols] for r in rows] for p in padded])
 
 
 @bounded
@@ -64,12 +65,26 @@ def test_windows_as_rows_and_back(shape: Shape, seed: int) -> None:
 @given(shape=shapes, seed=seeds)
 def test_pooling_takes_the_first_largest_of_each_window(shape: Shape, seed: int) -> None:
     rng, backend = np.random.default_rng(seed), Reference("double")
-    window, size = shape.unpadded
+    window, size = shape.pooled
     x = rng.integers(-2, 3, size).astype(float)
     y, winners = backend.max_pool2d(x, window)
-    looked_at = windows(x, window).reshape(*y.shape[:3], window.places, -1)
+    looked_at = windows(x, window, -np.inf).reshape(*y.shape[:3], window.places, -1)
     np.testing.assert_array_equal(y, looked_at.max(axis=3))
     np.testing.assert_array_equal(winners, looked_at.argmax(axis=3))  # argmax: the first
+
+
+@bounded
+@given(shape=shapes, seed=seeds)
+def test_means_leave_out_what_is_around_the_image(shape: Shape, seed: int) -> None:
+    rng, backend = np.random.default_rng(seed), Reference("double")
+    window, size = shape.pooled
+    x = rng.normal(size=size)
+    y = backend.avg_pool2d(x, window)
+    np.testing.assert_allclose(y, np.nanmean(windows(x, window, np.nan), axis=(3, 4)), rtol=1e-12, atol=1e-14)
+    # the transpose: <mean(x), v> = <x, back(v)> for any v
+    v = rng.normal(size=y.shape)
+    back = backend.avg_pool2d_backward(v, size, window)
+    assert (y * v).sum() == pytest.approx((x * back).sum(), rel=1e-10, abs=1e-10)
 
 
 def test_winners_of_windows_with_more_than_256_places() -> None:

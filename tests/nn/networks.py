@@ -10,16 +10,20 @@ from cupynet.backend import Backend
 from cupynet.errors import ConfigError
 from cupynet.nn import (
     Activation,
+    AvgPool2D,
     Backward,
+    Concat,
     Context,
     Conv2D,
     Dense,
     Flatten,
+    GlobalAvgPool2D,
     Image,
     InputType,
     Layer,
     MaxPool2D,
     Model,
+    Residual,
     Scope,
     Sequential,
     no_backward,
@@ -28,7 +32,7 @@ from cupynet.nn import (
 SMALL = Image(9, 8, 2)
 
 
-class Residual(Layer):
+class Around(Layer):
     """x + branch(x), as a user writes it: the sum is this layer's own array, for the branch still reads its output."""
 
     def __init__(self, branch: Layer) -> None:
@@ -37,7 +41,7 @@ class Residual(Layer):
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         output = self.branch.build(input, params.scope("branch"), backend)
         if output != input:
-            raise ConfigError(f"Residual '{params.layer}': the branch makes {output} of {input}")
+            raise ConfigError(f"Around '{params.layer}': the branch makes {output} of {input}")
         return input
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
@@ -100,8 +104,42 @@ def small_networks() -> dict[str, Sequential]:
         "residual": Sequential(
             {
                 "pool": MaxPool2D(2),
-                "block": Residual(Sequential({"conv": Conv2D(2, 3, padding="same"), "relu": Activation("relu")})),
-                "again": Residual(Sequential([Conv2D(2, (1, 3), padding=(0, 1), activation="relu")])),
+                "block": Around(Sequential({"conv": Conv2D(2, 3, padding="same"), "relu": Activation("relu")})),
+                "again": Around(Sequential([Conv2D(2, (1, 3), padding=(0, 1), activation="relu")])),
+                "output": Dense(3),
+            }
+        ),
+        "blocks": Sequential(
+            {
+                "stem": Conv2D(4, 3, padding="same", activation="silu"),
+                "block": Residual(
+                    {"conv1": Conv2D(6, 3, 2, "same", activation="gelu"), "conv2": Conv2D(6, 3, padding="same")},
+                    shortcut=Conv2D(6, 1, 2, bias=False),
+                ),
+                "act": Activation("leaky_relu"),
+                "again": Residual([Conv2D(6, 3, padding="same", activation="elu", dilation=2)]),
+                "mixed": Concat(
+                    {
+                        "narrow": Conv2D(2, 1, activation="softplus"),
+                        "wide": [Conv2D(3, 3, padding=1, activation="tanh"), MaxPool2D(3, 1, 1)],
+                        "mean": AvgPool2D(3, 1, "same"),
+                    }
+                ),
+                "mean": GlobalAvgPool2D(),
+                "output": Dense(3),
+            }
+        ),
+        "begins with branches": Sequential(
+            {
+                "both": Concat([MaxPool2D(2), {"a": AvgPool2D(2)}, Sequential([Conv2D(2, 2, 2), Activation("relu")])]),
+                "same": Residual(Activation("sigmoid")),
+                "output": Dense(3),
+            }
+        ),
+        "begins with branches without weights": Sequential(
+            {
+                "same": Residual({"pool": AvgPool2D(3, 1, 1)}),
+                "both": Concat([Activation("tanh"), Residual(MaxPool2D(1))]),
                 "output": Dense(3),
             }
         ),

@@ -11,8 +11,9 @@ import pytest
 
 from cupynet.backend import Window, create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn import INFERENCE, Conv2D, Flat, Image, Params
-from cupynet.nn.conv import same_padding
+from cupynet.nn import INFERENCE, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
+from cupynet.nn.activation import ACTIVATIONS
+from cupynet.nn.pool import same_padding
 from tests.backends import every_backend
 from tests.gradients import check_layer
 
@@ -53,8 +54,85 @@ def test_a_pair_is_height_and_width(make: Callable[..., Any]) -> None:
 
 
 @every_backend
+@pytest.mark.parametrize("padding", [0, 2, "same", "valid"])
+@pytest.mark.parametrize("stride", [1, (2, 1)])
+@pytest.mark.parametrize("dilation", [2, (1, 3), (3, 2)])
+def test_gradients_of_windows_with_gaps(name: str, dilation: Any, stride: Any, padding: int | str) -> None:
+    layer = Conv2D(3, (3, 2), stride, padding, dilation=dilation)
+    check_layer(layer, Image(8, 7, 2), create_backend(name, "double"))
+
+
+@every_backend
+def test_gradients_of_a_window_with_gaps_under_a_pool(name: str) -> None:
+    network = Sequential({"conv": Conv2D(3, 2, dilation=2, activation="relu"), "pool": MaxPool2D(2)})
+    check_layer(network, Image(8, 7, 2), create_backend(name, "double"))
+
+
+def test_same_counts_the_gaps() -> None:
+    assert output_of(Conv2D(4, 3, padding="same", dilation=(2, 3)), Image(9, 8, 1)) == Image(9, 8, 4)
+    layer = Conv2D(4, 3, 2, "same", dilation=2)
+    assert output_of(layer, Image(9, 8, 1)) == Image(5, 4, 4) and layer.window.padding == ((2, 2), (1, 2))
+    assert output_of(Conv2D(4, 3, dilation=(2, 3)), Image(9, 8, 1)) == Image(5, 2, 4)
+    assert layer.describe() == "3x3, 4 filters, stride 2, padding same, dilation 2, identity"
+
+
+@every_backend
+@pytest.mark.parametrize(("channels", "filters", "groups"), [(4, 6, 2), (6, 3, 3), (3, 3, 3), (3, 9, 3), (1, 4, 1)])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [
+    (1, 1, 0, 1), (3, 1, "same", 1), ((3, 2), (2, 1), (1, 0), 1), (2, 3, 1, 1), (3, 1, 2, (2, 1)), (3, 2, "same", 2),
+])  # fmt: skip
+def test_gradients_in_groups(
+    name: str, channels: int, filters: int, groups: int, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> None:
+    layer = Conv2D(filters, kernel, stride, padding, "tanh", dilation=dilation, groups=groups)
+    check_layer(layer, Image(7, 6, channels), create_backend(name, "double"))
+
+
+@every_backend
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_group_is_a_convolution_of_its_own(name: str, groups: int) -> None:
+    """And a pool behind it is not fused with it."""
+    backend, params = create_backend(name, "double"), Params()
+    whole = Sequential({"conv": Conv2D(8, 3, groups=groups, activation="relu"), "pool": MaxPool2D(2)})
+    whole.build(Image(7, 6, 4), params.scope("whole"), backend)
+    part = Sequential({"conv": Conv2D(8 // groups, 3, activation="relu"), "pool": MaxPool2D(2)})
+    part.build(Image(7, 6, 4 // groups), params.scope("part"), backend)
+    params.allocate(backend, 5)
+    weights = dict(params.named())
+    x = np.random.default_rng(1).normal(size=(2, 7, 6, 4))
+    y, _ = whole.forward(backend.asarray(x), INFERENCE)
+    for g in range(groups):
+        own = slice(g * 8 // groups, (g + 1) * 8 // groups)
+        own_weight = np.ascontiguousarray(np.array(backend.to_host(weights["whole.conv.weight"].data))[..., own])
+        weights["part.conv.weight"].master[...] = backend.asarray(own_weight)
+        channels = slice(g * 4 // groups, (g + 1) * 4 // groups)
+        found, _ = part.forward(backend.asarray(np.ascontiguousarray(x[..., channels])), INFERENCE)
+        np.testing.assert_allclose(backend.to_host(y)[..., own], backend.to_host(found), rtol=1e-12, atol=1e-12)
+
+
+def test_weights_of_groups_are_drawn_as_those_of_their_own_convolution() -> None:
+    """Xavier's variance is 2 / (in + out) of a unit: nine inputs, and two filters look at each."""
+    backend, params, layer = create_backend("numpy", "double"), Params(), Conv2D(2000, 3, groups=1000)
+    layer.build(Image(5, 5, 1000), params.scope("conv"), backend)
+    params.allocate(backend, 1)
+    assert layer.weight.shape == (3, 3, 1, 2000)
+    assert float(layer.weight.data.var()) == pytest.approx(2 / (9 + 18), rel=0.05)
+    assert layer.multiply_adds() == 9 * 2000 * 9
+    assert layer.describe() == "3x3, 2000 filters, stride 1, 1000 groups, identity"
+
+
+def test_groups_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Conv2D filters=5, groups=2: filters must be a multiple of groups"):
+        Conv2D(5, 3, groups=2)
+    with pytest.raises(ConfigError, match=r"Conv2D 'conv2' groups=2: its input Image\(8, 8, 3\) has 3 channels, which"):
+        Conv2D(4, 3, groups=2).build(Image(8, 8, 3), Params().scope("conv2"), create_backend("numpy"))
+    with pytest.raises(ConfigError, match="Conv2D groups=0"):
+        Conv2D(4, 3, groups=0)
+
+
+@every_backend
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ["identity", "relu", "softmax"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_with_activation_and_bias(name: str, activation: str, bias: bool) -> None:
     layer = Conv2D(3, 3, padding=1, activation=activation, bias=bias)
     check_layer(layer, Image(5, 4, 2), create_backend(name, "double"))
@@ -107,16 +185,21 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
         ({"filters": 4, "kernel": 2.0}, "Conv2D kernel=2.0"),
         ({"filters": 4, "kernel": "3"}, "Conv2D kernel='3'"),
         ({"filters": 4, "kernel": 3, "stride": 0}, "Conv2D stride=0"),
+        ({"filters": 4, "kernel": 3, "dilation": 0}, "Conv2D dilation=0: must be an integer of at least 1"),
         ({"filters": 4, "kernel": 3, "padding": -1}, "Conv2D padding=-1: must be an integer of at least 0"),
         (
-            {"filters": 4, "kernel": 3, "padding": "valid"},
-            "Conv2D padding='valid': must be an integer of at least 0, or a pair of them (height, width), or 'same'",
+            {"filters": 4, "kernel": 3, "padding": "full"},
+            "Conv2D padding='full': must be an integer of at least 0, or a pair of them (height, width), or 'same' or "
+            "'valid'",
         ),
         ({"filters": 4, "kernel": (3, 0)}, "Conv2D kernel=(3, 0): must be an integer of at least 1, or a pair of them"),
         ({"filters": 4, "kernel": (3, 3, 3)}, "Conv2D kernel=(3, 3, 3): must be"),
         ({"filters": 4, "kernel": []}, "Conv2D kernel=[]: must be"),
         ({"filters": 4, "kernel": 3, "padding": None}, "Conv2D padding=None"),
-        ({"filters": 4, "kernel": 3, "activation": "tanh"}, "activation=tanh: must be one of identity, relu, softmax"),
+        (
+            {"filters": 4, "kernel": 3, "activation": "swish"},
+            "activation=swish: must be one of identity, relu, softmax",
+        ),
         ({"filters": 4, "kernel": 3, "init": "ones"}, "init=ones: must be one of xavier"),
         ({"filters": 4, "kernel": 3, "bias": "no"}, "Conv2D bias='no': must be true or false"),
     ],
@@ -135,4 +218,6 @@ def test_what_cannot_be_convolved_is_refused_by_name() -> None:
         ConfigError, match=r"'conv2' kernel=9 is larger than its input Image\(8, 12, 1\): use a smaller"
     ):
         Conv2D(4, 9).build(Image(8, 12, 1), scope, backend)
+    with pytest.raises(ConfigError, match=r"'conv2' kernel=3 with dilation=\(4, 1\) is larger than its input"):
+        Conv2D(4, 3, dilation=(4, 1)).build(Image(8, 12, 1), scope, backend)
     assert output_of(Conv2D(4, 9, padding=1), Image(8, 12, 1)) == Image(2, 6, 4)

@@ -9,7 +9,8 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn import INFERENCE, Activation, Context, Dense, Flat, Flatten, Image, InputType, Params
+from cupynet.nn import INFERENCE, Activation, Context, Conv2D, Dense, Flat, Flatten, Image, InputType, Params
+from cupynet.nn.activation import ACTIVATIONS
 from tests.backends import every_backend
 from tests.gradients import check_layer
 
@@ -19,7 +20,7 @@ INPUTS: list[InputType] = [Flat(7), Flat(1), Image(3, 4, 2)]
 @every_backend
 @pytest.mark.parametrize("input", INPUTS, ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ["identity", "relu", "softmax"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_of_dense(name: str, activation: str, bias: bool, input: InputType) -> None:
     check_layer(Dense(5, activation, bias=bias), input, create_backend(name, "double"), batch=3)
 
@@ -31,13 +32,13 @@ def test_gradients_of_flatten(name: str) -> None:
 
 @every_backend
 @pytest.mark.parametrize("input", INPUTS, ids=str)
-@pytest.mark.parametrize("activation", ["identity", "relu", "softmax"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_of_activations(name: str, activation: str, input: InputType) -> None:
     check_layer(Activation(activation), input, create_backend(name, "double"), batch=3)
 
 
 @every_backend
-@pytest.mark.parametrize("activation", ["identity", "relu", "softmax"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_activation_leaves_its_input_alone(name: str, activation: str) -> None:
     backend, layer = create_backend(name, "double"), Activation(activation)
     layer.build(Flat(4), Params().scope("a"), backend)
@@ -69,7 +70,7 @@ def test_relu_has_no_gradient_at_zero() -> None:
     [
         ({"units": 0}, "Dense units=0: must be an integer of at least 1"),
         ({"units": 2.5}, "Dense units=2.5"),
-        ({"units": 3, "activation": "sigmoid"}, "activation=sigmoid: must be one of identity, relu, softmax"),
+        ({"units": 3, "activation": "swish"}, "activation=swish: must be one of identity, relu, softmax, leaky_relu"),
         ({"units": 3, "init": "normal"}, "init=normal: must be one of xavier"),
         ({"units": 3, "bias": 1}, "Dense bias=1: must be true or false"),
     ],
@@ -81,8 +82,54 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(ConfigError, match="activation=gelu: must be one of"):
-        Activation("gelu")
+    with pytest.raises(ConfigError, match="activation=selu: must be one of"):
+        Activation("selu")
+
+
+def test_only_leaky_relu_has_a_slope() -> None:
+    with pytest.raises(ConfigError, match=r"activation=elu, slope=0.5: only leaky_relu has a slope: leave it out"):
+        Activation("elu", slope=0.5)
+    for slope in (0, 1, -0.1, "0.1"):
+        with pytest.raises(ConfigError, match="slope="):
+            Activation("leaky_relu", slope=slope)  # type: ignore[arg-type]
+    assert Activation("leaky_relu", 0.2).describe() == "leaky_relu, slope 0.2"
+    assert Activation("leaky_relu").describe() == "leaky_relu"
+
+
+@every_backend
+def test_the_slope_of_leaky_relu(name: str) -> None:
+    backend = create_backend(name, "double")
+    for slope, expected in ((None, -0.02), (0.25, -0.5)):
+        layer = Activation("leaky_relu", slope)
+        layer.build(Flat(2), Params().scope("a"), backend)
+        y, backward = layer.forward(backend.asarray(np.array([[-2.0, 3.0]])), Context(train=True))
+        np.testing.assert_allclose(backend.to_host(y), [[expected, 3.0]], rtol=1e-15)
+        dy = backend.asarray(np.array([[2.0, 2.0]]))
+        np.testing.assert_allclose(backend.to_host(backward(dy)), [[-expected, 2.0]], rtol=1e-15)
+
+
+@every_backend
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("make", [Dense, lambda units, activation: Conv2D(units, 1, activation=activation)])
+def test_what_a_derivative_needs_of_the_input_is_kept_and_given_back(name: str, activation: str, make: Any) -> None:
+    """One array more than ReLU takes in training, none in an inference."""
+    lent = {}
+    for each in ("relu", activation):
+        backend, layer, params = create_backend(name, "double"), make(3, activation=each), Params()
+        layer.build(Image(4, 4, 2), params.scope("l"), backend)
+        params.allocate(backend, 0)
+        x = backend.asarray(np.ones((2, 4, 4, 2)))
+        y, _ = layer.forward(x, INFERENCE)
+        assert backend.workspace.on_loan == 1
+        backend.give_back(y)
+        y, backward = layer.forward(x, Context(train=True))
+        lent[each] = backend.workspace.on_loan, layer.buffers()
+        dy = backend.borrow(y.shape)
+        dy[...] = 1
+        backend.give_back(backward(dy))
+        assert backend.workspace.on_loan == 0
+    assert lent[activation][0] == lent["relu"][0] + 1
+    assert lent[activation][1] == lent["relu"][1] + layer.output.features * 8
 
 
 def test_a_backward_of_an_inference_is_refused() -> None:

@@ -34,7 +34,7 @@ from cupynet.nn import (
 from cupynet.optim import Nesterov
 from tests.backends import every_backend, every_dtype
 from tests.gradients import check_layer
-from tests.nn.networks import SMALL, Residual, examples, gradients, lenet, small_networks, train_step
+from tests.nn.networks import SMALL, Around, examples, gradients, lenet, small_networks, train_step
 
 every_network = pytest.mark.parametrize("kind", small_networks())
 
@@ -248,7 +248,7 @@ class Scale(Layer):
 def test_a_layer_of_ones_own(name: str, input: InputType) -> None:
     check_layer(Scale(), input, create_backend(name, "double"))
     check_layer(
-        Sequential([Scale(), Residual(Scale()), Dense(3, "relu"), Scale()]), input, create_backend(name, "double")
+        Sequential([Scale(), Around(Scale()), Dense(3, "relu"), Scale()]), input, create_backend(name, "double")
     )
 
 
@@ -260,7 +260,7 @@ def test_the_example_in_the_docstring_is_the_one_that_is_tested() -> None:
     assert re.sub(r"\s+", "", tested) in re.sub(r"\s+", "", documented)
 
 
-class AddsIntoTheBranch(Residual):
+class AddsIntoTheBranch(Around):
     """What the note on ownership forbids."""
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
@@ -279,7 +279,7 @@ class AddsIntoTheBranch(Residual):
 def test_who_changes_the_output_of_a_branch_gets_wrong_gradients() -> None:
     """Refusing it would cost something in every pass: it is enough that a gradient check sees it."""
     branch = Sequential([Conv2D(2, 3, padding="same", activation="relu")])
-    check_layer(Residual(branch), SMALL, create_backend("numpy", "double"))
+    check_layer(Around(branch), SMALL, create_backend("numpy", "double"))
     with pytest.raises(AssertionError, match="by differences"):
         check_layer(AddsIntoTheBranch(branch), SMALL, create_backend("numpy", "double"))
 
@@ -390,10 +390,10 @@ def test_names_are_paths_in_order_of_declaration() -> None:
 
 
 def test_a_list_of_layers_is_named_by_kind_and_count() -> None:
-    network = Sequential([Conv2D(2, 3), MaxPool2D(2), Conv2D(2, 1), Residual(Sequential((Conv2D(2, 1),))), Dense(3)])
-    assert [name for name, _ in network] == ["conv2d1", "maxpool2d1", "conv2d2", "residual1", "dense1"]
+    network = Sequential([Conv2D(2, 3), MaxPool2D(2), Conv2D(2, 1), Around(Sequential((Conv2D(2, 1),))), Dense(3)])
+    assert [name for name, _ in network] == ["conv2d1", "maxpool2d1", "conv2d2", "around1", "dense1"]
     model = Model(network, SMALL, create_backend("numpy"))
-    assert "residual1.branch.conv2d1.weight" in model.weights()
+    assert "around1.branch.conv2d1.weight" in model.weights()
     named = Model(Sequential(dict(network)), SMALL, create_backend("numpy"))
     assert all((value == named.weights()[name]).all() for name, value in model.weights().items())
 

@@ -1,4 +1,4 @@
-"""Max pooling: gradients for every geometry, ties, and what it refuses."""
+"""Pooling: gradients for every geometry, ties, padding, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ import pytest
 
 from cupynet.backend import Window, create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn import INFERENCE, Context, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
+from cupynet.nn import (
+    INFERENCE,
+    AvgPool2D,
+    Context,
+    Conv2D,
+    Dense,
+    Flat,
+    GlobalAvgPool2D,
+    Image,
+    MaxPool2D,
+    Params,
+    Sequential,
+)
 from tests.backends import Reference, every_backend, every_dtype
 from tests.gradients import OnAKink, check_layer, distinct
 
@@ -30,6 +42,61 @@ def test_gradients_for_every_geometry(name: str, kernel: int, stride: int, image
 def test_gradients_of_windows_that_are_not_square(name: str, kernel: Any, stride: Any) -> None:
     image = Image(6, 7, 2)
     check_layer(MaxPool2D(kernel, stride), image, create_backend(name, "double"), distinct((2, *image.shape)))
+
+
+@every_backend
+@pytest.mark.parametrize("pool", [MaxPool2D, AvgPool2D])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [
+    (2, 1, 1), (3, 2, "same"), ((3, 2), (1, 3), (2, 1)), (3, 3, "valid"), ((1, 4), 1, (0, 3)), (5, 2, "same"),
+])  # fmt: skip
+@pytest.mark.parametrize("image", [Image(6, 7, 2), Image(5, 3, 1)], ids=str)
+def test_gradients_with_padding(name: str, pool: Any, kernel: Any, stride: Any, padding: Any, image: Image) -> None:
+    """Values below zero alone: zeros around them would be the largest."""
+    x = distinct((2, *image.shape)) - 100
+    check_layer(pool(kernel, stride, padding), image, create_backend(name, "double"), x)
+
+
+@every_backend
+@pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
+def test_gradients_of_means(name: str, kernel: int, stride: int) -> None:
+    check_layer(AvgPool2D(kernel, stride), Image(6, 7, 2), create_backend(name, "double"))
+
+
+@every_backend
+@pytest.mark.parametrize("image", [Image(6, 7, 2), Image(1, 1, 3), Image(1, 5, 1)], ids=str)
+def test_gradients_of_the_mean_of_an_image(name: str, image: Image) -> None:
+    check_layer(GlobalAvgPool2D(), image, create_backend(name, "double"))
+    network = Sequential({"conv": Conv2D(4, 1, activation="tanh"), "mean": GlobalAvgPool2D(), "out": Dense(3)})
+    check_layer(network, image, create_backend(name, "double"))
+
+
+@every_backend
+@every_dtype
+def test_padding_is_never_the_largest_and_no_mean_counts_it(name: str, dtype: str) -> None:
+    backend = create_backend(name, dtype)
+    x = backend.asarray(np.full((1, 3, 3, 1), -2, backend.policy.storage))
+    for layer, features in ((MaxPool2D(3, 1, "same"), 9), (AvgPool2D(2, 1, 1), 16), (GlobalAvgPool2D(), 1)):
+        assert layer.build(Image(3, 3, 1), Params().scope("p"), backend).features == features
+        y, _ = layer.forward(x, INFERENCE)
+        np.testing.assert_array_equal(np.array(backend.to_host(y), np.float64), np.full(y.shape, -2.0))
+
+
+def test_padding_must_leave_a_pixel() -> None:
+    with pytest.raises(ConfigError, match=r"AvgPool2D padding=2: must be smaller than kernel=2: a window would see no"):
+        AvgPool2D(2, padding=2)
+    with pytest.raises(ConfigError, match=r"MaxPool2D padding=0x1: must be smaller than kernel=3x1"):
+        MaxPool2D((3, 1), padding=(0, 1))
+    with pytest.raises(ConfigError, match=r"MaxPool2D padding='full': must be .* or 'same' or 'valid'"):
+        MaxPool2D(2, padding="full")
+    with pytest.raises(ConfigError, match=r"GlobalAvgPool2D 'mean' needs an Image, got Flat\(3\)"):
+        GlobalAvgPool2D().build(Flat(3), Params().scope("mean"), create_backend("numpy"))
+    assert AvgPool2D(3, 2, (1, 0)).describe() == "3x3, stride 2, padding 1x0"
+
+
+@every_backend
+def test_gradients_of_a_convolution_and_a_padded_pool(name: str) -> None:
+    network = Sequential({"conv": Conv2D(3, 2, activation="elu"), "pool": MaxPool2D(3, 3, 1)})
+    check_layer(network, Image(7, 6, 2), create_backend(name, "double"))
 
 
 def test_a_tie_is_a_kink() -> None:

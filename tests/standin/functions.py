@@ -121,7 +121,8 @@ FUNCTIONS = {
 FUNCTIONS |= {
     name: _of_elements(getattr(np, name))
     for name in (
-        "abs", "add", "divide", "equal", "exp", "greater", "isfinite", "isnan", "less", "log", "logical_and",
-        "logical_not", "maximum", "minimum", "multiply", "negative", "power", "sqrt", "square", "subtract",
+        "abs", "add", "divide", "equal", "exp", "expm1", "greater", "isfinite", "isnan", "less", "log", "log1p",
+        "logical_and", "logical_not", "maximum", "minimum", "multiply", "negative", "power", "sqrt", "square",
+        "subtract", "tanh",
     )
 }  # fmt: skip

@@ -26,6 +26,7 @@ from cupynet.backend.cuda.staging import check_rows
 from cupynet.backend.failure import Failure
 from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
+from cupynet.backend.pointwise import NAMES
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
 from cupynet.checks import tf32_products
@@ -304,7 +305,7 @@ class CupyBackend(Backend):
         rows, cols = window.output(*x.shape[1:3])
         columns = self.borrow((n * rows * cols, window.places * channels))
         at_once = 4 if channels % 4 == 0 else 1
-        self.kernels.images(f"im2col_{self._kind}", n, values // at_once, x, columns, n, *geometry)
+        self.kernels.images(f"im2col_{self._kind}", n, values // at_once, x, columns, n, *geometry, *window.dilation)
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
@@ -316,7 +317,9 @@ class CupyBackend(Backend):
         rows, cols = window.output(height, width)
         checks.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
         x = self.borrow(shape)
-        self.kernels.images(f"col2im_{self._kind}", n, height * width * channels, columns, x, n, *geometry)
+        self.kernels.images(
+            f"col2im_{self._kind}", n, height * width * channels, columns, x, n, *geometry, *window.dilation
+        )
         return x
 
     def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:
@@ -337,7 +340,7 @@ class CupyBackend(Backend):
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         if not self._stores(x) or x.ndim != 4 or self._values(x.shape, window) is None:
             return super().max_pool2d(x, window)
-        checks.windows("max_pool2d", x.shape, window, pads=False)
+        checks.windows("max_pool2d", x.shape, window, pool=True)
         return self._pool(x, None, window, self.winner_dtype(window), relu=False)
 
     def _pool(self, x: Array, bias: Array | None, window: Window, numbers: Any, *, relu: bool) -> tuple[Array, Array]:
@@ -345,21 +348,41 @@ class CupyBackend(Backend):
         n, _, _, channels = x.shape
         y = self.borrow((n, *window.output(*x.shape[1:3]), channels))
         winners = self.borrow(y.shape, numbers)
-        name, geometry = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)[:-2]
+        name, geometry = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)
         values = y.size // max(n, 1)
         self.kernels.images(name, n, values, x, bias, y, winners, n, *geometry, int(relu))
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
-        checks.windows("max_pool2d_backward", shape, window, pads=False)
+        checks.windows("max_pool2d_backward", shape, window, pool=True)
         if not self._stores(dy) or not self._contiguous(winners) or self._values(shape, window) is None:
             return super().max_pool2d_backward(dy, winners, shape, window)
         n, height, width, channels = shape
         checks.shape_of("max_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
         checks.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow(shape)
-        name, geometry = f"max_pool_backward_{self._kind}_{winners.dtype.name}", self._geometry(shape, window)[:-2]
+        name, geometry = f"max_pool_backward_{self._kind}_{winners.dtype.name}", self._geometry(shape, window)
         self.kernels.images(name, n, height * width * channels, dy, winners, dx, n, *geometry)
+        return dx
+
+    def avg_pool2d(self, x: Array, window: Window) -> Array:
+        checks.windows("avg_pool2d", x.shape, window, pool=True)
+        if not self._stores(x) or self._values(x.shape, window) is None:
+            return super().avg_pool2d(x, window)
+        n, height, width, channels = x.shape
+        y = self.borrow((n, *window.output(height, width), channels))
+        values = y.size // max(n, 1)
+        self.kernels.images(f"avg_pool_{self._kind}", n, values, x, y, n, *self._geometry(x.shape, window))
+        return y
+
+    def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
+        checks.windows("avg_pool2d_backward", shape, window, pool=True)
+        if not self._stores(dy) or self._values(shape, window) is None:
+            return super().avg_pool2d_backward(dy, shape, window)
+        n, height, width, channels = shape
+        checks.shape_of("avg_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
+        dx, name = self.borrow(shape), f"avg_pool_backward_{self._kind}"
+        self.kernels.images(name, n, height * width * channels, dy, dx, n, *self._geometry(shape, window))
         return dx
 
     def fused_pair(self, first: Operation, second: Operation) -> Pair | None:
@@ -395,6 +418,20 @@ class CupyBackend(Backend):
         columns = y.shape[-1]
         rows = y.size // max(columns, 1)
         self.kernels.rows(f"softmax_backward_{self._kind}", rows, columns, dy, y, rows, columns)
+        return dy
+
+    def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
+        checks.alike("pointwise", x, out)
+        if not self._stores(x, out) or name not in NAMES:
+            return super().pointwise(name, x, out, slope)
+        self._flat(f"pointwise_{self._kind}", x.size, x, out, NAMES.index(name), slope)
+        return out
+
+    def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
+        checks.alike("pointwise_backward", dy, kept)
+        if not self._stores(dy, kept) or name not in NAMES:
+            return super().pointwise_backward(name, dy, kept, slope)
+        self._flat(f"pointwise_backward_{self._kind}", dy.size, dy, kept, NAMES.index(name), slope)
         return dy
 
     def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
@@ -496,7 +533,9 @@ class CupyBackend(Backend):
         return stored is None or self._stores(stored)
 
 
-def _convolution_and_max_pool(backend: CupyBackend, first: Convolution, second: MaxPool) -> Pair:
+def _convolution_and_max_pool(backend: CupyBackend, first: Convolution, second: MaxPool) -> Pair | None:
+    if first.groups > 1:
+        return None  # not one product
     return ConvPool(backend, backend._pool, first, second)
 
 

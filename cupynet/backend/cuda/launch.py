@@ -38,7 +38,7 @@ KIND_OF = {"float16": "half", "bfloat16": "bfloat16", "float32": "float", "float
 WIDE = ("float", "double")
 TERMS = 16  # of a sum, in one pass
 WINNERS = ("uint8", "int32")
-_IMAGES = "int32 " * 10  # N, then the geometry: H W C, rows cols, kernel, stride
+_IMAGES = "int32 " * 12  # N, then the geometry: H W C, rows cols, kernel, stride, zeros above and left
 
 # file -> kernel -> what it takes: a word for each parameter, `in:` or `out:` before an array's, `?` behind one that may
 # be null; S, A and W stand for the types of an instance: what is stored and accumulated in, and the winners' integer.
@@ -48,11 +48,15 @@ TAKES = {
     "pooling": {
         "max_pool": f"in:S in:S? out:S out:W {_IMAGES} int32",
         "max_pool_backward": f"in:S in:W out:S {_IMAGES}",
+        "avg_pool": f"in:S out:S {_IMAGES}",
+        "avg_pool_backward": f"in:S out:S {_IMAGES}",
     },
     "activations": {
         "add_bias": "out:S in:S int64 int32 int32",
         "relu": "out:S int64",
         "relu_backward": "out:S in:S int64",
+        "pointwise": "in:S out:S int32 A int64",
+        "pointwise_backward": "out:S in:S int32 A int64",
     },
     "reductions": {
         "softmax": "out:S int64 int32",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Control, Window, create_backend
+from cupynet.backend import Control, Window, create_backend, pointwise
 from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
 from cupynet.errors import ConfigError
@@ -136,6 +136,31 @@ def test_activations_of_any_length(kind: str, grid: Any, block: Any, start: int)
         expected = np.where(before > 0, np.array(dy, np.float64), 0)
         kernel("activations", f"relu_backward_{kind}")(grid, block, (dy, y, np.int64(size)))
         np.testing.assert_array_equal(np.array(dy, np.float64), expected)
+
+
+@every_kind
+@every_grid
+@starts
+@pytest.mark.parametrize("name", pointwise.NAMES)
+def test_activations_of_one_value_at_a_time(kind: str, grid: Any, block: Any, start: int, name: str) -> None:
+    """In place and not; NaN stays, and numbers far from zero give none."""
+    (stored, wide), rng, which = types(kind), np.random.default_rng(6), np.int32(pointwise.NAMES.index(name))
+    slope = wide.type(0.25)
+    for size in SIZES:
+        x = array(rng.normal(size=size) * np.resize([1, 3, 1e4], size), stored, start)
+        x[::11] = np.nan
+        exact = pointwise.forward(np, name, np.array(x, np.float64), 0.25)
+        out = array(np.ones(size), stored, start)
+        kernel("activations", f"pointwise_{kind}")(grid, block, (x, out, which, slope, np.int64(size)))
+        close(out, exact, kind, 4)
+        kept = array(np.array(x if name in pointwise.OF_INPUT else exact), stored, 1 - start)
+        dy = array(rng.normal(size=size), stored, start)
+        factor = pointwise.derivative(np, name, np.array(kept, np.float64), 0.25)
+        expected = np.array(dy, np.float64) * factor
+        kernel("activations", f"pointwise_backward_{kind}")(grid, block, (dy, kept, which, slope, np.int64(size)))
+        close(dy, expected, kind, 4)
+        kernel("activations", f"pointwise_{kind}")(grid, block, (x, x, which, slope, np.int64(size)))
+        np.testing.assert_array_equal(np.array(x, np.float64), np.array(out, np.float64))
 
 
 @every_kind
@@ -417,14 +442,19 @@ WINDOWS = {
     "apart": (Window((2, 2), (3, 3)), (1, 8, 8, 8)),
     "four channels": (Window((2, 3)), (3, 5, 6, 4)),
     "padded": (Window((3, 3), (2, 2), ((1, 2), (2, 0))), (2, 6, 5, 8)),
+    "gaps": (Window((3, 2), (1, 2), ((1, 2), (0, 3)), (2, 3)), (2, 6, 7, 3)),
+    "gaps, four channels": (Window((2, 3), (2, 1), ((2, 2), (2, 2)), (3, 2)), (1, 5, 6, 4)),
     "more zeros than image": (Window((4, 4), (1, 2), ((3, 3), (3, 3))), (1, 2, 1, 2)),
 }
 
 
-def geometry(window: Window, shape: tuple[int, ...], *, pads: bool) -> tuple[Any, ...]:
+POOLS = [name for name, (window, _) in WINDOWS.items() if not window.dilates]
+
+
+def geometry(window: Window, shape: tuple[int, ...]) -> tuple[Any, ...]:
     """What a kernel over windows is told."""
     (top, _), (left, _) = window.padding
-    sizes = (*shape, *window.output(*shape[1:3]), *window.kernel, *window.stride, *((top, left) if pads else ()))
+    sizes = (*shape, *window.output(*shape[1:3]), *window.kernel, *window.stride, top, left)
     return tuple(map(np.int32, sizes))
 
 
@@ -438,7 +468,7 @@ def test_windows_become_rows_and_back(kind: str, grid: Any, block: Any, case: st
         x = array(rng.normal(size=shape), stored, start)
         expected = reference.im2col(x.astype(np.float64), window)
         columns = array(np.ones(expected.shape), stored)
-        told = geometry(window, shape, pads=True)
+        told = (*geometry(window, shape), *map(np.int32, window.dilation))
         kernel("windows", f"im2col_{kind}")(grid, block, (x, columns, *told))
         np.testing.assert_array_equal(columns.astype(np.float64), expected)
         dx = array(np.ones(shape), stored)
@@ -449,7 +479,7 @@ def test_windows_become_rows_and_back(kind: str, grid: Any, block: Any, case: st
 @every_kind
 @pytest.mark.parametrize("winners", ["uint8", "int32"])
 @pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
-@pytest.mark.parametrize("case", [name for name, (window, _) in WINDOWS.items() if not window.pads])
+@pytest.mark.parametrize("case", POOLS)
 def test_pools_take_the_first_largest_and_the_first_nan(
     kind: str, winners: str, grid: Any, block: Any, case: str
 ) -> None:
@@ -459,7 +489,7 @@ def test_pools_take_the_first_largest_and_the_first_nan(
     x[rng.random(shape) < 0.1] = np.nan
     y, won = reference.max_pool2d(x.astype(np.float64), window)
     found, places = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.dtype(winners))
-    told = geometry(window, shape, pads=False)
+    told = geometry(window, shape)
     kernel("pooling", f"max_pool_{kind}_{winners}")(grid, block, (x, NULL, found, places, *told, np.int32(0)))
     np.testing.assert_array_equal(found.astype(np.float64), y)
     np.testing.assert_array_equal(places, won)
@@ -469,6 +499,22 @@ def test_pools_take_the_first_largest_and_the_first_nan(
     kernel("pooling", f"max_pool_backward_{kind}_{winners}")(grid, block, (dy, places, dx, *told))
     expected = reference.max_pool2d_backward(dy.astype(np.float64), won, shape, window)
     np.testing.assert_array_equal(dx.astype(np.float64), expected)
+
+
+@every_kind
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
+@pytest.mark.parametrize("case", POOLS)
+def test_pools_of_means(kind: str, grid: Any, block: Any, case: str) -> None:
+    (stored, _), rng = types(kind), np.random.default_rng(14)
+    (window, shape), reference = WINDOWS[case], Reference("double")
+    x = array(rng.normal(size=shape), stored)
+    y = reference.avg_pool2d(x.astype(np.float64), window)
+    found, told = array(np.ones(y.shape), stored), geometry(window, shape)
+    kernel("pooling", f"avg_pool_{kind}")(grid, block, (x, found, *told))
+    close(found, y, kind, 4)
+    dy, dx = array(rng.normal(size=y.shape), stored), array(np.ones(shape), stored)
+    kernel("pooling", f"avg_pool_backward_{kind}")(grid, block, (dy, dx, *told))
+    close(dx, reference.avg_pool2d_backward(dy.astype(np.float64), shape, window), kind, 4)
 
 
 @every_kind
@@ -484,7 +530,7 @@ def test_a_pool_may_add_the_bias_and_close_what_is_not_positive(
     biased = (x.astype(wide) + bias.astype(wide)).astype(stored)
     y, won = Reference("double").max_pool2d(biased.astype(np.float64), window)
     found, places = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.dtype(winners))
-    arguments = x, bias, found, places, *geometry(window, shape, pads=False), np.int32(relu)
+    arguments = x, bias, found, places, *geometry(window, shape), np.int32(relu)
     kernel("pooling", f"max_pool_{kind}_{winners}")((2, 1), (8,), arguments)
     np.testing.assert_array_equal(found.astype(np.float64), np.maximum(y, 0) if relu else y)
     shut = ~(y > 0) if relu else np.zeros(y.shape, bool)
@@ -497,7 +543,7 @@ def test_winners_of_windows_with_256_places() -> None:
     x = array(np.zeros((1, 16, 16, 1)), np.float32)
     x[0, 15, 15, 0] = 1
     y, places, dx = array([1.0], np.float32), array([0], np.uint8), array(np.ones(256), np.float32)
-    told = geometry(Window((16, 16)), x.shape, pads=False)
+    told = geometry(Window((16, 16)), x.shape)
     kernel("pooling", "max_pool_float_uint8")((1, 1), (32,), (x, NULL, y, places, *told, np.int32(0)))
     kernel("pooling", "max_pool_backward_float_uint8")((1, 1), (32,), (y, places, dx, *told))
     assert (y[0], places[0], dx[255], dx[:255].any()) == (1, 255, 1, False)

@@ -13,6 +13,7 @@ import pytest
 from cupynet.backend import Control, create_backend
 from cupynet.backend.cuda import launch
 from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, Kernels, power_of_two, source
+from cupynet.backend.pointwise import NAMES
 from cupynet.errors import ConfigError
 from tests.standin.host import host_library
 
@@ -37,6 +38,11 @@ def test_the_places_of_controls_are_those_of_the_kernels() -> None:
     words = re.search(r"enum Control \{([^}]*)\}", (FOLDER / "common.cuh").read_text())
     assert words is not None and [place.name for place in Control] == [word.strip() for word in words[1].split(",")]
     assert list(Control) == list(range(len(Control)))
+
+
+def test_activations_have_the_numbers_of_the_kernels() -> None:
+    words = re.search(r"enum Activation \{([^}]*)\}", (FOLDER / "activations.cu").read_text())
+    assert words is not None and [word.strip().lower() for word in words[1].split(",")] == list(NAMES)
 
 
 def base(name: str) -> str:
@@ -148,7 +154,7 @@ def test_launches_keep_within_their_bounds(
     own.rows("softmax_float", 100, 10, x, 100, 10)
     _, (blocks,), (across, down), _ = xp.launched[-1]
     assert across * down == threads and across == 16 and blocks == min(-(-100 // down), own.blocks)
-    windows = (1, 1, 1, 1, 1, 1, 1, 1, 1)
+    windows = (1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0)
     own.images("max_pool_backward_float_uint8", 70_000, 2000, x, x.astype(np.uint8), x, 70_000, *windows)
     across, down = xp.launched[-1][1]
     assert down <= 65535 and across * down <= own.blocks

@@ -1,4 +1,4 @@
-// Bias and ReLU, in place.
+// Bias and ReLU, in place; the activations that look at one value at a time.
 
 #include "common.cuh"
 
@@ -55,7 +55,91 @@ __device__ void relu_backward(S* dy, const S* y, long long n) {
   each<16 / sizeof(S)>(n, close, Change<S>{dy}, Read<S>{y});
 }
 
-#define INSTANCES(kind, S)                                                                                            \
+// The others, in the order of backend/pointwise.py. Each has y from x, and dy/dx from y, of Gelu and Silu from x. All are
+// computed in the wide precision, without an exp that could overflow.
+enum Activation { LEAKY_RELU, ELU, TANH, SIGMOID, SOFTPLUS, GELU, SILU };
+
+template <class A>
+struct LeakyRelu {
+  A slope;
+  __device__ __forceinline__ A forward(A x) const { return x > 0 ? x : slope * x; }
+  __device__ __forceinline__ A derivative(A y) const { return y > 0 ? A(1) : slope; }
+};
+template <class A>
+struct Elu {
+  __device__ __forceinline__ A forward(A x) const { return x > 0 ? x : A(expm1(x)); }
+  __device__ __forceinline__ A derivative(A y) const { return y > 0 ? A(1) : y + 1; }
+};
+template <class A>
+struct Tanh {
+  __device__ __forceinline__ A forward(A x) const { return tanh(x); }
+  __device__ __forceinline__ A derivative(A y) const { return 1 - y * y; }
+};
+template <class A>
+struct Sigmoid {
+  __device__ __forceinline__ A forward(A x) const {
+    const A small = exp(-fabs(x));
+    return (x < 0 ? small : A(1)) / (1 + small);
+  }
+  __device__ __forceinline__ A derivative(A y) const { return y * (1 - y); }
+};
+template <class A>
+struct Softplus {
+  __device__ __forceinline__ A forward(A x) const { return (x < 0 ? A(0) : x) + A(log1p(exp(-fabs(x)))); }
+  __device__ __forceinline__ A derivative(A y) const { return -expm1(-y); }
+};
+template <class A>
+struct Gelu {
+  static constexpr A DOWN = A(-0.70710678118654752440), DENSITY = A(0.39894228040143267794);  // -1/√2, 1/√2π
+  __device__ __forceinline__ A forward(A x) const { return x * A(0.5) * A(erfc(x * DOWN)); }
+  __device__ __forceinline__ A derivative(A x) const {
+    return A(0.5) * A(erfc(x * DOWN)) + x * DENSITY * A(exp(A(-0.5) * x * x));
+  }
+};
+template <class A>
+struct Silu {
+  __device__ __forceinline__ A forward(A x) const { return x * Sigmoid<A>().forward(x); }
+  __device__ __forceinline__ A derivative(A x) const {
+    return Sigmoid<A>().forward(x) * (1 + x * Sigmoid<A>().forward(-x));
+  }
+};
+
+// use(the activation of that number)
+template <class A, class F>
+__device__ __forceinline__ void chosen(int name, A slope, F use) {
+  switch (name) {
+    case LEAKY_RELU: return use(LeakyRelu<A>{slope});
+    case ELU: return use(Elu<A>());
+    case TANH: return use(Tanh<A>());
+    case SIGMOID: return use(Sigmoid<A>());
+    case SOFTPLUS: return use(Softplus<A>());
+    case GELU: return use(Gelu<A>());
+    case SILU: return use(Silu<A>());
+  }
+}
+
+// out = the activation of x; they may be one array.
+template <class S>
+__device__ void pointwise(const S* x, S* out, int name, Wide<S> slope, long long n) {
+  chosen(name, slope, [&](auto activation) {
+    if (x == out) {
+      each<16 / sizeof(S)>(n, [&](S& y) { store(y, activation.forward(wide(y))); }, Change<S>{out});
+    } else {
+      each<16 / sizeof(S)>(n, [&](S& y, const S& from) { store(y, activation.forward(wide(from))); }, Write<S>{out}, Read<S>{x});
+    }
+  });
+}
+
+// dy *= the derivative, of what was kept: y, or x.
+template <class S>
+__device__ void pointwise_backward(S* dy, const S* kept, int name, Wide<S> slope, long long n) {
+  chosen(name, slope, [&](auto activation) {
+    const auto pass = [&](S& gradient, const S& value) { store(gradient, wide(gradient) * activation.derivative(wide(value))); };
+    each<16 / sizeof(S)>(n, pass, Change<S>{dy}, Read<S>{kept});
+  });
+}
+
+#define INSTANCES(kind, S, A)                                                                                         \
   KERNEL add_bias_##kind(                                                                                             \
       S* y, const S* bias, long long rows, int columns, int relu) {                                                   \
     add_bias<S>(y, bias, rows, columns, relu);                                                                        \
@@ -63,8 +147,14 @@ __device__ void relu_backward(S* dy, const S* y, long long n) {
   KERNEL relu_##kind(S* x, long long n) { relu<S>(x, n); }                                                            \
   KERNEL relu_backward_##kind(S* dy, const S* y, long long n) {                                                       \
     relu_backward<S>(dy, y, n);                                                                                       \
+  }                                                                                                                   \
+  KERNEL pointwise_##kind(const S* x, S* out, int name, A slope, long long n) {                                       \
+    pointwise<S>(x, out, name, slope, n);                                                                             \
+  }                                                                                                                   \
+  KERNEL pointwise_backward_##kind(S* dy, const S* kept, int name, A slope, long long n) {                            \
+    pointwise_backward<S>(dy, kept, name, slope, n);                                                                  \
   }
-INSTANCES(half, __half)
-INSTANCES(bfloat16, __nv_bfloat16)
-INSTANCES(float, float)
-INSTANCES(double, double)
+INSTANCES(half, __half, float)
+INSTANCES(bfloat16, __nv_bfloat16, float)
+INSTANCES(float, float, float)
+INSTANCES(double, double, double)

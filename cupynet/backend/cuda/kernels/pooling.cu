@@ -1,8 +1,16 @@
-// Max-pooling, alone or of a convolution's raw product: bias, activation and pool in one pass.
+// Max-pooling, alone or of a convolution's raw product: bias, activation and pool in one pass; average pooling.
 //
 // The blocks along y share the images, those along x the values of one; so all divisions are of 32 bits.
 
 #include "common.cuh"
+
+// Of the `at`th window along an axis: where it begins in the image, and which of its places lie there, from the first to
+// before the end; at least one does.
+struct Seen {
+  int start, first, end;
+  __device__ __forceinline__ Seen(int at, int size, int kernel, int stride, int zeros)
+      : start(at * stride - zeros), first(max(0, -start)), end(min(kernel, size - start)) {}
+};
 
 // y = the largest of each window of x + bias, then ReLU if `relu`; winners = which place ky · K_w + kx of the window it
 // was. The first among equals wins, and the first NaN of any. Where ReLU closes (or is given NaN), the winner is -1,
@@ -12,7 +20,7 @@
 template <class S, class W>
 __device__ void max_pool(
     const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows, int cols,
-    int kernel_height, int kernel_width, int stride_down, int stride_across, int relu) {
+    int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left, int relu) {
   const unsigned total = rows * cols * channels;
   const int line = width * channels;
   for (int n = blockIdx.y; n < count; n += gridDim.y) {
@@ -20,15 +28,16 @@ __device__ void max_pool(
     const long long out = static_cast<long long>(n) * total;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int c = i % channels, place = i / channels, row = place / cols, col = place % cols;
-      const S* corner = image + static_cast<long long>(row) * stride_down * line + col * stride_across * channels + c;
+      const Seen down(row, height, kernel_height, stride_down, top), across(col, width, kernel_width, stride_across, left);
+      const S* corner = image + static_cast<long long>(down.start) * line + across.start * channels + c;
       const Wide<S> offset = bias ? wide(bias[c]) : Wide<S>(0);
       Wide<S> best = 0;
       int winner = 0;
-      for (int ky = 0; ky < kernel_height; ++ky) {
-        for (int kx = 0; kx < kernel_width; ++kx) {
+      for (int ky = down.first; ky < down.end; ++ky) {
+        for (int kx = across.first; kx < across.end; ++kx) {
           Wide<S> candidate = wide(corner[static_cast<long long>(ky) * line + kx * channels]);
           if (bias) candidate = rounded<S>(candidate + offset);
-          const bool first = ky == 0 && kx == 0;
+          const bool first = ky == down.first && kx == across.first;
           if (first || (!(candidate <= best) && best == best)) {
             best = candidate;
             winner = ky * kernel_width + kx;
@@ -50,7 +59,7 @@ __device__ void max_pool(
 template <class S, class W>
 __device__ void max_pool_backward(
     const S* dy, const W* winners, S* dx, int count, int height, int width, int channels, int rows, int cols,
-    int kernel_height, int kernel_width, int stride_down, int stride_across) {
+    int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left) {
   const unsigned total = height * width * channels;
   const long long windows = static_cast<long long>(rows) * cols * channels;
   for (int n = blockIdx.y; n < count; n += gridDim.y) {
@@ -58,7 +67,8 @@ __device__ void max_pool_backward(
     const W* won = winners + n * windows;
     S* image = dx + static_cast<long long>(n) * total;
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
-      const int c = i % channels, pixel = i / channels, y = pixel / width, x = pixel % width;
+      const int c = i % channels, pixel = i / channels;
+      const int y = pixel / width + top, x = pixel % width + left;  // in the image with what is around it
       const int last_row = min(y / stride_down, rows - 1), last_col = min(x / stride_across, cols - 1);
       Wide<S> sum = 0;
       for (int row = last_row; row >= 0 && y - row * stride_down < kernel_height; --row) {
@@ -73,24 +83,87 @@ __device__ void max_pool_backward(
   }
 }
 
+// y = the mean of the pixels of the image in each window. (count, H, W, C) -> (count, rows, cols, C).
+template <class S>
+__device__ void avg_pool(
+    const S* x, S* y, int count, int height, int width, int channels, int rows, int cols, int kernel_height,
+    int kernel_width, int stride_down, int stride_across, int top, int left) {
+  const unsigned total = rows * cols * channels;
+  const int line = width * channels;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    const S* image = x + static_cast<long long>(n) * height * line;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int c = i % channels, place = i / channels, row = place / cols, col = place % cols;
+      const Seen down(row, height, kernel_height, stride_down, top), across(col, width, kernel_width, stride_across, left);
+      const S* corner = image + static_cast<long long>(down.start) * line + across.start * channels + c;
+      Wide<S> sum = 0;
+      for (int ky = down.first; ky < down.end; ++ky) {
+        for (int kx = across.first; kx < across.end; ++kx) {
+          sum += wide(corner[static_cast<long long>(ky) * line + kx * channels]);
+        }
+      }
+      store(y[static_cast<long long>(n) * total + i], sum / ((down.end - down.first) * (across.end - across.first)));
+    }
+  }
+}
+
+// dx = each pixel's share of the gradients of all windows that see it. (count, rows, cols, C) -> (count, H, W, C).
+template <class S>
+__device__ void avg_pool_backward(
+    const S* dy, S* dx, int count, int height, int width, int channels, int rows, int cols, int kernel_height,
+    int kernel_width, int stride_down, int stride_across, int top, int left) {
+  const unsigned total = height * width * channels;
+  const long long windows = static_cast<long long>(rows) * cols * channels;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    const S* gradient = dy + n * windows;
+    S* image = dx + static_cast<long long>(n) * total;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int c = i % channels, pixel = i / channels;
+      const int y = pixel / width + top, x = pixel % width + left;  // in the image with what is around it
+      const int last_row = min(y / stride_down, rows - 1), last_col = min(x / stride_across, cols - 1);
+      Wide<S> sum = 0;
+      for (int row = last_row; row >= 0 && y - row * stride_down < kernel_height; --row) {
+        const Seen down(row, height, kernel_height, stride_down, top);
+        for (int col = last_col; col >= 0 && x - col * stride_across < kernel_width; --col) {
+          const Seen across(col, width, kernel_width, stride_across, left);
+          const int pixels = (down.end - down.first) * (across.end - across.first);
+          sum += wide(gradient[(static_cast<long long>(row) * cols + col) * channels + c]) / pixels;
+        }
+      }
+      store(image[i], sum);
+    }
+  }
+}
+
 #define INSTANCE(kind, S, numbers, W)                                                                                 \
   KERNEL max_pool_##kind##_##numbers(                                                                                 \
       const S* x, const S* bias, S* y, W* winners, int count, int height, int width, int channels, int rows,          \
-      int cols, int kernel_height, int kernel_width, int stride_down, int stride_across, int relu) {                  \
+      int cols, int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left,           \
+      int relu) {                                                                                                     \
     max_pool<S, W>(                                                                                                   \
         x, bias, y, winners, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,    \
-        stride_across, relu);                                                                                         \
+        stride_across, top, left, relu);                                                                                         \
   }                                                                                                                   \
   KERNEL max_pool_backward_##kind##_##numbers(                                                                        \
       const S* dy, const W* winners, S* dx, int count, int height, int width, int channels, int rows, int cols,       \
-      int kernel_height, int kernel_width, int stride_down, int stride_across) {                                      \
+      int kernel_height, int kernel_width, int stride_down, int stride_across, int top, int left) {                   \
     max_pool_backward<S, W>(                                                                                          \
         dy, winners, dx, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,        \
-        stride_across);                                                                                               \
+        stride_across, top, left);                                                                                               \
+  }
+#define AVERAGES(name, kind, S)                                                                                       \
+  KERNEL name##_##kind(                                                                                               \
+      const S* from, S* to, int count, int height, int width, int channels, int rows, int cols, int kernel_height,    \
+      int kernel_width, int stride_down, int stride_across, int top, int left) {                                      \
+    name<S>(                                                                                                          \
+        from, to, count, height, width, channels, rows, cols, kernel_height, kernel_width, stride_down,               \
+        stride_across, top, left);                                                                                    \
   }
 #define INSTANCES(kind, S)                                                                                            \
   INSTANCE(kind, S, uint8, unsigned char)                                                                             \
-  INSTANCE(kind, S, int32, int)
+  INSTANCE(kind, S, int32, int)                                                                                       \
+  AVERAGES(avg_pool, kind, S)                                                                                         \
+  AVERAGES(avg_pool_backward, kind, S)
 INSTANCES(half, __half)
 INSTANCES(bfloat16, __nv_bfloat16)
 INSTANCES(float, float)

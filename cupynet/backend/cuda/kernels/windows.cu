@@ -11,16 +11,17 @@ struct Window {
   int kernel_height, kernel_width;      // pixels of a window
   int stride_down, stride_across;       // pixels from one to the next
   int top, left;                        // zeros before the image
+  int gap_down, gap_across;             // pixels from one of a window's pixels to the next: dilation
 };
 
 #define WINDOW_PARAMETERS                                                                                             \
   int height, int width, int channels, int rows, int cols, int kernel_height, int kernel_width, int stride_down,      \
-      int stride_across, int top, int left
+      int stride_across, int top, int left, int gap_down, int gap_across
 #define WINDOW                                                                                                        \
-  { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left }
+  { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left, gap_down, gap_across }
 
-// (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C neighbours, zeros where they leave
-// the image. T is one value, or as many neighbouring channels as are moved at once.
+// (count, H, W, C) -> (count · rows · cols, K_h · K_w · C): K_h segments of K_w · C neighbours (pixels apart, where the
+// window dilates), zeros where they leave the image. T is one value, or as many neighbouring channels as are moved at once.
 template <class T>
 __device__ void im2col_of(const T* x, T* columns, int count, const Window& w) {
   const unsigned segment = w.kernel_width * w.channels, total = w.rows * w.cols * w.kernel_height * segment;
@@ -31,8 +32,9 @@ __device__ void im2col_of(const T* x, T* columns, int count, const Window& w) {
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const unsigned j = i % segment, k = i / segment, ky = k % w.kernel_height, place = k / w.kernel_height;
       const int row = place / w.cols, col = place % w.cols;
-      const int y = row * w.stride_down + static_cast<int>(ky) - w.top;
-      const int at = (col * w.stride_across - w.left) * w.channels + static_cast<int>(j);
+      const int y = row * w.stride_down + static_cast<int>(ky) * w.gap_down - w.top;
+      int at = (col * w.stride_across - w.left) * w.channels + static_cast<int>(j);
+      if (w.gap_across > 1) at += static_cast<int>(j / w.channels) * (w.gap_across - 1) * w.channels;
       const bool inside = y >= 0 && y < w.height && at >= 0 && at < line;
       out[i] = inside ? image[static_cast<long long>(y) * line + at] : T{};
     }
@@ -76,10 +78,12 @@ __device__ void col2im(const S* columns, S* x, int count, const Window& w) {
       const int y = pixel / w.width + w.top, x_at = pixel % w.width + w.left;  // in the image with its zeros
       const int last_row = min(y / w.stride_down, w.rows - 1), last_col = min(x_at / w.stride_across, w.cols - 1);
       Wide<S> sum = 0;
-      for (int row = last_row; row >= 0 && y - row * w.stride_down < w.kernel_height; --row) {
-        const int ky = y - row * w.stride_down;
-        for (int col = last_col; col >= 0 && x_at - col * w.stride_across < w.kernel_width; --col) {
-          const int kx = x_at - col * w.stride_across;
+      for (int row = last_row; row >= 0 && y - row * w.stride_down < (w.kernel_height - 1) * w.gap_down + 1; --row) {
+        const int down = y - row * w.stride_down, ky = down / w.gap_down;
+        if (ky * w.gap_down != down) continue;
+        for (int col = last_col; col >= 0 && x_at - col * w.stride_across < (w.kernel_width - 1) * w.gap_across + 1; --col) {
+          const int across = x_at - col * w.stride_across, kx = across / w.gap_across;
+          if (kx * w.gap_across != across) continue;
           sum += wide(rows[(static_cast<long long>(row) * w.cols + col) * window + ky * segment + kx * w.channels + c]);
         }
       }

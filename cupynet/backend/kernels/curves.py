@@ -1,0 +1,255 @@
+"""Activations that look at one value at a time, compiled: one pass over memory, in vectors.
+
+exp and expm1 are made of multiplications and shifts, as calls of the C library would keep the loops from becoming
+vectors: x = n ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by its Taylor series (Cody & Waite 1980). They are called
+for x <= 0 alone, where nothing overflows. erfc alone is the C library's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.core import types
+from numba.extending import overload
+
+from cupynet.backend.array import Array
+from cupynet.backend.kernels.loops import kernel
+
+# Nothing here is reassociated: n · ln 2 in two parts is not n times their sum.
+STRICT = {"fastmath": {"contract"}}
+
+# n ln 2 is exact in the first part for every n that occurs; bits behind the point, the exponent's bias, the integer.
+SINGLE = (np.float32, np.int32, -87.0, 0.693359375, -2.12194440e-4, 23, 127)
+DOUBLE = (np.float64, np.int64, -708.0, 6.93145751953125e-1, 1.42860682030941723212e-6, 52, 1023)
+
+
+def _two_parts(x: Any) -> Any:
+    raise NotImplementedError("compiled code alone")
+
+
+@overload(_two_parts, jit_options=STRICT)  # type: ignore[untyped-decorator]
+def _two_parts_of(x: Any) -> Any:
+    """(2^n, exp(r) - 1) for exp(x) = 2^n exp(r), x <= 0; far below zero both are 0, and NaN stays in the second."""
+    real, whole, least, high, low, bits, bias = SINGLE if x == types.float32 else DOUBLE
+    turns, half, zero, one = real(1 / math.log(2)), real(0.5), real(0), real(1)
+    bottom, first, second = real(least), real(high), real(low)
+    c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, c13 = (real(1 / math.factorial(k)) for k in range(2, 14))
+
+    def parts(x: Any) -> Any:
+        far = x < bottom
+        inside = x if x >= bottom else zero  # NaN has no place among the integers
+        n = np.floor(inside * turns + half)
+        r = x - n * first - n * second
+        q = c9 + r * (c10 + r * (c11 + r * (c12 + r * c13)))
+        q = one + r * (c2 + r * (c3 + r * (c4 + r * (c5 + r * (c6 + r * (c7 + r * (c8 + r * q)))))))
+        scale = whole((whole(np.int32(n)) + bias) << bits).view(real)
+        return (zero if far else scale), (zero if far else r * q)
+
+    return parts
+
+
+def _exp(x: Any) -> Any:
+    raise NotImplementedError("compiled code alone")
+
+
+@overload(_exp, jit_options=STRICT)  # type: ignore[untyped-decorator]
+def _exp_of(x: Any) -> Any:
+    """exp(x) for x <= 0."""
+
+    def exp(x: Any) -> Any:
+        scale, rest = _two_parts(x)
+        return scale + scale * rest
+
+    return exp
+
+
+def _expm1(x: Any) -> Any:
+    raise NotImplementedError("compiled code alone")
+
+
+@overload(_expm1, jit_options=STRICT)  # type: ignore[untyped-decorator]
+def _expm1_of(x: Any) -> Any:
+    """exp(x) - 1 for x <= 0."""
+    one = (SINGLE if x == types.float32 else DOUBLE)[0](1)
+
+    def expm1(x: Any) -> Any:
+        scale, rest = _two_parts(x)
+        return scale * rest + (scale - one)
+
+    return expm1
+
+
+def _log1p(x: Any) -> Any:
+    raise NotImplementedError("compiled code alone")
+
+
+@overload(_log1p, jit_options=STRICT)  # type: ignore[untyped-decorator]
+def _log1p_of(x: Any) -> Any:
+    """log(1 + x) for 0 <= x <= 1: 2 atanh(z), z = x / (2 + x) of at most 1/3, by its series."""
+    real = (SINGLE if x == types.float32 else DOUBLE)[0]
+    one, two = real(1), real(2)
+    terms = tuple(real(1 / k) for k in range(33, 1, -2))
+    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15 = terms
+
+    def log1p(x: Any) -> Any:
+        z = x / (two + x)
+        w = z * z
+        s = a8 + w * (a7 + w * (a6 + w * (a5 + w * (a4 + w * (a3 + w * (a2 + w * (a1 + w * a0)))))))
+        s = one + w * (a15 + w * (a14 + w * (a13 + w * (a12 + w * (a11 + w * (a10 + w * (a9 + w * s)))))))
+        return two * z * s
+
+    return log1p
+
+
+# forward: out = f(x); x and out may be one ----------------------------------------------------------------------------
+
+
+@kernel
+def leaky_relu(x: Array, out: Array, slope: Any) -> None:
+    """x above zero, else slope · x."""
+    for i in range(x.size):
+        out[i] = x[i] if x[i] > 0 else slope * x[i]
+
+
+@kernel
+def elu(x: Array, out: Array, slope: Any) -> None:
+    """x above zero, else exp(x) - 1."""
+    for i in range(x.size):
+        v = x[i]
+        below = _expm1(-abs(v))
+        out[i] = v if v > 0 else below
+
+
+@kernel
+def tanh(x: Array, out: Array, slope: Any) -> None:
+    """The hyperbolic tangent."""
+    two = x.dtype.type(2)
+    for i in range(x.size):
+        v = x[i]
+        m = _expm1(-two * abs(v))
+        positive = -m / (two + m)
+        out[i] = positive if v > 0 else -positive
+
+
+@kernel
+def sigmoid(x: Array, out: Array, slope: Any) -> None:
+    """1 / (1 + exp(-x))."""
+    one = x.dtype.type(1)
+    for i in range(x.size):
+        v = x[i]
+        small = _exp(-abs(v))
+        out[i] = (small if v < 0 else one) / (one + small)
+
+
+@kernel
+def softplus(x: Array, out: Array, slope: Any) -> None:
+    """log(1 + exp(x))."""
+    zero = x.dtype.type(0)
+    for i in range(x.size):
+        v = x[i]
+        out[i] = (zero if v < 0 else v) + _log1p(_exp(-abs(v)))
+
+
+@kernel
+def gelu(x: Array, out: Array, slope: Any) -> None:
+    """x times the probability that a standard normal number is below x."""
+    half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
+    for i in range(x.size):
+        v = x[i]
+        out[i] = half * v * math.erfc(v * down)
+
+
+@kernel
+def silu(x: Array, out: Array, slope: Any) -> None:
+    """x / (1 + exp(-x))."""
+    one = x.dtype.type(1)
+    for i in range(x.size):
+        v = x[i]
+        small = _exp(-abs(v))
+        out[i] = v * ((small if v < 0 else one) / (one + small))
+
+
+# backward: dy *= dy/dx, of y; of x for gelu and silu ------------------------------------------------------------------
+
+
+@kernel
+def leaky_relu_backward(dy: Array, y: Array, slope: Any) -> None:
+    """dy where y is above zero, else slope · dy."""
+    for i in range(dy.size):
+        dy[i] = dy[i] if y[i] > 0 else slope * dy[i]
+
+
+@kernel
+def elu_backward(dy: Array, y: Array, slope: Any) -> None:
+    """dy where y is above zero, else dy · (y + 1)."""
+    one = y.dtype.type(1)
+    for i in range(dy.size):
+        dy[i] *= one if y[i] > 0 else y[i] + one
+
+
+@kernel
+def tanh_backward(dy: Array, y: Array, slope: Any) -> None:
+    """dy · (1 - y²)."""
+    one = y.dtype.type(1)
+    for i in range(dy.size):
+        dy[i] *= one - y[i] * y[i]
+
+
+@kernel
+def sigmoid_backward(dy: Array, y: Array, slope: Any) -> None:
+    """dy · y (1 - y)."""
+    one = y.dtype.type(1)
+    for i in range(dy.size):
+        dy[i] *= y[i] * (one - y[i])
+
+
+@kernel
+def softplus_backward(dy: Array, y: Array, slope: Any) -> None:
+    """dy · (1 - exp(-y))."""
+    for i in range(dy.size):
+        dy[i] *= -_expm1(-y[i])
+
+
+@kernel
+def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
+    """dy · (Phi(x) + x phi(x)), the normal distribution and its density."""
+    half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
+    density = x.dtype.type(1 / math.sqrt(2 * math.pi))
+    for i in range(dy.size):
+        v = x[i]
+        dy[i] *= half * math.erfc(v * down) + v * density * _exp(-half * v * v)
+
+
+@kernel
+def silu_backward(dy: Array, x: Array, slope: Any) -> None:
+    """dy · s (1 + x (1 - s)), s = 1 / (1 + exp(-x))."""
+    one = x.dtype.type(1)
+    for i in range(dy.size):
+        v = x[i]
+        small = _exp(-abs(v))
+        below, above = small / (one + small), one / (one + small)
+        s, rest = (below, above) if v < 0 else (above, below)
+        dy[i] *= s * (one + v * rest)
+
+
+FORWARD: dict[str, Callable[..., None]] = {
+    "leaky_relu": leaky_relu,
+    "elu": elu,
+    "tanh": tanh,
+    "sigmoid": sigmoid,
+    "softplus": softplus,
+    "gelu": gelu,
+    "silu": silu,
+}
+BACKWARD: dict[str, Callable[..., None]] = {
+    "leaky_relu": leaky_relu_backward,
+    "elu": elu_backward,
+    "tanh": tanh_backward,
+    "sigmoid": sigmoid_backward,
+    "softplus": softplus_backward,
+    "gelu": gelu_backward,
+    "silu": silu_backward,
+}

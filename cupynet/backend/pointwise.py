@@ -1,0 +1,126 @@
+"""Activations that look at one value at a time, in array code: the reference of `Backend.pointwise` and its derivative.
+
+Each is computed in the accumulation precision, in a form that neither overflows nor loses small results for large |x|.
+The derivatives are written in terms of the output y where that says enough, else (`OF_INPUT`) of the input x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from cupynet.backend.array import Array
+from cupynet.checks import one_of
+
+Function: TypeAlias = Callable[[Any, Array, float], Array]
+
+# W. J. Cody 1969, "Rational Chebyshev approximations for the error function": erf(z) / z in z² up to 0.46875,
+# exp(z²) erfc(z) in z up to 4, and its distance from 1 / (z sqrt(pi)) in 1 / z² beyond; from the highest power down.
+NEAR = (
+    (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
+    (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
+)
+MIDDLE = (
+    (
+        2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1,
+        2.98635138197400131e2, 8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3,
+        1.23033935479799725e3,
+    ),
+    (
+        1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
+        3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3,
+    ),
+)  # fmt: skip
+FAR = (
+    (
+        1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1,
+        1.60837851487422766e-2, 6.58749161529837803e-4,
+    ),
+    (
+        1.0, 2.56852019228982242, 1.87295284992346725, 5.27905102951428412e-1, 6.05183413124413191e-2,
+        2.33520497626869185e-3,
+    ),
+)  # fmt: skip
+FIRST, SECOND, LAST = 0.46875, 4.0, 30.0  # exp(-30²) is 0 in double
+
+
+def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
+    total = x * coefficients[0]
+    for coefficient in coefficients[1:-1]:
+        total = (total + coefficient) * x
+    return total + coefficients[-1]
+
+
+def _ratio(x: Array, of: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
+    return _polynomial(x, of[0]) / _polynomial(x, of[1])
+
+
+def erfc(xp: Any, z: Array) -> Array:
+    """The complementary error function of z >= 0, to a few units of the last digit of the result."""
+    near, middle = xp.minimum(z, FIRST), xp.minimum(xp.maximum(z, FIRST), SECOND)
+    far = xp.minimum(xp.maximum(z, SECOND), LAST)
+    small, inverse = 1 - near * _ratio(near * near, NEAR), 1 / (far * far)
+    tail = xp.exp(-far * far) / far * (1 / math.sqrt(math.pi) - inverse * _ratio(inverse, FAR))
+    large = xp.where(z <= SECOND, xp.exp(-middle * middle) * _ratio(middle, MIDDLE), tail)
+    return xp.where(z <= FIRST, small, large)
+
+
+def normal_cdf(xp: Any, x: Array) -> Array:
+    """The probability that a standard normal number is below x: erfc(-x / sqrt 2) / 2."""
+    half = erfc(xp, abs(x) * math.sqrt(0.5)) * 0.5
+    return xp.where(x > 0, 1 - half, half)
+
+
+def _sigmoid(xp: Any, x: Array) -> Array:
+    small = xp.exp(-abs(x))
+    return xp.where(x < 0, small, 1) / (1 + small)
+
+
+def _gelu_slope(xp: Any, x: Array) -> Array:
+    least = xp.minimum(abs(x), LAST * 2)
+    return normal_cdf(xp, x) + x * xp.exp(least * least * -0.5) * (1 / math.sqrt(2 * math.pi))
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """One activation: `forward(xp, x, slope)` is y, `derivative(xp, kept, slope)` dy/dx as a function of y, or of x."""
+
+    forward: Function
+    derivative: Function
+
+
+# The order is that of the enumeration in cuda/kernels/activations.cu.
+POINTWISE = {
+    "leaky_relu": Pointwise(
+        lambda xp, x, slope: xp.where(x > 0, x, x * slope),
+        lambda xp, y, slope: xp.where(y > 0, y.dtype.type(1), y.dtype.type(slope)),
+    ),
+    "elu": Pointwise(
+        lambda xp, x, _: xp.where(x > 0, x, xp.expm1(xp.minimum(x, 0))),
+        lambda xp, y, _: xp.where(y > 0, y.dtype.type(1), y + 1),
+    ),
+    "tanh": Pointwise(lambda xp, x, _: xp.tanh(x), lambda xp, y, _: 1 - y * y),
+    "sigmoid": Pointwise(lambda xp, x, _: _sigmoid(xp, x), lambda xp, y, _: y * (1 - y)),
+    "softplus": Pointwise(
+        lambda xp, x, _: xp.maximum(x, 0) + xp.log1p(xp.exp(-abs(x))), lambda xp, y, _: -xp.expm1(-y)
+    ),
+    "gelu": Pointwise(lambda xp, x, _: x * normal_cdf(xp, x), lambda xp, x, _: _gelu_slope(xp, x)),
+    "silu": Pointwise(
+        lambda xp, x, _: x * _sigmoid(xp, x), lambda xp, x, _: _sigmoid(xp, x) * (1 + x * _sigmoid(xp, -x))
+    ),
+}
+NAMES = tuple(POINTWISE)
+OF_INPUT = ("gelu", "silu")  # whose derivative needs x: y does not tell which of two it came from
+
+
+def forward(xp: ModuleType, name: str, x: Array, slope: float) -> Array:
+    """The activation of x, in x's precision; a new array."""
+    return POINTWISE[one_of("pointwise", name, NAMES)].forward(xp, x, slope)
+
+
+def derivative(xp: ModuleType, name: str, kept: Array, slope: float) -> Array:
+    """dy/dx from y or from x, see `OF_INPUT`; a new array."""
+    return POINTWISE[one_of("pointwise", name, NAMES)].derivative(xp, kept, slope)

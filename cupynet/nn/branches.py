@@ -1,0 +1,197 @@
+"""Layers with several ways through them: each is fed the same, and what they make is added up or put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from cupynet import checks
+from cupynet.backend import Backend
+from cupynet.backend.array import Array
+from cupynet.errors import ConfigError
+from cupynet.nn.context import Context
+from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
+from cupynet.nn.params import Scope
+from cupynet.nn.types import Flat, Image, InputType
+
+Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
+
+
+class Residual(Layer):
+    """layers(x) + shortcut(x) (He et al. 2015).
+
+    Weights of the layers are named as if they stood in this layer itself, `block1.conv1.weight`; those of the shortcut
+    `block1.shortcut.weight`. An activation behind the sum is a layer of its own.
+
+    Args:
+        layers: one after the other, name -> layer or a list of them, as in `Sequential`; or one layer.
+        shortcut: a layer, for where the others change the size: a convolution of 1x1, with their stride. By default x
+            itself.
+    """
+
+    recordable = True
+
+    def __init__(self, layers: Layers, shortcut: Layer | None = None) -> None:
+        self.body = _one_after_the_other(layers)
+        self.shortcut = (
+            None if shortcut is None else checks.instance("Residual shortcut", shortcut, Layer, "Conv2D(64, 1)")
+        )
+        if "shortcut" in dict(self.body.children()):
+            raise ConfigError(
+                "Residual layers: one is called 'shortcut', as the way around them is: give it another name"
+            )
+
+    def children(self) -> Iterable[tuple[str, Layer]]:
+        around = [] if self.shortcut is None else [("shortcut", self.shortcut)]
+        return [*self.body.children(), *around]
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        output = self.body.build(input, params, backend)
+        around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
+        if around != output:
+            found = f"the layers make {output} of {input}, the shortcut {around}"
+            way_out = "give it one that makes the same: " + _fitting_shortcut(input, output)
+            if self.shortcut is not None:
+                way_out = "give both the same stride, padding and filters"
+            raise ConfigError(f"Residual '{params.layer}': {found}: {way_out}")
+        return output
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        backend = self.backend
+        through, through_backward = self.body.forward(x, context)
+        around, around_backward = (x, None) if self.shortcut is None else self.shortcut.forward(x, context)
+        y = backend.xp.add(through, around, out=backend.borrow(through.shape))
+        if not context.train:
+            _drop(backend, x, through, around)
+            return y, no_backward
+
+        def backward(dy: Array | None) -> Array | None:
+            backend.give_back(y)
+            own = None if dy is None else _copied(backend, dy)  # each way overwrites what it is given
+            dx = through_backward(own)
+            return _sum(backend, [dx, dy if around_backward is None else around_backward(dy)])
+
+        return y, backward
+
+    def buffers(self) -> int:
+        """Those of both ways, of the sum, and of the second derivative with respect to it."""
+        copies = 3 if self.needs_dx or self.declared else 1
+        around = 0 if self.shortcut is None else self.shortcut.buffers()
+        own = copies * self.output.features * self.backend.policy.storage.itemsize
+        return own + self.body.buffers() + around
+
+
+class Concat(Layer):
+    """What several branches make of x, side by side: along the channels of images, or the features of vectors.
+
+    Weights are named after their branch, `mixed.narrow.conv1.weight`.
+
+    Args:
+        branches: name -> branch, or a list of branches. A branch is a layer, or layers one after the other, by name or
+            as a list.
+    """
+
+    recordable = True
+
+    def __init__(self, branches: Mapping[str, Layers] | Iterable[Layers]) -> None:
+        if not isinstance(branches, Mapping | list | tuple) or not branches:
+            raise ConfigError(f"Concat branches={branches!r}: must map names to layers, or list layers: at least one")
+        if not isinstance(branches, Mapping):
+            branches = {f"branch{number}": branch for number, branch in enumerate(branches, 1)}
+        together = {
+            name: branch if isinstance(branch, Layer) else _one_after_the_other(branch)
+            for name, branch in branches.items()
+        }
+        self.branches: dict[str, Layer] = Sequential(together).layers  # names are checked alike
+
+    def children(self) -> Iterable[tuple[str, Layer]]:
+        return self.branches.items()
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        made = {name: branch.build(input, params.scope(name), backend) for name, branch in self.branches.items()}
+        first = next(iter(made.values()))
+        for name, output in made.items():
+            alike = isinstance(output, Flat) and isinstance(first, Flat)
+            if isinstance(output, Image) and isinstance(first, Image):
+                alike = (output.height, output.width) == (first.height, first.width)
+            if not alike:
+                raise ConfigError(
+                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: they must "
+                    "have one height and width: give all the same stride, and padding 'same'"
+                )
+        self.widths = [output.shape[-1] for output in made.values()]
+        return (
+            Image(first.height, first.width, sum(self.widths)) if isinstance(first, Image) else Flat(sum(self.widths))
+        )
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        backend, stops = self.backend, [sum(self.widths[: i + 1]) for i in range(len(self.widths))]
+        places = [slice(stop - width, stop) for width, stop in zip(self.widths, stops, strict=True)]
+        y = backend.borrow((len(x), *self.output.shape))
+        derivatives: list[Backward] = []
+        for branch, place in zip(self.branches.values(), places, strict=True):
+            part, derivative = branch.forward(x, context)
+            y[..., place] = part
+            derivatives.append(derivative)
+            if not context.train:
+                _drop(backend, x, part)
+        if not context.train:
+            return y, no_backward
+
+        def backward(dy: Array | None) -> Array | None:
+            backend.give_back(y)
+            parts = [None if dy is None else _copied(backend, dy[..., place]) for place in places]
+            backend.give_back(dy)
+            return _sum(backend, [derivative(part) for derivative, part in zip(derivatives, parts, strict=True)])
+
+        return y, backward
+
+    def buffers(self) -> int:
+        """Those of all branches, of what they make side by side, and of the derivative with respect to it."""
+        copies = 2 if self.needs_dx or self.declared else 1
+        own = copies * self.output.features * self.backend.policy.storage.itemsize
+        return own + sum(branch.buffers() for branch in self.branches.values())
+
+
+def _one_after_the_other(layers: Layers) -> Sequential:
+    if isinstance(layers, Sequential):
+        return layers
+    return Sequential([layers] if isinstance(layers, Layer) else layers)
+
+
+def _fitting_shortcut(input: InputType, output: InputType) -> str:
+    """The layer that makes the one of the other, if there is one."""
+    if isinstance(output, Flat):
+        return f"Dense({output.features})"
+    if not isinstance(input, Image):
+        return "layers that keep the size"
+    stride = max(-(-input.height // output.height), 1), max(-(-input.width // output.width), 1)
+    fits = tuple(-(-size // by) for size, by in zip((input.height, input.width), stride, strict=True))
+    if fits != (output.height, output.width):
+        return "layers with padding 'same' keep the height and width"
+    return f"Conv2D({output.channels}, 1, stride={stride[0] if stride[0] == stride[1] else stride})"
+
+
+def _copied(backend: Backend, dy: Array) -> Array:
+    copy = backend.borrow(dy.shape)
+    copy[...] = dy
+    return copy
+
+
+def _drop(backend: Backend, x: Array, *made: Array) -> None:
+    """Give back what was made of x in an inference; x itself, in whatever shape, is the caller's."""
+    given = backend.address(x)
+    backend.give_back(*(each for each in made if backend.address(each) != given))
+
+
+def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
+    """dx of all ways, in the first one's array; None where one has none, as nobody needs it then."""
+    own = [way for way in ways if way is not None]
+    if len(own) < len(ways):
+        backend.give_back(*own)
+        return None
+    total = own[0]
+    for way in own[1:]:
+        total += way
+        backend.give_back(way)
+    return total

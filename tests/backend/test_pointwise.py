@@ -1,0 +1,90 @@
+"""Activations of one value at a time: against the C library, near zero and far from it, NaN and infinity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend, pointwise
+from cupynet.errors import ConfigError
+from cupynet.nn.activation import ACTIVATIONS, activation_function
+from tests.backends import every_backend
+
+EXACT: dict[str, Callable[[float], float]] = {
+    "leaky_relu": lambda x: x if x > 0 else 0.25 * x,
+    "elu": lambda x: x if x > 0 else math.expm1(x),
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0,
+    "softplus": lambda x: x if x > 700 else math.log1p(math.exp(x)),
+    "gelu": lambda x: x * math.erfc(-x / math.sqrt(2)) / 2,
+    "silu": lambda x: x / (1 + math.exp(-x)) if x > -700 else 0.0,
+}
+SOME = np.random.default_rng(1).normal(size=2000)
+POINTS = np.concatenate([SOME, 8 * SOME, 1e-5 * SOME, 40 * SOME, [0.0, 1e4, -1e4, 700.0, -700.0, 88.0, -88.0]])
+
+
+@every_backend
+@pytest.mark.parametrize(("dtype", "tolerance"), [("double", 4e-15), ("float", 3e-6)])
+@pytest.mark.parametrize("activation", EXACT)
+def test_values(name: str, activation: str, dtype: str, tolerance: float) -> None:
+    """To a few units of the last digit of the result, however small it is (down to where numbers end)."""
+    backend = create_backend(name, dtype)
+    x = POINTS.astype(backend.policy.storage)
+    out = backend.pointwise(activation, backend.asarray(x), backend.borrow(x.shape), 0.25)
+    expected = np.array([EXACT[activation](float(value)) for value in x])
+    np.testing.assert_allclose(backend.to_host(out), expected, rtol=tolerance * 4, atol=1e-30)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+@pytest.mark.parametrize("activation", EXACT)
+def test_far_from_zero(name: str, activation: str, dtype: str) -> None:
+    """Neither the value nor the derivative is anything but a number, and NaN stays one."""
+    backend = create_backend(name, dtype)
+    storage = backend.policy.storage
+    large = float(np.finfo(storage).max) * 0.99
+    x = backend.asarray(np.array([large, -large, 0.0, math.nan]).astype(storage))
+    y = backend.pointwise(activation, x, backend.borrow(x.shape), 0.25)
+    ends = {"tanh": (1, -1), "sigmoid": (1, 0), "elu": (large, -1), "leaky_relu": (large, -large / 4)}
+    found = np.array(backend.to_host(y), np.float64)
+    np.testing.assert_allclose(found[:2], ends.get(activation, (large, 0)), rtol=2e-3)
+    assert math.isnan(found[3])
+    kept = x if activation in pointwise.OF_INPUT else y
+    dy = backend.asarray(np.ones(4, storage))
+    slopes = np.array(backend.to_host(backend.pointwise_backward(activation, dy, kept, 0.25)), np.float64)
+    expected = {"tanh": (0, 0), "sigmoid": (0, 0), "leaky_relu": (1, 0.25)}.get(activation, (1, 0))
+    np.testing.assert_allclose(slopes[:2], expected, atol=1e-12)
+    assert np.isfinite(slopes[2])
+
+
+def test_the_error_function() -> None:
+    z = np.concatenate([np.linspace(0, 6, 1000), [0.46875, 4.0, 10.0, 26.0, 1e300, math.inf]])
+    np.testing.assert_allclose(pointwise.erfc(np, z), [math.erfc(value) for value in z], rtol=5e-15, atol=1e-300)
+
+
+def test_what_is_said_to_be_monotone_is() -> None:
+    backend, x = create_backend("numpy", "double"), np.linspace(-9, 9, 500)
+    monotone = {name: activation_function(name).monotone for name in ACTIVATIONS}
+    for name, said in monotone.items():
+        y: Any = activation_function(name).into(backend, x, np.empty_like(x))
+        assert said == bool((np.diff(y) >= 0).all()) or name == "softmax", name
+    assert not monotone["softmax"] and not monotone["gelu"] and not monotone["silu"]
+
+
+@every_backend
+def test_an_unknown_name_and_other_shapes_are_refused(name: str) -> None:
+    backend = create_backend(name)
+    x, other = backend.borrow((4,)), backend.borrow((5,))
+    x[...], other[...] = 0, 0
+    with pytest.raises(ConfigError, match="pointwise=relu6: must be one of"):
+        backend.pointwise("relu6", x, x)
+    with pytest.raises(ConfigError, match="pointwise=relu6"):
+        backend.pointwise_backward("relu6", x, x)
+    with pytest.raises(ConfigError, match="pointwise: arrays of shapes"):
+        backend.pointwise("tanh", x, other)
+    with pytest.raises(ConfigError, match="pointwise_backward: arrays of shapes"):
+        backend.pointwise_backward("tanh", x, other)

@@ -1,0 +1,226 @@
+"""Layers with several ways through them: gradients, who owns which array, names, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.errors import ConfigError
+from cupynet.nn import (
+    INFERENCE,
+    Activation,
+    AvgPool2D,
+    Concat,
+    Context,
+    Conv2D,
+    Dense,
+    Flat,
+    Flatten,
+    Image,
+    InputType,
+    Layer,
+    MaxPool2D,
+    Model,
+    Params,
+    Residual,
+    Sequential,
+)
+from tests.backends import every_backend
+from tests.gradients import check_layer
+from tests.nn.networks import examples, gradients, train_step
+
+INPUT = Image(6, 5, 3)
+
+
+def described() -> dict[str, tuple[Layer, InputType]]:
+    """Branches of every kind, each with what it is fed."""
+    return {
+        "around one layer": (Residual(Conv2D(3, 3, padding="same", activation="relu")), INPUT),
+        "around two": (Residual([Conv2D(4, 3, padding=1, activation="relu"), Conv2D(3, 1)]), INPUT),
+        "a shortcut": (
+            Residual({"a": Conv2D(4, 3, 2, "same", activation="tanh"), "b": Conv2D(4, 1)}, Conv2D(4, 1, 2)),
+            INPUT,
+        ),
+        "a shortcut without weights": (Residual(Conv2D(3, 2, 2, activation="gelu"), MaxPool2D(2)), INPUT),
+        "no weights at all": (Residual(AvgPool2D(3, 1, 1)), INPUT),
+        "vectors": (Residual([Dense(7, "relu"), Dense(4)]), Flat(4)),
+        "one in the other": (Residual({"a": Residual(Conv2D(3, 1)), "b": Residual([Activation("elu")])}), INPUT),
+        "a view": (Residual({"flat": Flatten(), "dense": Dense(2)}, [Dense(2)][0]), INPUT),
+        "only a view": (Residual(Flatten(), Flatten()), INPUT),
+        "channels": (Concat({"a": Conv2D(2, 1), "b": Conv2D(3, 3, padding="same", activation="relu")}), INPUT),
+        "features": (Concat([Dense(2, "sigmoid"), [Dense(5, "relu"), Dense(1)], Flatten()]), INPUT),
+        "of itself": (Concat([Activation("identity"), Conv2D(1, 1)]), INPUT),
+        "one branch": (Concat([Conv2D(2, 1)]), INPUT),
+        "both": (Residual(Concat([Conv2D(1, 1), AvgPool2D(3, 1, 1)]), Concat([Conv2D(4, 1)])), INPUT),
+    }
+
+
+@every_backend
+@pytest.mark.parametrize("case", described())
+def test_gradients(name: str, case: str) -> None:
+    layer, input = described()[case]
+    check_layer(layer, input, create_backend(name, "double"))
+
+
+@every_backend
+@pytest.mark.parametrize("case", described())
+@pytest.mark.parametrize("before", [False, True])
+def test_nothing_is_on_loan_wherever_it_stands(name: str, case: str, before: bool) -> None:
+    """At the beginning of a network, where no derivative is needed or comes, and behind weights."""
+    layer, input = described()[case]
+    first: dict[str, Layer] = {}
+    if before:
+        first = {"before": Conv2D(3, 1) if isinstance(input, Image) else Dense(4)}
+    backend = create_backend(name)
+    for ending in ({"flat": Flatten()}, {"out": Dense(3)}):
+        network: dict[str, Layer] = {**first, "it": layer, **ending}
+        model = Model(Sequential(network), input, backend)
+        x = backend.asarray(np.random.default_rng(1).normal(size=(3, *input.shape)).astype(np.float32))
+        for _ in range(2):
+            y, _ = model.forward(x, INFERENCE)
+            backend.give_back(y)
+            assert backend.workspace.on_loan == 0
+            train_step(model, x, backend.asarray(np.array([0, 1, 0])))
+            assert backend.workspace.on_loan == 0
+    before_step = backend.workspace.allocated_bytes
+    train_step(model, x, backend.asarray(np.array([0, 1, 0])))
+    assert backend.workspace.allocated_bytes == before_step
+
+
+@every_backend
+def test_the_sum_and_the_parts_are_right(name: str) -> None:
+    backend = create_backend(name, "double")
+    x = backend.asarray(np.arange(12.0).reshape(1, 2, 2, 3) - 5)
+    for layer, expected in (
+        (Residual(Activation("relu")), lambda v: v + np.maximum(v, 0)),
+        (Residual(Activation("relu"), Activation("tanh")), lambda v: np.tanh(v) + np.maximum(v, 0)),
+        (Concat([Activation("relu"), Activation("tanh")]), lambda v: np.concatenate([np.maximum(v, 0), np.tanh(v)], 3)),
+    ):
+        layer.build(Image(2, 2, 3), Params().scope("it"), backend)
+        y, _ = layer.forward(x, INFERENCE)
+        np.testing.assert_allclose(backend.to_host(y), expected(backend.to_host(x)), rtol=1e-12)
+
+
+def test_two_passes_may_be_in_flight() -> None:
+    """Micro-batches of a pipeline: the sum of their gradients is that of the batch."""
+    backend = create_backend("numpy", "double")
+    network = Sequential(
+        {"stem": Conv2D(3, 1), **{k: v[0] for k, v in described().items() if k in ("both", "a shortcut")}}
+    )
+    network = Sequential({"stem": Conv2D(3, 1), "it": described()["both"][0], "out": Dense(3)})
+    whole, apart = Model(network, INPUT, backend), Model(network, INPUT, backend)
+    x, _ = examples(backend, 5, INPUT)
+    dy = np.random.default_rng(3).normal(size=(5, 3))
+    y, backward = whole.forward(x, Context(train=True))
+    backward(dy.copy())
+    flying = [(apart.forward(x[part], Context(train=True))[1], part) for part in (slice(0, 2), slice(2, 5))]
+    for each, part in flying:
+        each(dy[part].copy())
+    expected = gradients(whole)
+    for key, gradient in gradients(apart).items():
+        np.testing.assert_allclose(gradient, expected[key], rtol=1e-12, atol=1e-13)
+
+
+def test_names_are_those_of_the_blocks() -> None:
+    network = Sequential(
+        {
+            "block1": Residual(
+                {"conv1": Conv2D(4, 3, padding="same"), "conv2": Conv2D(4, 3, padding="same")}, Conv2D(4, 1)
+            ),
+            "mixed": Concat(
+                {"narrow": Conv2D(2, 1), "wide": {"conv1": Conv2D(2, 3, padding="same"), "pool": MaxPool2D(3, 1, 1)}}
+            ),
+            "out": Dense(2),
+        }
+    )
+    model = Model(network, INPUT, create_backend("numpy"))
+    weights = [each for each in model.weights() if each.endswith("weight")]
+    assert weights == [
+        "block1.conv1.weight",
+        "block1.conv2.weight",
+        "block1.shortcut.weight",
+        "mixed.narrow.weight",
+        "mixed.wide.conv1.weight",
+        "out.weight",
+    ]
+    rows = [
+        line.split("  ")[0] if not line.startswith(" ") else line.strip().split("  ")[0]
+        for line in model.summary().splitlines()
+    ]
+    assert rows[2:-1] == [
+        "input", "block1", "conv1", "conv2", "shortcut", "mixed", "narrow", "wide", "conv1", "pool", "out",
+    ]  # fmt: skip
+    layers = dict(model.network.children())
+    work = {each: sum(layer.multiply_adds() for layer in layers[each].walk()) for each in ("block1", "mixed")}
+    assert work == {"block1": 30 * (27 * 4 + 36 * 4 + 3 * 4), "mixed": 30 * (4 * 2 + 36 * 2)}
+
+
+@pytest.mark.parametrize("case", described())
+def test_the_estimate_of_what_is_borrowed(case: str) -> None:
+    """Within half and twice of what a step takes."""
+    layer, input = described()[case]
+    backend = create_backend("numpy", "double")
+    stem: Layer = Conv2D(3, 1) if isinstance(input, Image) else Dense(4)
+    model = Model(Sequential({"stem": stem, "it": layer, "out": Dense(3)}), input, backend)
+    x = backend.asarray(np.random.default_rng(1).normal(size=(64, *input.shape)))
+    train_step(model, x, backend.asarray(np.zeros(64, int)))
+    assert 0.5 < model.network.buffers() * 64 / backend.workspace.allocated_bytes < 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        (
+            Residual(Conv2D(8, 3, 2, "same")),
+            r"Residual 'it': the layers make Image\(3, 3, 8\) of Image\(6, 5, 3\), the shortcut Image\(6, 5, 3\): give "
+            r"it one that makes the same: Conv2D\(8, 1, stride=2\)",
+        ),
+        (Residual(Conv2D(8, 3, (2, 1), "same")), r"makes the same: Conv2D\(8, 1, stride=\(2, 1\)\)"),
+        (Residual(Conv2D(3, 3)), r"makes the same: layers with padding 'same' keep the height and width"),
+        (Residual(Dense(4)), r"the layers make Flat\(4\) of .* makes the same: Dense\(4\)"),
+        (Residual(Conv2D(8, 1), Conv2D(8, 1, 2)), r"the shortcut Image\(3, 3, 8\): give both the same stride, padding"),
+        (
+            Concat({"a": Conv2D(2, 1), "b": Conv2D(2, 3)}),
+            r"'it': branch 'b' makes Image\(4, 3, 2\), 'a' Image\(6, 5, 2\): they must have one height and width",
+        ),
+        (Concat([Dense(2), Conv2D(1, 1)]), r"branch 'branch2' makes Image\(6, 5, 1\), 'branch1' Flat\(2\)"),
+    ],
+)
+def test_sizes_that_do_not_agree(layer: Layer, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        layer.build(INPUT, Params().scope("it"), create_backend("numpy"))
+
+
+@pytest.mark.parametrize("found", [Conv2D(8, 1, 2), Conv2D(8, 1, (2, 1))])
+def test_the_shortcut_that_is_proposed_fits(found: Conv2D) -> None:
+    for stride in (2, (2, 1), (1, 3)):
+        proposal = Conv2D(8, 1, stride)
+        Residual(Conv2D(8, 3, stride, "same"), proposal).build(INPUT, Params().scope("it"), create_backend("numpy"))
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Residual([]), "must map names to layers, or list layers"),
+        (lambda: Residual(Conv2D(3, 1), shortcut="identity"), "Residual shortcut is a str: must be a Layer"),
+        (lambda: Residual({"shortcut": Conv2D(3, 1)}), "one is called 'shortcut', as the way around them is"),
+        (lambda: Concat([]), r"Concat branches=\[\]: must map names to layers, or list layers"),
+        (lambda: Concat(Conv2D(3, 1)), "Concat branches=.*: must map names"),
+        (lambda: Concat([3]), "must map names to layers"),
+        (lambda: Concat({"a.b": Conv2D(3, 1)}), r"layer name 'a.b'"),
+    ],
+)
+def test_arguments_are_checked(make: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        make()
+
+
+def test_one_object_in_two_ways_is_refused() -> None:
+    one = Conv2D(3, 1)
+    with pytest.raises(ConfigError, match="are one object"):
+        Residual(one, one).build(INPUT, Params().scope("it"), create_backend("numpy"))
+    with pytest.raises(ConfigError, match="are one object"):
+        Concat([one, one])
