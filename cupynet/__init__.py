@@ -46,12 +46,21 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.nn import Params as Params
     from cupynet.nn import Sequential as Sequential
     from cupynet.nn import SoftmaxNLL as SoftmaxNLL
+    from cupynet.optim import LAMB as LAMB
     from cupynet.optim import SGD as SGD
+    from cupynet.optim import AdaDelta as AdaDelta
+    from cupynet.optim import AdaGrad as AdaGrad
+    from cupynet.optim import Adam as Adam
+    from cupynet.optim import AdaMax as AdaMax
+    from cupynet.optim import AdamW as AdamW
+    from cupynet.optim import AMSGrad as AMSGrad
     from cupynet.optim import Constant as Constant
     from cupynet.optim import Momentum as Momentum
+    from cupynet.optim import Nadam as Nadam
     from cupynet.optim import Nesterov as Nesterov
     from cupynet.optim import OneCycle as OneCycle
     from cupynet.optim import Optimizer as Optimizer
+    from cupynet.optim import RMSProp as RMSProp
     from cupynet.optim import Scaled as Scaled
     from cupynet.optim import Schedule as Schedule
     from cupynet.parallel import Adaptive as Adaptive
@@ -93,7 +102,8 @@ _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
            "Flatten", "Loss", "SoftmaxNLL", "Model"),
-    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle", "Scaled"),
+    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Adam", "AdamW", "Nadam", "AMSGrad", "AdaMax", "AdaGrad",
+              "RMSProp", "AdaDelta", "LAMB", "Schedule", "Constant", "OneCycle", "Scaled"),
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher", "Shards",
              "ShardedLoader", "write_shards"),
     "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",
