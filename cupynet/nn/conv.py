@@ -7,7 +7,7 @@ from cupynet.backend import Backend, Convolution, MaxPool, Pair, Window
 from cupynet.backend.array import Array
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
-from cupynet.nn.init import initializer, zeros
+from cupynet.nn.init import Initializer, initializer, zeros
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both
@@ -38,7 +38,8 @@ class Conv2D(Layer):
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
             or `same`.
         activation: identity, relu or softmax.
-        init: how the weight (K_h, K_w, C, O) is drawn; the bias (O,) starts at zero.
+        init: how the weight (K_h, K_w, C, O) is drawn, a name or an object, see cupynet/nn/init.py; the bias (O,)
+            starts at zero.
         bias: whether there is one.
     """
 
@@ -51,7 +52,7 @@ class Conv2D(Layer):
         stride: Size = 1,
         padding: Size | str = 0,
         activation: str = "identity",
-        init: str = "xavier",
+        init: str | Initializer = "xavier",
         bias: bool = True,
     ) -> None:
         self.filters = checks.integer("Conv2D filters", filters, 1)
