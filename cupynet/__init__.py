@@ -50,14 +50,32 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.nn import Residual as Residual
     from cupynet.nn import Sequential as Sequential
     from cupynet.nn import SoftmaxNLL as SoftmaxNLL
+    from cupynet.optim import LAMB as LAMB
     from cupynet.optim import SGD as SGD
+    from cupynet.optim import AdaDelta as AdaDelta
+    from cupynet.optim import AdaGrad as AdaGrad
+    from cupynet.optim import Adam as Adam
+    from cupynet.optim import AdaMax as AdaMax
+    from cupynet.optim import AdamW as AdamW
+    from cupynet.optim import AMSGrad as AMSGrad
     from cupynet.optim import Constant as Constant
+    from cupynet.optim import Cosine as Cosine
+    from cupynet.optim import Exponential as Exponential
+    from cupynet.optim import Inverse as Inverse
+    from cupynet.optim import Map as Map
     from cupynet.optim import Momentum as Momentum
+    from cupynet.optim import Nadam as Nadam
     from cupynet.optim import Nesterov as Nesterov
     from cupynet.optim import OneCycle as OneCycle
     from cupynet.optim import Optimizer as Optimizer
+    from cupynet.optim import Polynomial as Polynomial
+    from cupynet.optim import ReduceOnPlateau as ReduceOnPlateau
+    from cupynet.optim import RMSProp as RMSProp
     from cupynet.optim import Scaled as Scaled
     from cupynet.optim import Schedule as Schedule
+    from cupynet.optim import Sigmoid as Sigmoid
+    from cupynet.optim import Step as Step
+    from cupynet.optim import Warmup as Warmup
     from cupynet.parallel import Adaptive as Adaptive
     from cupynet.parallel import AdaptiveThreshold as AdaptiveThreshold
     from cupynet.parallel import DiLoCo as DiLoCo
@@ -97,7 +115,9 @@ _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
            "Flatten", "Loss", "SoftmaxNLL", "Model", "AvgPool2D", "GlobalAvgPool2D", "Residual", "Concat"),
-    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle", "Scaled"),
+    "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Adam", "AdamW", "Nadam", "AMSGrad", "AdaMax", "AdaGrad",
+              "RMSProp", "AdaDelta", "LAMB", "Schedule", "Constant", "OneCycle", "Scaled", "Step", "Map", "Exponential",
+              "Inverse", "Polynomial", "Sigmoid", "Cosine", "ReduceOnPlateau", "Warmup"),
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher", "Shards",
              "ShardedLoader", "write_shards"),
     "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",

@@ -24,6 +24,7 @@ from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, ParallelWrapper, Pools
+from cupynet.training.callbacks import Chooser
 from cupynet.training.memory import Demand, vectors_of, verdict
 
 T = TypeVar("T")
@@ -97,20 +98,22 @@ class Experiment:
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _check_validation(self) -> None:
-        """Refuse a callback that chooses between epochs where none is evaluated on images kept out of training."""
-        names = [name for name, part in self.settings.callbacks.items() if part is not None]
-        for name, callback in zip(names, self.callbacks, strict=True):
-            kind = type(callback).__name__
-            if not callback.needs_validation:
+        """Refuse what chooses between epochs where none is evaluated on images kept out of training."""
+        names = [f"callbacks.{name}" for name, part in self.settings.callbacks.items() if part is not None]
+        choosers: dict[str, Chooser] = dict(zip(names, self.callbacks, strict=True))
+        choosers["optimizer.learning_rate"] = self.optimizer.learning_rate
+        for name, chooser in choosers.items():
+            kind = type(chooser).__name__
+            if not chooser.needs_validation:
                 continue
             if not getattr(self.source, "validation", True):
                 raise ConfigError(
-                    f"callbacks.{name}: {kind} chooses by images kept out of training, and there are none: hold some "
+                    f"{name}: {kind} chooses by images kept out of training, and there are none: hold some "
                     "out, data.validation=5000"
                 )
             if not self.synchronizer.evaluates and self.placement.workers > 1:
                 raise ConfigError(
-                    f"callbacks.{name}: {kind} chooses between epochs, and replicas {self.synchronizer.describe()} are "
+                    f"{name}: {kind} chooses between epochs, and replicas {self.synchronizer.describe()} are "
                     "not evaluated after each: parallel.averaging_frequency=epoch"
                 )
 

@@ -181,6 +181,7 @@ def test_experiments() -> None:
             "momentum": 0.9,
             "max_grad_norm": None,
             "l2": 0.0005,
+            **{"l1": 0.0, "weight_decay": 0.0, "clip_layer_norm": None, "clip_value": None},
         }
     }
     guide = settings_of("experiment=dl4j_gpu_guide")
@@ -245,7 +246,8 @@ class Own(ParameterAveraging):
 
 def test_another_optimizer_keeps_the_learning_rate() -> None:
     settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.l2=0.25")
-    assert set(settings.optimizer) == {"_target_", "learning_rate", "l2", "max_grad_norm"}
+    clipping = {"max_grad_norm", "clip_layer_norm", "clip_value"}
+    assert set(settings.optimizer) == {"_target_", "learning_rate", "l1", "l2", "weight_decay", *clipping}
     assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
 
 

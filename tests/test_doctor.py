@@ -242,11 +242,11 @@ def test_numba_compiles_in_threads(monkeypatch):
     pytest.importorskip("numba")
     (found,) = machine.check_numba([])
     assert found.state == "ok" and "kernels are kept in " in found.text
-    from cupynet.backend.kernels import loops
+    from cupynet.backend.kernels import loops, updates
 
     monkeypatch.setattr(loops.squared_norm._cache, "trouble", "no folder")  # type: ignore[attr-defined]
     assert "compiled kernels are not kept" in next(machine.check_numba([])).text
-    monkeypatch.setattr(loops, "sgd_update", lambda *_: None)
+    monkeypatch.setattr(updates, "sgd", lambda *_: None)
     (found,) = machine.check_numba([])
     assert (found.state, found.code) == ("problem", 1)
 

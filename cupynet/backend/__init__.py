@@ -6,6 +6,7 @@ from cupynet.backend.feed import Device, Feed, Shared, check_on_device
 from cupynet.backend.pairs import Convolution, MaxPool, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Control, Recorder, Scaling
+from cupynet.backend.rules import RULES, Layers, Move, Rule
 from cupynet.backend.select import create_backend, device_count, select_backend
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
@@ -14,16 +15,20 @@ from cupynet.checks import BACKENDS, DTYPES
 __all__ = [
     "BACKENDS",
     "DTYPES",
+    "RULES",
     "Backend",
     "Control",
     "Convolution",
     "Device",
     "DtypePolicy",
     "Feed",
+    "Layers",
     "Loans",
     "MaxPool",
+    "Move",
     "Pair",
     "Recorder",
+    "Rule",
     "Scaling",
     "Shared",
     "Window",

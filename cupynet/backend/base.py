@@ -13,7 +13,7 @@ weights are *added*, in `policy.accumulate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,7 @@ from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Recorder
+from cupynet.backend.rules import Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
 
@@ -599,47 +600,76 @@ class Backend:
         length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
 
-    def sgd_update(
-        self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float,
+    def move_weights(
+        self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
+    ) -> None:
+        """One update by a rule that looks at each weight by itself, in place; (P,) vectors.
+
+            g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
+
+        Where the rule does not move weights at once, grad = step(g) + decay · w instead, for `trust_weights`.
+
+        Args:
+            states: the rule's own vectors, which it changes.
+            stored: the copy of the weights that layers read, written too; None where they read the weights themselves.
+        """
+        checks.alike(rule.name, weight, grad, *states)
+        xp = self.xp
+        if move.scale != 1.0:
+            grad *= move.scale
+        if move.clip < math.inf:
+            xp.clip(grad, -move.clip, move.clip, out=grad)
+        if move.l2:
+            grad += move.l2 * weight
+        if move.l1:
+            grad += move.l1 * xp.sign(weight)
+        step = rule.step(xp, move, grad, *states)
+        if not rule.moves:
+            grad[...] = step + move.decay * weight if move.decay else step
+            return
+        if move.decay:
+            step = step + move.rate * move.decay * weight
+        weight -= step
+        grad[...] = 0
+        if stored is not None:
+            self.convert(weight, stored)
+
+    # layer by layer -------------------------------------------------------------------------------------------------
+
+    def layers(self, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> Layers:
+        """Stretches of a flat vector by the layer that they are of, see `Layers`; made once."""
+        table = np.array([(*each, layer) for each, layer in zip(bounds, group, strict=True)], np.int64).reshape(-1, 3)
+        return Layers(tuple(bounds), tuple(group), max(group, default=-1) + 1, self.asarray(table))
+
+    def squared_norms(self, vector: Array, layers: Layers) -> Array:
+        """The sum of squares of each layer's part of a (P,) vector: (L,), borrowed, in the vector's precision."""
+        found = self.borrow((layers.count,), vector.dtype)
+        found[...] = 0
+        for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
+            found[layer] += self.squared_norm(vector[start:stop])
+        return found
+
+    def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
+        """Shorten each layer's part of the gradient to the length `largest` if it is longer, in place."""
+        for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
+            self.clip_norm(grad[start:stop], squared_norms[layer], largest)
+
+    def trust_weights(
+        self, weight: Array, grad: Array, norms: tuple[Array, Array], layers: Layers, rate: float,
         stored: Array | None = None,
     ) -> None:  # fmt: skip
-        """w -= lr · (scale · g + l2 · w), in place; g is set to zero for the next step. (P,) vectors.
+        """w -= rate · |w| / |g| · g, layer by layer and in place; g is set to zero (You et al. 2020, LAMB).
 
-        stored: the copy of the weights that layers read, written too; None where they read the weights themselves.
+        Args:
+            norms: |w|² and |g|² of each layer (L,). Where one of them is zero, the ratio counts as one.
+            stored: as in `move_weights`.
         """
-        checks.alike("sgd_update", weight, grad)
-        if grad_scale != 1.0:
-            grad *= grad_scale
-        if l2:
-            grad += l2 * weight
-        grad *= learning_rate
-        weight -= grad
-        grad[...] = 0
-        if stored is not None:
-            self.convert(weight, stored)
-
-    def momentum_update(
-        self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
-        grad_scale: float, nesterov: bool, stored: Array | None = None,
-    ) -> None:  # fmt: skip
-        """v = mu · v - lr · (scale · g + l2 · w); w += v, or with Nesterov w += mu · v - lr · (...); g is set to zero.
-
-        Sutskever et al. 2013, "On the importance of initialization and momentum", with the learning rate inside the
-        velocity. `stored`: as in `sgd_update`.
-        """
-        checks.alike("momentum_update", weight, velocity, grad)
-        if grad_scale != 1.0:
-            grad *= grad_scale
-        if l2:
-            grad += l2 * weight
-        grad *= learning_rate
-        velocity *= momentum
-        velocity -= grad
-        if nesterov:
-            weight -= grad
-            weight += momentum * velocity
-        else:
-            weight += velocity
-        grad[...] = 0
-        if stored is not None:
-            self.convert(weight, stored)
+        checks.alike("trust_weights", weight, grad)
+        xp, (squares, steps) = self.xp, norms
+        both = (squares > 0) & (steps > 0)
+        ratios = xp.sqrt(xp.where(both, squares, 1) / xp.where(both, steps, 1))
+        for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
+            weight[start:stop] -= rate * ratios[layer] * grad[start:stop]
+            grad[start:stop] = 0
+            if stored is not None:
+                self.convert(weight[start:stop], stored[start:stop])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.rules import Move, Rule
 from cupynet.backend.window import Window
 
 
@@ -50,9 +51,9 @@ class NumbaBackend(NumpyBackend):
 
     def __init__(self, dtype: str = "float", device: int = 0) -> None:
         super().__init__(dtype, device)
-        from cupynet.backend.kernels import curves, loops  # numba is imported only where it is used
+        from cupynet.backend.kernels import curves, loops, updates  # numba is imported only where it is used
 
-        self.kernels, self.curves = loops, curves
+        self.kernels, self.curves, self.updates = loops, curves, updates
 
     def _compiles(self, *arrays: Array) -> bool:
         """Whether compiled code takes these: contiguous, and all in one precision. NumPy takes the others."""
@@ -186,30 +187,15 @@ class NumbaBackend(NumpyBackend):
         real = grad.dtype.type
         self.kernels.clip_norm(grad.reshape(-1), real(squared_norm), real(largest))
 
-    def sgd_update(
-        self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float,
-        stored: Array | None = None,
-    ) -> None:  # fmt: skip
-        checks.alike("sgd_update", weight, grad)
-        if not self._compiles(weight, grad):
-            return super().sgd_update(weight, grad, learning_rate, l2, grad_scale, stored)
-        real = weight.dtype.type
-        self.kernels.sgd_update(weight, grad, real(learning_rate), real(l2), real(grad_scale))
-        if stored is not None:
-            self.convert(weight, stored)
-
-    def momentum_update(
-        self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
-        grad_scale: float, nesterov: bool, stored: Array | None = None,
-    ) -> None:  # fmt: skip
-        checks.alike("momentum_update", weight, velocity, grad)
-        if not self._compiles(weight, velocity, grad):
-            factors = (learning_rate, momentum, l2, grad_scale)
-            return super().momentum_update(weight, velocity, grad, *factors, nesterov, stored)
-        real = weight.dtype.type
-        factors = (real(learning_rate), real(momentum), real(l2), real(grad_scale))
-        self.kernels.momentum_update(weight, velocity, grad, *factors, nesterov)
-        if stored is not None:
+    def move_weights(
+        self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
+    ) -> None:
+        checks.alike(rule.name, weight, grad, *states)
+        if not self._compiles(weight, grad, *states):
+            return super().move_weights(rule, weight, grad, states, move, stored)
+        numbers = tuple(weight.dtype.type(value) for value in move.in_order())
+        self.updates.UPDATES[rule.name](weight, grad, *states, numbers)
+        if stored is not None and rule.moves:
             self.convert(weight, stored)
 
 

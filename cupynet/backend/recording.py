@@ -16,22 +16,29 @@ from typing import Protocol
 class Control(IntEnum):
     """Places in the controls, which are numbers in double.
 
-    Given by the host: the factor of learning rates (RATE). Changed by steps: the loss scale of the next gradient and of
+    Given by the host: the factor of learning rates (RATE) and what else the optimizer's rule asks for in this iteration
+    (FIRST, SECOND, THIRD, see `Move.numbers`). Changed by steps: the loss scale of the next gradient and of
     the last (SCALE, USED), whether the last step was made (GO), which one halted, from 1 (HALTED, 0: none did), steps
     since the host looked, and of those that were made the sum of losses and the samples (STEPS, LOSSES, SAMPLES), steps
     since the loss scale was changed (STEADY), and those that were left out (SKIPPED).
     """
 
     RATE = 0
-    SCALE = 1
-    USED = 2
-    GO = 3
-    HALTED = 4
-    STEPS = 5
-    LOSSES = 6
-    SAMPLES = 7
-    STEADY = 8
-    SKIPPED = 9
+    FIRST = 1
+    SECOND = 2
+    THIRD = 3
+    SCALE = 4
+    USED = 5
+    GO = 6
+    HALTED = 7
+    STEPS = 8
+    LOSSES = 9
+    SAMPLES = 10
+    STEADY = 11
+    SKIPPED = 12
+
+
+GIVEN = (Control.RATE, Control.FIRST, Control.SECOND, Control.THIRD)  # by the host, for the next step
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Recorder(Protocol):
     """What lets steps run ahead of the host. It belongs to one backend and is used in its worker's thread."""
 
     def steered(self) -> AbstractContextManager[None]:
-        """A context in which operations take the loss scale and a factor of the learning rate from the controls.
+        """A context in which operations take the loss scale and the numbers of the iteration from the controls.
 
         The optimizer's updates do so, and do nothing but set gradients to zero where the step is left out.
         """
@@ -66,11 +73,11 @@ class Recorder(Protocol):
             samples: how many these are of.
         """
 
-    def steer(self, rate: float) -> None:
-        """The factor of the learning rates of the next step."""
+    def steer(self, numbers: tuple[float, float, float, float]) -> None:
+        """The factor of the learning rates of the next step, and what else its rule asks for, see `GIVEN`."""
 
     def read(self) -> dict[Control, float]:
         """The controls, when all that was asked for is done."""
 
     def write(self, values: dict[Control, float]) -> None:
-        """Overwrite the controls: those that are not named become 0, but for the factor of learning rates."""
+        """Overwrite the controls: those that are not named become 0, but for those that `steer` gives."""

@@ -163,12 +163,14 @@ def check_numba(asked: list[str]) -> Iterator[Finding]:
 
     import numpy as np
 
-    from cupynet.backend.kernels import loops
+    from cupynet.backend.kernels import loops, updates
+    from cupynet.backend.rules import Move
 
     def work(of: int) -> bool:
         """Another type for each, so that both compile."""
         vector = np.full(8, 2, (np.float32, np.float64)[of % 2])
-        loops.sgd_update(vector, np.ones_like(vector), *map(vector.dtype.type, (0.5, 0, 1)))
+        numbers = Move(rate=0.5).in_order()
+        updates.sgd(vector, np.ones_like(vector), tuple(vector.dtype.type(each) for each in numbers))
         return bool((vector == 1.5).all() and loops.squared_norm(vector) == 18)
 
     began = time.perf_counter()

@@ -8,7 +8,7 @@ from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
-from cupynet.nn.init import grouped, initializer, zeros
+from cupynet.nn.init import Initializer, grouped, initializer, zeros
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both, padding_of, padding_text, window_on
@@ -29,7 +29,8 @@ class Conv2D(Layer):
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
             or `same`, `valid` (0).
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
-        init: how the weight (K_h, K_w, C, O) is drawn; the bias (O,) starts at zero.
+        init: how the weight (K_h, K_w, C, O) is drawn, a name or an object, see cupynet/nn/init.py; the bias (O,)
+            starts at zero.
         bias: whether there is one.
         dilation: pixels from one pixel of the window to the next, a number or (down, across): with more than 1 it sees
             further, with gaps (Yu & Koltun 2016).
@@ -46,7 +47,7 @@ class Conv2D(Layer):
         stride: Size = 1,
         padding: Size | str = 0,
         activation: str = "identity",
-        init: str = "xavier",
+        init: str | Initializer = "xavier",
         bias: bool = True,
         dilation: Size = 1,
         groups: int = 1,

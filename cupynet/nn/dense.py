@@ -7,7 +7,7 @@ from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.nn.activation import LEAKY_SLOPE, activation_function
 from cupynet.nn.context import Context
-from cupynet.nn.init import initializer, zeros
+from cupynet.nn.init import Initializer, initializer, zeros
 from cupynet.nn.layer import Backward, Layer, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, InputType
@@ -19,13 +19,16 @@ class Dense(Layer):
     Args:
         units: O, outputs.
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
-        init: how the weight (F, O) is drawn; the bias (O,) starts at zero.
+        init: how the weight (F, O) is drawn, a name or an object, see cupynet/nn/init.py; the bias (O,) starts at
+            zero.
         bias: whether there is one.
     """
 
     recordable = True
 
-    def __init__(self, units: int, activation: str = "identity", init: str = "xavier", bias: bool = True) -> None:
+    def __init__(
+        self, units: int, activation: str = "identity", init: str | Initializer = "xavier", bias: bool = True
+    ) -> None:
         self.units = checks.integer("Dense units", units, 1)
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)

@@ -1,4 +1,7 @@
-"""Initial weights, always drawn by NumPy on the host, so that the backend does not change them."""
+"""Initial weights, always drawn by NumPy on the host, so that the backend does not change them.
+
+A layer takes the name of an initialiser (see `INITIALIZERS`), or an object of one of the classes here.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,25 @@ from typing import TypeAlias
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.checks import one_of
+from cupynet.checks import guess, number, one_of, refusal, shown
+from cupynet.errors import ConfigError
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
+CUT = 2.0  # deviations, beyond which a truncated normal distribution ends
+REMAINS = 0.87962566103423978  # the standard deviation of one that is cut there
+FANS = ("fan_in", "fan_out", "fan_avg")
+DISTRIBUTIONS = ("normal", "uniform", "truncated_normal")
+
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs and outputs of one unit: a weight is (..., inputs, outputs), before them a convolution's window."""
+    """Inputs and outputs of one unit: a weight is (..., inputs, outputs), before them a convolution's window.
+
+    Raises:
+        ConfigError: the weight is a vector, which has no inputs and outputs.
+    """
+    if len(shape) < 2:
+        raise ConfigError(f"a weight of shape {shape} has no inputs and outputs: begin it with zeros, ones or Filled")
     window = math.prod(shape[:-2])
     return shape[-2] * window, shape[-1] * window
 
@@ -33,41 +48,142 @@ def grouped(init: Initializer, groups: int) -> Initializer:
     return draw
 
 
-def xavier(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """N(0, 2 / (in + out)) (Glorot & Bengio 2010); Deeplearning4j's XAVIER."""
-    return rng.normal(0.0, math.sqrt(2.0 / sum(fans(shape))), shape)
+class Filled:
+    """The same number everywhere.
+
+    Args:
+        value: any number.
+    """
+
+    def __init__(self, value: float) -> None:
+        self.value = number("Filled value", value)
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        return np.full(shape, self.value)
 
 
-def xavier_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """U(-a, a), a = sqrt(6 / (in + out)) (Glorot & Bengio 2010)."""
-    limit = math.sqrt(6.0 / sum(fans(shape)))
-    return rng.uniform(-limit, limit, shape)
+class Normal:
+    """N(mean, deviation²).
+
+    Args:
+        deviation: its standard deviation.
+        mean: its mean.
+    """
+
+    def __init__(self, deviation: float = 0.05, mean: float = 0.0) -> None:
+        self.deviation = number(f"{type(self).__name__} deviation", deviation, above=0)
+        self.mean = number(f"{type(self).__name__} mean", mean)
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        return rng.normal(self.mean, self.deviation, shape)
 
 
-def he(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """N(0, 2 / in), for layers followed by ReLU (He et al. 2015); Deeplearning4j's RELU."""
-    return rng.normal(0.0, math.sqrt(2.0 / fans(shape)[0]), shape)
+class TruncatedNormal(Normal):
+    """N(mean, deviation²) without what is more than two deviations from the mean, which is drawn again.
+
+    What is left deviates by 0.88 of that.
+
+    Args:
+        deviation, mean: of the whole distribution.
+    """
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        values = rng.standard_normal(shape)
+        while (far := abs(values) > CUT).any():
+            values[far] = rng.standard_normal(int(far.sum()))
+        return self.mean + self.deviation * values
 
 
-def lecun(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """N(0, 1 / in) (LeCun et al. 1998)."""
-    return rng.normal(0.0, math.sqrt(1.0 / fans(shape)[0]), shape)
+class Uniform:
+    """U(-limit, limit).
+
+    Args:
+        limit: above 0.
+    """
+
+    def __init__(self, limit: float = 0.05) -> None:
+        self.limit = number("Uniform limit", limit, above=0)
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        return rng.uniform(-self.limit, self.limit, shape)
 
 
-def zeros(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """All zero: biases."""
-    return np.zeros(shape)
+class VarianceScaling:
+    """Mean 0 and variance scale / fan.
+
+    Args:
+        scale: above 0.
+        mode: which fan: `fan_in`, the inputs of a unit, `fan_out`, its outputs, or `fan_avg`, their mean.
+        distribution: `normal`, `uniform`, or `truncated_normal`, whose variance is that of what is left.
+    """
+
+    def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:
+        self.scale = number("VarianceScaling scale", scale, above=0)
+        self.mode = one_of("VarianceScaling mode", mode, FANS)
+        self.distribution = one_of("VarianceScaling distribution", distribution, DISTRIBUTIONS)
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        inputs, outputs = fans(shape)
+        fan = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[self.mode]
+        variance = self.scale / fan
+        if self.distribution == "uniform":
+            limit = math.sqrt(3 * variance)
+            return rng.uniform(-limit, limit, shape)
+        if self.distribution == "normal":
+            return rng.normal(0.0, math.sqrt(variance), shape)
+        return TruncatedNormal(math.sqrt(variance) / REMAINS)(rng, shape)
 
 
+class Orthogonal:
+    """A matrix whose columns, or rows where they are fewer, are at right angles and of length `gain`.
+
+    Saxe et al. 2014. A convolution's weight is one with a row for each value of a window. Drawn evenly from
+    all of them (Mezzadri 2007).
+
+    Args:
+        gain: above 0.
+    """
+
+    def __init__(self, gain: float = 1.0) -> None:
+        self.gain = number("Orthogonal gain", gain, above=0)
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        fans(shape)  # refuses a vector
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
+        q *= np.where(np.diag(r) < 0, -1.0, 1.0)
+        return self.gain * (q if rows >= columns else q.T).reshape(shape)
+
+
+xavier = VarianceScaling(1.0, "fan_avg")
+zeros = Filled(0.0)
+
+# Deeplearning4j's XAVIER is xavier, RELU he, LECUN_NORMAL lecun; PyTorch's kaiming is he, Keras' glorot is xavier.
 INITIALIZERS: dict[str, Initializer] = {
-    "xavier": xavier,
-    "xavier_uniform": xavier_uniform,
-    "he": he,
-    "lecun": lecun,
+    "xavier": xavier,  # N(0, 2 / (in + out)) (Glorot & Bengio 2010)
+    "xavier_uniform": VarianceScaling(1.0, "fan_avg", "uniform"),
+    "glorot": xavier,
+    "glorot_uniform": VarianceScaling(1.0, "fan_avg", "uniform"),
+    "he": VarianceScaling(2.0, "fan_in"),  # N(0, 2 / in), for layers followed by ReLU (He et al. 2015)
+    "he_uniform": VarianceScaling(2.0, "fan_in", "uniform"),
+    "kaiming": VarianceScaling(2.0, "fan_in"),
+    "kaiming_uniform": VarianceScaling(2.0, "fan_in", "uniform"),
+    "lecun": VarianceScaling(1.0, "fan_in"),  # N(0, 1 / in) (LeCun et al. 1998)
+    "lecun_uniform": VarianceScaling(1.0, "fan_in", "uniform"),
+    "orthogonal": Orthogonal(),
+    "normal": Normal(),
+    "truncated_normal": TruncatedNormal(),
+    "uniform": Uniform(),
     "zeros": zeros,
+    "ones": Filled(1.0),
 }
 
 
-def initializer(name: str) -> Initializer:
-    """The initializer called `name`; ConfigError for an unknown name."""
-    return INITIALIZERS[one_of("init", name, INITIALIZERS)]
+def initializer(init: str | Initializer) -> Initializer:
+    """The initialiser called `init`, or that object itself; ConfigError for anything else."""
+    if callable(init) and not isinstance(init, type):
+        return init
+    if isinstance(init, str) and init in INITIALIZERS:
+        return INITIALIZERS[init]
+    names = list(INITIALIZERS)
+    raise refusal("init", shown(init, str), f"must be one of {', '.join(names)}, or such an object{guess(init, names)}")

@@ -58,6 +58,11 @@ class Segment:
     decay: bool
     lr_scale: float
 
+    @property
+    def part(self) -> slice:
+        """Where it lies."""
+        return slice(self.start, self.stop)
+
 
 class Params:
     """The weights of a model: declared by its layers through a `Scope`, then laid out by `allocate`.
@@ -95,6 +100,11 @@ class Params:
     def named(self) -> Iterator[tuple[str, Parameter]]:
         """Name and parameter, in order of declaration."""
         yield from self._entries.items()
+
+    @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Where each weight lies in the flat vector, name -> (start, stop); after `allocate`."""
+        return {name: (start, start + self._entries[name].size) for name, start in self._offsets.items()}
 
     def views(self, vector: Array) -> Iterator[tuple[str, Array]]:
         """Name and part, in order of declaration, of any (P,) vector laid out like the weights; after `allocate`.

@@ -1,28 +1,56 @@
-"""Learning rates as functions of the iteration."""
+"""Learning rates as functions of the iteration: what all share, and those that stretch over a fit.
+
+Those that count from the beginning of training are in counted.py, the one that learns from evaluations in plateau.py.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from cupynet.checks import instance, learning_rate_scale, number
+from cupynet.checks import instance, integer, learning_rate_scale, number
 
 
 class Schedule:
     """iteration -> learning rate. An iteration is one update of one replica: with several workers, one round.
 
-    A schedule that stretches over training learns from `span` which iterations that is.
+    A schedule that stretches over training learns from `span` which iterations that is; one that learns from
+    evaluations is told of them by `learn`. All of it is alike on all workers.
+
+    Attributes:
+        monitor: which figure of an evaluation of validation images it learns from; None for none.
     """
+
+    monitor: str | None = None
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether a fit must evaluate validation images, epoch by epoch."""
+        return self.monitor is not None
 
     def __call__(self, iteration: int) -> float:
         raise NotImplementedError
 
-    def span(self, start: int, stop: int) -> None:
+    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         """A fit begins that stretches over iterations start <= i < stop.
 
         Called at the beginning of each fit, before its first iteration, with the counters of the whole training: a
         second fit is a span of its own, which begins where the first one ended. A fit that is resumed keeps its start.
+
+        Args:
+            epoch: the iterations of each of its epochs; 0 where that is not known.
+            epochs: how many epochs of the whole training will be complete at `stop`.
         """
+
+    def learn(self, figure: float) -> None:
+        """What it monitors, after an epoch that was evaluated."""
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must hold to go on exactly, beside what `span` will say again."""
+        return {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Take over what `state` returned."""
 
 
 class Constant(Schedule):
@@ -35,7 +63,33 @@ class Constant(Schedule):
         return self.value
 
 
-class OneCycle(Schedule):
+class Spanning(Schedule):
+    """A schedule that stretches over a fit; each further fit is one of its own.
+
+    Attributes:
+        start, stop: the span; None before it is known.
+    """
+
+    def __init__(self) -> None:
+        self.start: int | None = None
+        self.stop: int | None = None
+
+    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+        self.start, self.stop = start, stop
+
+    def done(self, iteration: int) -> tuple[int, int]:
+        """Iterations of the span before this one, and before its last one. RuntimeError before the first `span`.
+
+        Before its span it counts as the first iteration, after it as the last.
+        """
+        if self.start is None or self.stop is None:
+            name = type(self).__name__
+            raise RuntimeError(f"{name} does not know how long training is: call span(start, stop) first")
+        last = max(self.stop - self.start - 1, 1)
+        return min(max(iteration - self.start, 0), last), last
+
+
+class OneCycle(Spanning):
     """Up along half a cosine to `peak`, then down along another to almost nothing, once over the span.
 
     Smith & Topin 2018, "Super-convergence". Each further fit is a cycle of its own. Before its span the rate is the
@@ -47,9 +101,6 @@ class OneCycle(Schedule):
         start_divisor: the first learning rate is peak / start_divisor.
         end_divisor: the last one is peak / end_divisor.
 
-    Attributes:
-        start, stop: the span; None before it is known.
-
     Raises:
         ConfigError: an argument cannot work.
     """
@@ -57,31 +108,101 @@ class OneCycle(Schedule):
     def __init__(
         self, peak: float, warmup: float = 0.3, start_divisor: float = 25.0, end_divisor: float = 1000.0
     ) -> None:
+        super().__init__()
         self.peak = number("OneCycle peak", peak, above=0)
         self.start_divisor = number("OneCycle start_divisor", start_divisor, minimum=1)
         self.end_divisor = number("OneCycle end_divisor", end_divisor, minimum=1)
         self.warmup = number(
             "OneCycle warmup", warmup, minimum=0, below=1, also=", the fraction of training spent rising"
         )
-        self.start: int | None = None
-        self.stop: int | None = None
-
-    def span(self, start: int, stop: int) -> None:
-        self.start, self.stop = start, stop
 
     def __call__(self, iteration: int) -> float:
         """The rate at `iteration`. RuntimeError before the first `span`."""
-        if self.start is None or self.stop is None:
-            raise RuntimeError("OneCycle does not know how long training is: call span(start, stop) first")
-        last = max(self.stop - self.start - 1, 1)
-        done = min(max(iteration - self.start, 0), last)
+        done, last = self.done(iteration)
         rising = self.warmup * last
         if done < rising:
             return _cosine(self.peak / self.start_divisor, self.peak, done / rising)
         return _cosine(self.peak, self.peak / self.end_divisor, (done - rising) / (last - rising))
 
 
-class Scaled(Schedule):
+class Cosine(Spanning):
+    """Down along half a cosine, once over the span, or again and again (Loshchilov & Hutter 2017, SGDR).
+
+    Args:
+        initial: the learning rate at the beginning.
+        end: what it comes down to, in the last iteration of the span; a cycle that is followed by another ends just
+            above.
+        cycle: iterations of the first of several cycles, counted from the beginning of the span; None for one over all
+            of it.
+        growth: how many times longer each cycle is than the one before.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    def __init__(self, initial: float, end: float = 0.0, cycle: int | None = None, growth: int = 1) -> None:
+        super().__init__()
+        self.initial = number("Cosine initial", initial, above=0)
+        self.end = number("Cosine end", end, minimum=0)
+        self.cycle = None if cycle is None else integer("Cosine cycle", cycle, 1, ", or null")
+        self.growth = integer("Cosine growth", growth, 1)
+
+    def __call__(self, iteration: int) -> float:
+        """The rate at `iteration`. RuntimeError before the first `span`."""
+        done, length = self.done(iteration)
+        if self.cycle is not None:
+            length = self.cycle
+            while done >= length:
+                done, length = done - length, length * self.growth
+        return _cosine(self.initial, self.end, done / length)
+
+
+class Polynomial(Spanning):
+    """initial · (1 - progress)^power, down to `end`, over the span. (Deeplearning4j's PolySchedule rises and breaks
+    off.)
+
+    Args:
+        initial: the learning rate at the beginning.
+        power: 1 for a straight line.
+        end: what it comes down to, in the last iteration of the span.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    def __init__(self, initial: float, power: float = 1.0, end: float = 0.0) -> None:
+        super().__init__()
+        self.initial = number("Polynomial initial", initial, above=0)
+        self.power = number("Polynomial power", power, above=0)
+        self.end = number("Polynomial end", end, minimum=0)
+
+    def __call__(self, iteration: int) -> float:
+        """The rate at `iteration`. RuntimeError before the first `span`."""
+        done, last = self.done(iteration)
+        return float(self.end + (self.initial - self.end) * (1 - done / last) ** self.power)
+
+
+class Around(Schedule):
+    """A schedule that changes another one, which is told of all that this one is told of."""
+
+    def __init__(self, inner: Schedule) -> None:
+        self.schedule = instance(f"{type(self).__name__} schedule", inner, Schedule, "OneCycle(0.2)")
+        self.monitor = inner.monitor
+
+    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+        self.schedule.span(start, stop, epoch, epochs)
+
+    def learn(self, figure: float) -> None:
+        self.schedule.learn(figure)
+
+    def state(self) -> dict[str, float]:
+        return self.schedule.state()
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.schedule.restore(state)
+
+
+class Scaled(Around):
     """Another schedule times a factor.
 
     Args:
@@ -93,14 +214,39 @@ class Scaled(Schedule):
     """
 
     def __init__(self, schedule: Schedule, factor: float) -> None:
-        self.schedule = instance("Scaled schedule", schedule, Schedule, "OneCycle(0.2)")
+        super().__init__(schedule)
         self.factor = number("Scaled factor", factor, above=0)
-
-    def span(self, start: int, stop: int) -> None:
-        self.schedule.span(start, stop)
 
     def __call__(self, iteration: int) -> float:
         return self.factor * self.schedule(iteration)
+
+
+class Warmup(Around):
+    """A straight line up to the first rate of another schedule, once at the beginning of training; then that one.
+
+    (Goyal et al. 2017.) The other one begins behind the line, and knows nothing of the iterations before.
+
+    Args:
+        steps: iterations of the line.
+        then: a learning rate, or a schedule.
+        start: the first learning rate, as a fraction of that at the end of the line.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    def __init__(self, steps: int, then: float | Schedule, start: float = 0.1) -> None:
+        super().__init__(schedule("Warmup then", then))
+        self.steps = integer("Warmup steps", steps, 1)
+        self.first = number("Warmup start", start, above=0, below=1)
+
+    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+        begin = max(start - self.steps, 0)
+        super().span(begin, max(stop - self.steps, begin + 1), epoch, epochs)
+
+    def __call__(self, iteration: int) -> float:
+        rising = min(iteration / self.steps, 1.0)
+        return (self.first + (1 - self.first) * rising) * self.schedule(max(iteration - self.steps, 0))
 
 
 def scale_factor(scale: str | float, workers: int) -> float:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from cupynet.errors import ConfigError, OutputError
 from cupynet.runs import Run
@@ -82,18 +82,26 @@ class Callback:
         """Training goes back, within an epoch, to where `state` was asked for; what was told since is told again."""
 
 
-def check_validation(callbacks: Iterable[Callback], split: str | None, *, each: bool) -> None:
-    """Refuse callbacks that choose by evaluations, in a fit that makes none on validation images. ConfigError.
+class Chooser(Protocol):
+    """What may choose by evaluations: a callback, or a learning-rate schedule."""
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether a fit must evaluate validation images, epoch by epoch."""
+
+
+def check_validation(choosers: Iterable[Chooser], split: str | None, *, each: bool) -> None:
+    """Refuse what chooses by evaluations, in a fit that makes none on validation images. ConfigError.
 
     Args:
-        callbacks: what is to watch the fit.
+        choosers: what is to watch the fit, and the schedule of its learning rate.
         split: what it evaluates, `test` or `validation`; None for nothing.
         each: whether every epoch can be evaluated: replicas, if there are several, are made one before.
     """
-    for callback in callbacks:
-        if not callback.needs_validation:
+    for chooser in choosers:
+        if not chooser.needs_validation:
             continue
-        name = type(callback).__name__
+        name = type(chooser).__name__
         if split is None:
             raise ConfigError(
                 f"{name} chooses by evaluations, and nothing is evaluated: fit(..., evaluate_on=held_out, "

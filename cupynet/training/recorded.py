@@ -86,7 +86,7 @@ class RecordedReplica(Replica):
     def update(self, iteration: int) -> None:
         """See `Replica.update`."""
         self._tell()
-        self._recorder.steer(self.optimizer.learning_rate(iteration))
+        self._recorder.steer(self.optimizer.numbers(iteration))
         self._run("update", 0, self._update)
         self.updates += 1
 
@@ -95,12 +95,12 @@ class RecordedReplica(Replica):
     def step(self, batch: Batch | None, number: int, iteration: int) -> None:
         """Ask for gradient and update; nobody waits. `settle` says what came of it.
 
-        number: of the round. iteration: whose learning rate it is made with.
+        number: of the round. iteration: whose learning rate and other numbers it is made with.
         """
         self._asked[number] = 0 if batch is None else len(batch)
         if batch is not None:
             self._tell()
-            self._recorder.steer(self.optimizer.learning_rate(iteration))
+            self._recorder.steer(self.optimizer.numbers(iteration))
             self._run("step", self._take(batch), self._step)
             self.updates += 1
 
@@ -134,7 +134,7 @@ class RecordedReplica(Replica):
 
     def _update(self, size: int = 0) -> None:
         norm = None if self.optimizer.max_grad_norm is None else self.squared_norm()
-        self.optimizer.move(self.params, 1.0, 1.0, norm)
+        self.optimizer.move(self.params, squared_norm=norm)
 
     def _step(self, size: int) -> None:
         self._gradient(size)

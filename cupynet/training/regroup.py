@@ -93,6 +93,7 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
         "trainer": position,
         "replica": {**mean(replicas, shares), "updates": max(each["updates"] for each in replicas)},
         "synchronizer": synchronizer.joined(mean([state["synchronizer"] for state in states], shares)),
+        "schedule": states[0]["schedule"],
         "own": {},
         "scaling": min((state["scaling"] for state in states), key=lambda scaling: scaling.get("scale", 0.0)),
     }

@@ -23,6 +23,7 @@ from cupynet.checks import integer, is_bool, one_of
 from cupynet.data import Batch, Batches, Labelled
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
+from cupynet.optim import Schedule
 from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer, is_finite
 from cupynet.runs import Run
 from cupynet.training.agreement import Agreed, Agreement
@@ -175,6 +176,10 @@ class Trainer:
         return self.replica.backend
 
     @property
+    def _schedule(self) -> Schedule:
+        return self.replica.optimizer.learning_rate
+
+    @property
     def unfinished(self) -> bool:
         """Whether a fit has begun that has not come to its end: one that runs, or whose state was restored."""
         return self._span_start is not None
@@ -231,9 +236,9 @@ class Trainer:
                 a weight, found in the next round or where replicas are averaged.
         """
         epochs, evaluate_every, split = Fit.check(epochs, evaluate_every, split, least=0 if self.unfinished else 1)
-        several = self.groups.replicas.size > 1
         evaluated = split if evaluate_on is not None else None
-        check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
+        each = self.synchronizer.evaluates or self.groups.replicas.size == 1
+        check_validation([*self.callbacks, self._schedule], evaluated, each=each)
         fit = Fit(train, self.epoch + epochs, evaluate_on, evaluate_every, split)
         for loader in filter(None, (train, evaluate_on)):
             self.replica.check(loader.dataset)
@@ -274,7 +279,7 @@ class Trainer:
             self.round, self._deal = 0, deal
         start = self.iteration if self._span_start is None else self._span_start
         self.total_iterations = self.iteration + (fit.last - self.epoch) * rounds - self.round
-        self.replica.optimizer.learning_rate.span(start, self.total_iterations)
+        self._schedule.span(start, self.total_iterations, rounds, fit.last)
         self._finished = (
             self._finished and self.unfinished and self.epoch == fit.last
         )  # restored after its last average
@@ -401,7 +406,7 @@ class Trainer:
             self.clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
 
     def _report(self) -> Report:
-        rate = self.replica.optimizer.learning_rate(self.iteration - 1)
+        rate = self._schedule(self.iteration - 1)
         sent, position = self._bytes_sent, {"iteration": self.iteration, "epoch": self.epoch}
         report = self._since.report(self.clock, **position, learning_rate=rate, bytes_sent=sent)
         self._since = Since(replace(self.clock))
@@ -418,6 +423,8 @@ class Trainer:
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
             self.replica.assemble()
             self.evaluation = self.evaluate(fit.evaluate_on)
+            if self._schedule.monitor is not None:
+                self._schedule.learn(getattr(self.evaluation, self._schedule.monitor))
         start, now = self._epoch_start, self._figures()
         samples, seconds = self.clock.images - start.images, self.clock.rounds_s - start.rounds_s
         own = [mine - getattr(start, name) for name, mine in zip(SPENT, now, strict=True)]
@@ -571,6 +578,7 @@ class Trainer:
             "epoch_start": asdict(self._epoch_start),
             "since": {**asdict(self._since), "losses": float(self._since.losses)},
             "replica": self.replica.state(),
+            "schedule": self._schedule.state(),
             "synchronizer": self.synchronizer.state(),
             "scaling": {} if self.scaler is None else self.scaler.state(),
             "own": {} if self._agreement.own is None else asdict(self._agreement.own),
@@ -593,6 +601,7 @@ class Trainer:
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self._agreement.own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
+        self._schedule.restore(state["schedule"])
         self._restore_scale(state)
         self.synchronizer.restore(state["synchronizer"])
         for name, callback in self._named_callbacks().items():

@@ -39,7 +39,7 @@ from cupynet.parallel import (
     job,
 )
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback, check_validation
+from cupynet.training.callbacks import Callback, Chooser, check_validation
 from cupynet.training.checkpoint import found, resumed, save
 from cupynet.training.failures import told
 from cupynet.training.memory import Demand, vectors_of, verdict
@@ -236,7 +236,8 @@ class ParallelWrapper:
         self._warn_of_idle(loader)
         self._check_memory(loader)
         evaluated = None if held_out is None else split
-        check_validation(self.callbacks, evaluated, each=self.synchronizer.evaluates or not several)
+        choosers: list[Chooser] = [*self.callbacks, self.optimizer.learning_rate]
+        check_validation(choosers, evaluated, each=self.synchronizer.evaluates or not several)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from cupynet.backend import Backend, Convolution, DtypePolicy, MaxPool, Window
+from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, MaxPool, Move, Window
 from cupynet.backend.pointwise import NAMES, OF_INPUT
 
 Array: TypeAlias = Any
@@ -343,9 +344,54 @@ def stored_copy(backend: Backend, shape: Shape) -> Array | None:
     return None if shape.outputs % 3 == 0 else backend.borrow((shape.height * 16,))
 
 
-def sgd_update(backend: Backend, call: Call, shape: Shape) -> Results:
-    weight, grad, stored = call.wide(shape.height * 16), call.wide(shape.height * 16), stored_copy(backend, shape)
-    backend.sgd_update(weight, grad, 0.1, 0.01 if shape.flag else 0.0, 0.25 if shape.need_dx else 1.0, stored)
+def move_weights(backend: Backend, call: Call, shape: Shape) -> Results:
+    """Every rule, over vectors that are nowhere negative where it takes roots of them."""
+    found: Results = {}
+    for rule in RULES.values():
+        weight, grad = call.wide(shape.height * 16), call.wide(shape.height * 16)
+        states = [call.wide(shape.height * 16) for _ in rule.states]
+        for name, state in zip(rule.states, states, strict=True):
+            if name not in ("velocity", "mean"):
+                backend.xp.abs(state, out=state)
+        how = {"l1": 0.02, "clip": 0.7} if shape.need_dx else {"decay": 0.05}
+        move = Move(0.1, 0.25 if shape.need_dx else 1.0, l2=0.01 if shape.flag else 0.0, **how)
+        numbers, factors = (0.5, 0.25, 2.0), (0.9, 0.8, 0.01)
+        stored = stored_copy(backend, shape) if rule.moves else None
+        backend.move_weights(rule, weight, grad, states, replace(move, numbers=numbers, factors=factors), stored)
+        vectors = {"weight": weight, "grad": grad, "stored": stored, **dict(zip(rule.states, states, strict=True))}
+        found |= {f"{rule.name} {name}": vector for name, vector in vectors.items()}
+    return found
+
+
+def layers_of(backend: Backend, shape: Shape) -> Layers:
+    """Stretches with gaps between them, some of them of the same layer, and one that is empty."""
+    edges = np.linspace(0, shape.height * 500, shape.outputs + 2).astype(int).tolist()
+    bounds = [(start, stop - (i % 2)) for i, (start, stop) in enumerate(pairwise(edges))]
+    return backend.layers([*bounds, (3, 3)], [*(i % 3 if i > 2 else i for i in range(len(bounds))), 0])
+
+
+def squared_norms(backend: Backend, call: Call, shape: Shape) -> Results:
+    return {"norms": backend.squared_norms(call.wide(shape.height * 500), layers_of(backend, shape))}
+
+
+def clip_norms(backend: Backend, call: Call, shape: Shape) -> Results:
+    grad, own = call.wide(shape.height * 500), layers_of(backend, shape)
+    norms = backend.squared_norms(grad, own)
+    backend.clip_norms(grad, norms, own, 10.0 if shape.flag else 1000.0)
+    return {"grad": grad, "norms": norms}
+
+
+def trust_weights(backend: Backend, call: Call, shape: Shape) -> Results:
+    weight, grad, own = call.wide(shape.height * 500), call.wide(shape.height * 500), layers_of(backend, shape)
+    stored = None
+    if shape.need_dx:
+        stored = backend.borrow(weight.shape)
+        backend.convert(weight, stored)
+    start, stop = own.bounds[-2]
+    (weight if shape.flag else grad)[start:stop] = 0
+    norms = backend.squared_norms(weight, own), backend.squared_norms(grad, own)
+    backend.trust_weights(weight, grad, norms, own, 0.1, stored)
+    backend.give_back(*norms)
     return {"weight": weight, "grad": grad, "stored": stored}
 
 
@@ -383,14 +429,6 @@ def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"grad": grad}
 
 
-def momentum_update(backend: Backend, call: Call, shape: Shape) -> Results:
-    weight, velocity, grad = (call.wide(shape.height * 16) for _ in range(3))
-    l2, scale = 0.01 if shape.window.stride[0] > 1 else 0.0, 0.25 if shape.need_dx else 1.0
-    stored = stored_copy(backend, shape)
-    backend.momentum_update(weight, velocity, grad, 0.1, 0.9, l2, scale, shape.flag, stored)
-    return {"weight": weight, "velocity": velocity, "grad": grad, "stored": stored}
-
-
 COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
     function.__name__: function
     for function in (
@@ -421,8 +459,10 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         squared_norm,
         total,
         clip_norm,
-        sgd_update,
-        momentum_update,
+        move_weights,
+        squared_norms,
+        clip_norms,
+        trust_weights,
     )
 }
 
@@ -432,6 +472,7 @@ EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward"}
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
 # in tests/data/test_feeding.py.
 ELSEWHERE = {
+    "layers",
     "feed",
     "mark",
     "recorder",

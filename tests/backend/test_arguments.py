@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, Convolution, MaxPool, Window, create_backend
+from cupynet.backend import RULES, Backend, Convolution, MaxPool, Move, Window, create_backend
 from tests.backends import every_backend
 
 ONE, TWO = Window((3, 3)), Window((2, 2), (2, 2))
@@ -94,9 +94,11 @@ REFUSED: dict[str, Refused] = {
     "relu_backward": lambda backend, zeros: backend.relu_backward(zeros(4, 4), zeros(4, 1)),
     "mean_in_place": lambda backend, zeros: backend.mean_in_place([np.zeros(4), np.zeros(1)], [0.5, 0.5]),
     "shares": lambda backend, zeros: backend.mean_in_place([np.zeros(4), np.zeros(4)], [0.5]),
-    "sgd_update": lambda backend, zeros: backend.sgd_update(zeros(8), zeros(1), 0.1, 0.0, 1.0),
-    "momentum_update": lambda backend, zeros: backend.momentum_update(
-        zeros(8), zeros(1), zeros(8), 0.1, 0.9, 0.0, 1.0, False
+    "weights and gradients": lambda backend, zeros: backend.move_weights(
+        RULES["sgd"], zeros(8), zeros(1), (), Move(0.1)
+    ),
+    "a rule's vector": lambda backend, zeros: backend.move_weights(
+        RULES["adam"], zeros(8), zeros(8), (zeros(8), zeros(1)), Move(0.1)
     ),
 }
 
@@ -190,9 +192,9 @@ def test_a_pair_takes_any_layout_and_precision(name: str, view: Callable[[Any], 
 def test_updates_of_every_second_weight(name: str) -> None:
     backend = create_backend(name, "float")
     weight, velocity, grad = (backend.asarray(np.arange(8, dtype=np.float32)) for _ in range(3))
-    backend.sgd_update(weight[::2], grad[::2], 0.5, 0.0, 1.0)
+    backend.move_weights(RULES["sgd"], weight[::2], grad[::2], (), Move(0.5))
     np.testing.assert_array_equal(backend.to_host(weight), [0, 1, 1, 3, 2, 5, 3, 7])
-    backend.momentum_update(weight[1::2], velocity[1::2], grad[1::2], 1.0, 0.0, 0.0, 1.0, False)
+    backend.move_weights(RULES["momentum"], weight[1::2], grad[1::2], [velocity[1::2]], Move(1.0))
     np.testing.assert_array_equal(backend.to_host(weight), [0, 0, 1, 0, 2, 0, 3, 0])
     assert not bool(grad.any())
     assert float(backend.squared_norm(velocity[::2])) == 4 + 16 + 36

@@ -131,7 +131,8 @@ def test_a_comparison_sees_an_operation_that_is_wrong(operation: str, monkeypatc
             return WrongPair()
         if operation in ("squared_norm", "total"):
             return result + 1
-        first = result[0] if isinstance(result, tuple) else arguments[0] if result is None else result
+        changed = arguments[1 if operation == "move_weights" else 0]
+        first = result[0] if isinstance(result, tuple) else changed if result is None else result
         first = first[0] if isinstance(first, list) else first
         first += np.asarray(np.arange(first.size).reshape(first.shape) % 2, first.dtype)
         return result

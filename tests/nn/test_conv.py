@@ -200,7 +200,7 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
             {"filters": 4, "kernel": 3, "activation": "swish"},
             "activation=swish: must be one of identity, relu, softmax",
         ),
-        ({"filters": 4, "kernel": 3, "init": "ones"}, "init=ones: must be one of xavier"),
+        ({"filters": 4, "kernel": 3, "init": "one"}, "init=one: must be one of xavier"),
         ({"filters": 4, "kernel": 3, "bias": "no"}, "Conv2D bias='no': must be true or false"),
     ],
 )

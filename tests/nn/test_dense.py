@@ -71,7 +71,7 @@ def test_relu_has_no_gradient_at_zero() -> None:
         ({"units": 0}, "Dense units=0: must be an integer of at least 1"),
         ({"units": 2.5}, "Dense units=2.5"),
         ({"units": 3, "activation": "swish"}, "activation=swish: must be one of identity, relu, softmax, leaky_relu"),
-        ({"units": 3, "init": "normal"}, "init=normal: must be one of xavier"),
+        ({"units": 3, "init": "gauss"}, "init=gauss: must be one of xavier"),
         ({"units": 3, "bias": 1}, "Dense bias=1: must be true or false"),
     ],
 )

@@ -8,16 +8,47 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn.init import INITIALIZERS, fans, initializer
+from cupynet.nn import Dense, Flat, Model
+from cupynet.nn.init import (
+    INITIALIZERS,
+    REMAINS,
+    Filled,
+    Normal,
+    Orthogonal,
+    TruncatedNormal,
+    Uniform,
+    VarianceScaling,
+    fans,
+    initializer,
+)
+from cupynet.parts import build
 
 DENSE, CONV = (300, 200), (5, 5, 20, 50)
+TRUNCATED = 2.3657  # the kurtosis of a normal distribution that is cut at two deviations
+BACKENDS = ["numpy", "numba"]
 # name -> variance by inputs and outputs, kurtosis (3: normal, 1.8: uniform)
 MOMENTS: dict[str, tuple[Any, float]] = {
     "xavier": (lambda fan_in, fan_out: 2 / (fan_in + fan_out), 3.0),
     "xavier_uniform": (lambda fan_in, fan_out: 2 / (fan_in + fan_out), 1.8),
+    "glorot": (lambda fan_in, fan_out: 2 / (fan_in + fan_out), 3.0),
+    "glorot_uniform": (lambda fan_in, fan_out: 2 / (fan_in + fan_out), 1.8),
     "he": (lambda fan_in, fan_out: 2 / fan_in, 3.0),
+    "he_uniform": (lambda fan_in, fan_out: 2 / fan_in, 1.8),
+    "kaiming": (lambda fan_in, fan_out: 2 / fan_in, 3.0),
+    "kaiming_uniform": (lambda fan_in, fan_out: 2 / fan_in, 1.8),
     "lecun": (lambda fan_in, fan_out: 1 / fan_in, 3.0),
+    "lecun_uniform": (lambda fan_in, fan_out: 1 / fan_in, 1.8),
+    "normal": (lambda fan_in, fan_out: 0.05**2, 3.0),
+    "uniform": (lambda fan_in, fan_out: 0.05**2 / 3, 1.8),
+    "truncated_normal": (lambda fan_in, fan_out: (0.05 * REMAINS) ** 2, TRUNCATED),
+}
+OTHERS: dict[str, tuple[Any, Any, float]] = {
+    "inputs, truncated": (VarianceScaling(3.0, "fan_in", "truncated_normal"), lambda i, o: 3 / i, TRUNCATED),
+    "outputs": (VarianceScaling(0.5, "fan_out", "uniform"), lambda i, o: 0.5 / o, 1.8),
+    "normal": (Normal(0.3), lambda i, o: 0.09, 3.0),
+    "uniform": (Uniform(0.3), lambda i, o: 0.03, 1.8),
 }
 
 
@@ -26,28 +57,112 @@ def test_fans_count_the_window() -> None:
     assert fans(CONV) == (5 * 5 * 20, 5 * 5 * 50)
 
 
+def check_moments(init: Any, shape: tuple[int, ...], variance: float, kurtosis: float) -> None:
+    values = init(np.random.default_rng(0), shape)
+    assert values.shape == shape
+    n, deviation = values.size, math.sqrt(variance)
+    assert abs(values.mean()) < 5 * deviation / math.sqrt(n)
+    assert abs(values.var() / variance - 1) < 5 * math.sqrt((kurtosis - 1) / n)
+    assert ((values / deviation) ** 4).mean() == pytest.approx(kurtosis, rel=0.05)
+
+
 @pytest.mark.parametrize("shape", [DENSE, CONV])
 @pytest.mark.parametrize("name", MOMENTS)
 def test_moments(name: str, shape: tuple[int, ...]) -> None:
     variance, kurtosis = MOMENTS[name]
-    expected = variance(*fans(shape))
-    values = initializer(name)(np.random.default_rng(0), shape)
+    check_moments(initializer(name), shape, variance(*fans(shape)), kurtosis)
+
+
+@pytest.mark.parametrize("shape", [DENSE, CONV])
+@pytest.mark.parametrize("name", OTHERS)
+def test_moments_of_objects(name: str, shape: tuple[int, ...]) -> None:
+    init, variance, kurtosis = OTHERS[name]
+    assert initializer(init) is init
+    check_moments(init, shape, variance(*fans(shape)), kurtosis)
+
+
+def test_a_truncated_distribution_ends_at_two_deviations() -> None:
+    values = TruncatedNormal(0.1, mean=3.0)(np.random.default_rng(0), (200, 300))
+    assert 2.8 <= values.min() < 2.801 and 3.199 < values.max() <= 3.2 and abs(values.mean() - 3) < 0.002
+
+
+@pytest.mark.parametrize("shape", [(30, 20), (20, 30), (3, 3, 4, 8), (1, 1, 5, 9)])
+def test_orthogonal_weights_keep_lengths(shape: tuple[int, ...]) -> None:
+    values = Orthogonal(2.0)(np.random.default_rng(0), shape)
     assert values.shape == shape
-    n, deviation = values.size, math.sqrt(expected)
-    assert abs(values.mean()) < 5 * deviation / math.sqrt(n)
-    assert abs(values.var() / expected - 1) < 5 * math.sqrt((kurtosis - 1) / n)
-    assert ((values / deviation) ** 4).mean() == pytest.approx(kurtosis, rel=0.05)
+    matrix = values.reshape(-1, shape[-1])
+    few = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    np.testing.assert_allclose(few.T @ few, 4 * np.eye(few.shape[1]), atol=1e-12)
 
 
-def test_biases_start_at_zero() -> None:
-    values = initializer("zeros")(np.random.default_rng(0), (3, 4))
-    assert values.shape == (3, 4) and not values.any()
+def test_orthogonal_weights_are_drawn_evenly() -> None:
+    """No side is preferred: QR alone gives a diagonal of one sign."""
+    rng = np.random.default_rng(0)
+    corners = np.array([np.diag(Orthogonal()(rng, (3, 3))) for _ in range(2000)])
+    assert (abs(corners.mean(axis=0)) < 5 / math.sqrt(3 * 2000)).all()
+
+
+@pytest.mark.parametrize(("init", "value"), [("zeros", 0.0), ("ones", 1.0), (Filled(-2.5), -2.5)])
+def test_some_numbers_are_the_same_everywhere(init: Any, value: float) -> None:
+    for shape in ((3, 4), (5,)):
+        values = initializer(init)(np.random.default_rng(0), shape)
+        assert values.shape == shape and (values == value).all()
 
 
 def test_every_initializer_is_tested() -> None:
-    assert INITIALIZERS.keys() == MOMENTS.keys() | {"zeros"}
+    assert INITIALIZERS.keys() == MOMENTS.keys() | {"zeros", "ones", "orthogonal"}
 
 
-def test_an_unknown_initializer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="init=glorot: must be one of xavier, xavier_uniform, he, lecun, zeros"):
-        initializer("glorot")
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_one_seed_gives_the_same_numbers_everywhere(name: str) -> None:
+    """On all backends, and rounded alone in other precisions."""
+    found = []
+    for backend in BACKENDS:
+        model = Model(Dense(4, init=name), Flat(6), create_backend(backend, "double"), seed=7)
+        found.append(model.weights()["weight"])
+        np.testing.assert_array_equal(found[-1], found[0])
+        half = Model(Dense(4, init=name), Flat(6), create_backend(backend, "half"), seed=7)
+        np.testing.assert_array_equal(half.weights()["weight"], found[0].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ("glorott", "init=glorott: must be one of xavier, .*, ones, or such an object; did you mean 'glorot'?"),
+        (Orthogonal, "init=<class 'cupynet.nn.init.Orthogonal'>: must be one of xavier"),
+        (0.1, "init=0.1: must be one of"),
+    ],
+)
+def test_an_unknown_initializer_is_refused(wrong: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        Dense(3, init=wrong)
+
+
+@pytest.mark.parametrize("name", ["xavier", "he_uniform", "orthogonal"])
+def test_a_vector_has_no_inputs_and_outputs(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"a weight of shape \(5,\) has no inputs and outputs: begin it with zeros"):
+        initializer(name)(np.random.default_rng(0), (5,))
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Normal(0), "Normal deviation=0: must be a number above 0"),
+        (lambda: TruncatedNormal(-1), "TruncatedNormal deviation=-1: must be"),
+        (lambda: Uniform(0), "Uniform limit=0: must be a number above 0"),
+        (lambda: VarianceScaling(mode="fan"), "VarianceScaling mode=fan: must be one of fan_in, fan_out, fan_avg"),
+        (lambda: VarianceScaling(distribution="even"), "VarianceScaling distribution=even: must be one of normal"),
+        (lambda: Orthogonal(0), "Orthogonal gain=0: must be a number above 0"),
+        (lambda: Filled("1"), "Filled value='1': must be a number"),
+    ],
+)
+def test_arguments_are_checked(make: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        make()
+
+
+def test_a_network_of_settings_names_one_with_arguments() -> None:
+    node = {"_target_": "cupynet.nn.Dense", "units": 6, "init": {"_target_": "cupynet.nn.init.Orthogonal", "gain": 3.0}}
+    model = Model(build(node, "model"), Flat(6), create_backend("numpy", "double"))
+    weight = model.weights()["weight"]
+    np.testing.assert_allclose(weight.T @ weight, 9 * np.eye(6), atol=1e-12)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Move, create_backend
 from cupynet.errors import ConfigError
 from cupynet.nn.init import xavier
-from cupynet.nn.params import Params
+from cupynet.nn.params import Params, Segment
 from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer, Schedule
 from cupynet.training import ParallelWrapper, Replica
 from tests.backends import every_backend
@@ -87,8 +87,8 @@ def test_updates_follow_the_formula(
 class InPlainArrays(SGD):
     """Somebody's own update, which knows nothing of copies."""
 
-    def update(self, params: Params, part: slice, learning_rate: float, l2: float, grad_scale: float) -> None:
-        params.master[part] -= learning_rate * params.grad[part] * grad_scale
+    def update(self, params: Params, segment: Segment, move: Move) -> None:
+        params.master[segment.part] -= move.rate * params.grad[segment.part] * move.scale
 
 
 @every_backend

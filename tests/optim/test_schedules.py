@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,23 @@ from hypothesis import strategies as st
 
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
-from cupynet.optim import SGD, Constant, OneCycle, Scaled, Schedule, scale_factor
+from cupynet.optim import (
+    SGD,
+    Constant,
+    Cosine,
+    Exponential,
+    Inverse,
+    Map,
+    OneCycle,
+    Polynomial,
+    ReduceOnPlateau,
+    Scaled,
+    Schedule,
+    Sigmoid,
+    Step,
+    Warmup,
+    scale_factor,
+)
 from cupynet.training import Callback, ParallelWrapper
 from tests.training.conftest import small_dataset, small_model
 
@@ -159,6 +176,144 @@ def test_every_fit_of_a_wrapper_is_a_cycle() -> None:
         wrapper.fit(loader, 1)
         wrapper.fit(loader, 2)
     assert seen.rates == rates(5) + rates(10)
+
+
+# Schedules of other kinds --------------------------------------------------------------------------------------------
+
+GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "optim.npz")
+SCHEDULES: dict[str, Schedule] = {
+    "step": Step(0.05, 0.5, 7),
+    "map": Map({0: 0.05, 5: 0.005, 20: 0.0005}),
+    "exponential": Exponential(0.05, 0.9),
+    "polynomial": Polynomial(0.05, 2.0),
+    "cosine": Cosine(0.05, 0.01),
+    "restarts": Cosine(0.05, 0.01, 10, 2),
+    "warmup": Warmup(10, Exponential(0.05, 0.9)),
+    "one cycle": OneCycle(0.05, 10 / 49, 25, 1000),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rates_are_those_of_pytorch(name: str) -> None:
+    schedule, expected = SCHEDULES[name], GOLDEN[f"schedule/{name}"]
+    schedule.span(0, len(expected))
+    np.testing.assert_allclose([schedule(i) for i in range(len(expected))], expected, rtol=1e-12, atol=1e-16)
+
+
+def test_every_golden_schedule_is_looked_at() -> None:
+    assert {name.partition("/")[2] for name in GOLDEN if name.startswith("schedule/")} == SCHEDULES.keys()
+
+
+def test_formulas_that_pytorch_has_not() -> None:
+    """Deeplearning4j's InverseSchedule and SigmoidSchedule."""
+    inverse, sigmoid = Inverse(0.5, 0.1, 0.75), Sigmoid(0.4, -0.2, 10)
+    assert [inverse(i) for i in (0, 10)] == pytest.approx([0.5, 0.5 / 2**0.75])
+    assert [sigmoid(i) for i in (0, 10, 20)] == pytest.approx([0.4 / (1 + math.exp(-2)), 0.2, 0.4 / (1 + math.exp(2))])
+    assert Sigmoid(0.4, 1.0, 10)(10**6) == 0.4 and 0 <= Sigmoid(0.4, -1.0, 10)(10**6) < 1e-300
+
+
+def test_a_plateau_is_found_as_in_pytorch() -> None:
+    schedule = ReduceOnPlateau(0.05, 0.5, patience=3, min_improvement=0.02, cooldown=2, least=0.004)
+    again = ReduceOnPlateau(0.05, 0.5, patience=3, min_improvement=0.02, cooldown=2, least=0.004)
+    found = []
+    for loss in GOLDEN["losses"]:
+        schedule.learn(float(loss))
+        found.append(schedule(0))
+        again.restore(schedule.state())  # a checkpoint after each
+        schedule, again = again, schedule
+    np.testing.assert_allclose(found, GOLDEN["plateau"], rtol=1e-12)
+    assert len(set(found)) > 3
+
+
+def test_accuracy_is_better_when_it_is_higher_and_no_number_is_no_improvement() -> None:
+    schedule = ReduceOnPlateau(1.0, 0.5, patience=1, monitor="accuracy")
+    rates = []
+    for accuracy in (0.5, 0.6, 0.7, 0.6, 0.7, math.nan, 0.8):
+        schedule.learn(accuracy)
+        rates.append(schedule(0))
+    assert rates == [1, 1, 1, 1, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("make", [lambda by: Step(1.0, 0.5, 1, by), lambda by: Map({0: 1.0, 1: 0.5, 2: 0.25}, by)])
+def test_epochs_are_counted_from_the_end_of_the_fit(make: Any) -> None:
+    """7 iterations are left of an epoch of 10 that was broken off; there were 5 others, of another length, before."""
+    schedule = make("epoch")
+    with pytest.raises(RuntimeError, match="how long an epoch is: call span first"):
+        schedule(0)
+    schedule.span(100, 127, 10, 3)
+    assert [schedule(i) for i in (100, 106, 107, 116, 117, 126)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    by_iteration = make("iteration")
+    by_iteration.span(0, 3)
+    assert [by_iteration(i) for i in range(3)] == [1, 0.5, 0.25]
+
+
+def test_a_warmup_comes_once_and_what_follows_begins_behind_it() -> None:
+    schedule = Warmup(4, OneCycle(0.5, warmup=0.0, end_divisor=10), start=0.2)
+    schedule.span(0, 15)
+    assert [schedule(i) for i in (0, 2, 4, 14)] == pytest.approx([0.1, 0.3, 0.5, 0.05])
+    schedule.span(15, 26)
+    assert [schedule(i) for i in (15, 25)] == pytest.approx([0.5, 0.05])
+    short = Warmup(10, Cosine(0.5))
+    short.span(0, 5)
+    assert [short(i) for i in (0, 4)] == pytest.approx([0.05, 0.05 + 0.45 * 0.4])
+    by_epoch = Warmup(3, Step(1.0, 0.5, 1, "epoch"))
+    by_epoch.span(0, 20, 10, 2)
+    assert [by_epoch(i) for i in (3, 9, 10, 19)] == [1, 1, 0.5, 0.5]
+
+
+def test_what_wraps_a_schedule_passes_on_what_it_learns() -> None:
+    schedule = Scaled(Warmup(1, ReduceOnPlateau(1.0, 0.5, patience=0)), 2.0)
+    assert schedule.monitor == "loss" and schedule.needs_validation
+    schedule.learn(1.0)
+    schedule.learn(1.0)
+    assert schedule(5) == 1.0
+    other = Scaled(Warmup(1, ReduceOnPlateau(1.0, 0.5, patience=0)), 2.0)
+    other.restore(schedule.state())
+    assert other(5) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Map({}), r"Map rates={}: must be a mapping such as {0: 0.1, 500: 0.01}, with 0 in it"),
+        (lambda: Map({3: 0.1}), "Map rates={3: 0.1}: must be a mapping"),
+        (lambda: Map({0: -1.0}), "Map rates=-1.0: must be a number above 0"),
+        (lambda: Step(0.1, 0.5, 0), "Step every=0: must be an integer of at least 1"),
+        (lambda: Step(0.1, 0.5, 1, "round"), "Step by=round: must be one of iteration, epoch"),
+        (lambda: Cosine(0.1, growth=0), "Cosine growth=0: must be an integer of at least 1"),
+        (lambda: Polynomial(0.1, 0), "Polynomial power=0: must be a number above 0"),
+        (lambda: ReduceOnPlateau(0.1, 1.0), "ReduceOnPlateau factor=1.0: must be a number above 0 and below 1"),
+        (lambda: ReduceOnPlateau(0.1, monitor="f1"), "ReduceOnPlateau monitor=f1: must be one of loss, accuracy"),
+        (lambda: Warmup(0, 0.1), "Warmup steps=0: must be an integer of at least 1"),
+        (lambda: Warmup(5, "fast"), "Warmup then learning_rate='fast': must be a number above 0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(make: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{line}"):
+        make()
+
+
+def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
+    class Rates(Callback):
+        def __init__(self) -> None:
+            self.rates: list[float] = []
+
+        def on_report(self, trainer: Any, report: Any) -> None:
+            self.rates.append(report.learning_rate)
+
+    data, seen = small_dataset(24), Rates()
+    optimizer = SGD(ReduceOnPlateau(1e-9, 0.5, patience=0, min_improvement=10.0))  # nothing is ever better
+    with ParallelWrapper(
+        small_model(), 2, optimizer=optimizer, callbacks=[seen], report_every=3, averaging_frequency="epoch"
+    ) as wrapper:
+        wrapper.fit(data, 3, batch_size=4, evaluate_on=data, split="validation")
+        assert seen.rates == [1e-9, 1e-9, 0.5e-9]
+        rates = [trainer.replica.optimizer.learning_rate(0) for trainer in wrapper._trainers]  # type: ignore[union-attr]
+        assert rates == [0.25e-9] * 2 and optimizer.learning_rate(0) == 1e-9
+        with pytest.raises(ConfigError, match="split=test: ReduceOnPlateau never chooses by the test images"):
+            wrapper.fit(data, 1, batch_size=4, evaluate_on=data)
+        with pytest.raises(ConfigError, match="ReduceOnPlateau chooses by evaluations, and nothing is evaluated"):
+            wrapper.fit(data, 1, batch_size=4)
 
 
 # The learning rate as workers grow -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
-from cupynet.optim import SGD, Momentum, Nesterov
+from cupynet.optim import LAMB, SGD, AdamW, Momentum, Nesterov
 from cupynet.parallel import FixedThreshold, GradientSharing, Groups, ThresholdEncoding
 from cupynet.training import ParallelWrapper, Replica, Trainer
 from tests.training.conftest import fingerprint, on_threads, small_dataset, small_model, train
@@ -16,15 +16,17 @@ OPTIMIZERS = {
     "sgd": lambda: SGD(0.05, l2=1e-3, max_grad_norm=0.3),
     "momentum": lambda: Momentum(0.05, 0.9, l2=1e-3, max_grad_norm=0.3),
     "nesterov": lambda: Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.3),
+    "adamw": lambda: AdamW(0.01, max_grad_norm=0.3, epsilon=1e-3),
+    "lamb": lambda: LAMB(0.01, clip_layer_norm=0.3, epsilon=1e-3),
 }
 
 
 class SignedRoot(SGD):
     """w -= lr · sign(g) √|g|: as little linear in the gradient as one likes."""
 
-    def update(self, params, part, learning_rate, l2, grad_scale):
-        grad = params.grad[part]
-        params.master[part] -= learning_rate * np.sign(grad) * np.sqrt(np.abs(grad))
+    def update(self, params, segment, move):
+        grad = params.grad[segment.part]
+        params.master[segment.part] -= move.rate * np.sign(grad) * np.sqrt(np.abs(grad))
         grad[...] = 0
 
 
@@ -40,7 +42,7 @@ def test_gradients_equal_one_worker_on_the_concatenated_batch(name, workers):
     far = 1e-12 if name in OPTIMIZERS else 1e-7  # a root is steep where gradients vanish
     assert np.abs(shared.master - alone.master).max() <= far * np.abs(alone.master).max()
     assert [trainer.replica.updates for trainer in shared.trainers] == [10] * workers
-    states = [t.replica.optimizer.state.get("velocity", np.zeros(1)).tobytes() for t in shared.trainers]
+    states = [b"".join(vector.tobytes() for vector in t.replica.optimizer.state.values()) for t in shared.trainers]
     assert len(set(states)) == 1
 
 

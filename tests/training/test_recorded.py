@@ -18,7 +18,21 @@ from cupynet.data import Dataset, Loader
 from cupynet.errors import DivergedError
 from cupynet.nn import Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
-from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
+from cupynet.optim import (
+    LAMB,
+    SGD,
+    AdaDelta,
+    AdaGrad,
+    Adam,
+    AdaMax,
+    AdamW,
+    AMSGrad,
+    Momentum,
+    Nadam,
+    Nesterov,
+    OneCycle,
+    RMSProp,
+)
 from cupynet.parallel import ParameterAveraging, Synchronizer
 from cupynet.training import (
     Callback,
@@ -132,6 +146,16 @@ OPTIMIZERS = {
     "momentum, decayed": lambda: Momentum(0.05, 0.8, l2=0.01),
     "nesterov, clipped": lambda: Nesterov(0.05, max_grad_norm=0.5),
     "a schedule": lambda: Nesterov(OneCycle(0.05)),
+    "all limits": lambda: SGD(0.05, max_grad_norm=2.0, clip_layer_norm=0.5, clip_value=0.1, l1=0.001),
+    "adam": lambda: Adam(OneCycle(0.01), l2=0.01),
+    "adamw": lambda: AdamW(0.01, max_grad_norm=0.5),
+    "nadam": lambda: Nadam(0.01, clip_value=0.1),
+    "amsgrad": lambda: AMSGrad(0.01),
+    "adamax": lambda: AdaMax(0.01),
+    "adagrad": lambda: AdaGrad(0.02, weight_decay=0.1),
+    "rmsprop": lambda: RMSProp(0.01),
+    "adadelta": lambda: AdaDelta(OneCycle(1.0)),
+    "lamb": lambda: LAMB(OneCycle(0.02), clip_layer_norm=0.5),
 }
 
 
@@ -177,7 +201,7 @@ def test_after_the_second_time_one_launch_asks_for_a_step(monkeypatch: pytest.Mo
     found, machine = trained(workers=1, data=small_dataset(40), epochs=4), active()
     assert len(launches) == 20 - 1 and found["updates"] == 20
     assert machine.launches["judge_float"] == 2  # the first, and when it is recorded
-    assert machine.launches["momentum_update_float"] == 2 * 2  # weights and biases
+    assert machine.launches["nesterov_update_float"] == 2 * 2  # weights and biases
     assert machine.launches["steer_double"] == 1  # the learning rate is constant
 
 

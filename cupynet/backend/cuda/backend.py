@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ from cupynet.backend.cuda import feeds
 from cupynet.backend.cuda.convpool import ConvPool
 from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
-from cupynet.backend.cuda.launch import KIND_OF, TERMS, Kernels, power_of_two
+from cupynet.backend.cuda.launch import KIND_OF, MOST_BLOCKS_DOWN, TERMS, Kernels, power_of_two
 from cupynet.backend.cuda.recording import Recorder
 from cupynet.backend.cuda.staging import check_rows
 from cupynet.backend.failure import Failure
@@ -28,11 +28,13 @@ from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.pointwise import NAMES
 from cupynet.backend.policy import DtypePolicy
+from cupynet.backend.rules import Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.checks import tf32_products
 
 MOST_VALUES = 1 << 31  # of an image, its windows or a row: kernels number these in 32 bits
 ACROSS = 32  # columns that a block adds up side by side
+MOST_ALONG = 32  # blocks along a layer's weights
 MOST_PARTS = 256  # sums of parts that are added up in a second pass
 FEW_ROWS = 128  # in one part at least
 SIXTEEN = 16  # bytes in one access
@@ -498,30 +500,63 @@ class CupyBackend(Backend):
         norm = self.asarray(squared_norm, grad.dtype)
         self._flat(f"clip_norm_{self._wide}", grad.size, grad, norm, largest, self.controls)
 
-    def sgd_update(
-        self, weight: Array, grad: Array, learning_rate: float, l2: float, grad_scale: float,
+    def move_weights(
+        self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
+    ) -> None:
+        vectors = weight, grad, *states
+        checks.alike(rule.name, *vectors, *(() if stored is None else (stored,)))
+        if not self._updates(*vectors) or not self._copies(stored):
+            self._not_steered(rule.name)
+            return super().move_weights(rule, weight, grad, states, move, stored)
+        arguments = *vectors, stored, *move.in_order(), self.controls
+        self._flat(f"{rule.name}_update_{self._kind}", weight.size, *arguments)
+
+    # layer by layer -------------------------------------------------------------------------------------------------
+
+    def squared_norms(self, vector: Array, layers: Layers) -> Array:
+        if not self._updates(vector):
+            self._not_steered("squared_norms")
+            return super().squared_norms(vector, layers)
+        found = self.borrow((layers.count,), self.policy.accumulate)
+        parts, down = self._stretches(layers)
+        sums = self.borrow((len(layers.bounds), parts), self.policy.accumulate)
+        count, threads = len(layers.bounds), self.kernels.threads
+        if count:
+            name = f"stretch_squares_{self._wide}"
+            self.kernels.launch(name, (parts, down), (threads,), vector, layers.table, sums, count)
+            arguments = sums, layers.table, found, count, parts, layers.count
+            self.kernels.flat(f"layer_squares_{self._wide}", layers.count, *arguments)
+        self.give_back(sums)
+        return found
+
+    def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
+        if not self._updates(grad, squared_norms):
+            self._not_steered("clip_norms")
+            return super().clip_norms(grad, squared_norms, layers, largest)
+        if layers.bounds:
+            name, grid = f"clip_norms_{self._wide}", self._stretches(layers)
+            arguments = grad, squared_norms, layers.table, largest, self.controls, len(layers.bounds)
+            self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
+
+    def trust_weights(
+        self, weight: Array, grad: Array, norms: tuple[Array, Array], layers: Layers, rate: float,
         stored: Array | None = None,
     ) -> None:  # fmt: skip
-        vectors = [vector for vector in (weight, grad, stored) if vector is not None]
-        checks.alike("sgd_update", *vectors)
-        if not self._updates(weight, grad) or not self._copies(stored):
-            self._not_steered("sgd_update")
-            return super().sgd_update(weight, grad, learning_rate, l2, grad_scale, stored)
-        arguments = weight, grad, stored, learning_rate, l2, grad_scale, self.controls
-        self._flat(f"sgd_update_{self._kind}", weight.size, *arguments)
+        checks.alike("trust_weights", weight, grad, *(() if stored is None else (stored,)))
+        if not self._updates(weight, grad, *norms) or not self._copies(stored):
+            self._not_steered("trust_weights")
+            return super().trust_weights(weight, grad, norms, layers, rate, stored)
+        if layers.bounds:
+            name, grid = f"trust_weights_{self._kind}", self._stretches(layers)
+            arguments = weight, grad, stored, *norms, layers.table, rate, self.controls, len(layers.bounds)
+            self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
 
-    def momentum_update(
-        self, weight: Array, velocity: Array, grad: Array, learning_rate: float, momentum: float, l2: float,
-        grad_scale: float, nesterov: bool, stored: Array | None = None,
-    ) -> None:  # fmt: skip
-        vectors = [vector for vector in (weight, velocity, grad, stored) if vector is not None]
-        checks.alike("momentum_update", *vectors)
-        factors = learning_rate, momentum, l2, grad_scale
-        if not self._updates(weight, velocity, grad) or not self._copies(stored):
-            self._not_steered("momentum_update")
-            return super().momentum_update(weight, velocity, grad, *factors, nesterov, stored)
-        arguments = weight, velocity, grad, stored, *factors, int(nesterov), self.controls
-        self._flat(f"momentum_update_{self._kind}", weight.size, *arguments)
+    def _stretches(self, layers: Layers) -> tuple[int, int]:
+        """Blocks along each stretch, of which there are as many as the longest has use for, and along all of them."""
+        longest = max((stop - start for start, stop in layers.bounds), default=1)
+        down = max(1, min(len(layers.bounds), MOST_BLOCKS_DOWN, self.kernels.blocks))
+        across = min(-(-longest // (4 * self.kernels.threads)), MOST_ALONG, self.kernels.blocks // down)
+        return max(1, across), down
 
     def _not_steered(self, name: str) -> None:
         """Refuse, in a step that runs ahead, what the reference computes with numbers of the host. RuntimeError."""

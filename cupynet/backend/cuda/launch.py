@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.policy import stored_dtype
+from cupynet.backend.rules import RULES
 from cupynet.checks import block_size, grid_size
 from cupynet.errors import ConfigError
 
@@ -67,17 +68,26 @@ TAKES = {
     },
     "averages": {"weighted_sum": f"out:S {'in:S? ' * TERMS}{'float64 ' * TERMS}int32 int64"},
     "updates": {
-        "sgd_update": "out:A out:A out:S? A A A in:float64? int64",
-        "momentum_update": "out:A out:A out:A out:S? A A A A int32 in:float64? int64",
+        **{
+            f"{rule.name}_update": f"{'out:A ' * (2 + len(rule.states))}out:S? {'A ' * 12}in:float64? int64"
+            for rule in RULES.values()
+        },
+        "trust_weights": "out:A out:A out:S? in:A in:A in:int64 A in:float64? int32",
+        "stretch_squares": "in:A in:int64 out:A int32",
+        "layer_squares": "in:A in:int64 out:A int32 int32 int32",
+        "clip_norms": "out:A in:A in:int64 A in:float64? int32",
         "widen": "in:S out:A int64",
         "narrow": "in:A out:S int64",
         "clip_norm": "out:A in:A A in:float64? int64",
         "judge": "out:float64 in:A in:A int32 int32 float64 float64",
-        "steer": "out:float64 float64",
+        "steer": "out:float64 float64 float64 float64 float64",
     },
 }
 # of what is never narrower
-OF_WIDE = {**dict.fromkeys(("sum_vector", "clip_norm", "judge"), WIDE), "steer": ("double",)}
+OF_WIDE = {
+    **dict.fromkeys(("sum_vector", "clip_norm", "judge", "stretch_squares", "layer_squares", "clip_norms"), WIDE),
+    "steer": ("double",),
+}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.launch import Kernels
-from cupynet.backend.recording import Control, Scaling
+from cupynet.backend.recording import GIVEN, Control, Scaling
 
 
 class Gpu(Protocol):
@@ -46,7 +46,7 @@ class Recorder:
     def __init__(self, backend: Gpu) -> None:
         self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
-        self._rate = np.nan  # what the controls have
+        self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # what the controls have
 
     @contextmanager
     def steered(self) -> Iterator[None]:
@@ -83,11 +83,11 @@ class Recorder:
         how = scaling.grow_after, scaling.least, scaling.most
         self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, samples, *how)
 
-    def steer(self, rate: float) -> None:
-        """See there. The number travels with a launch, of which there is none where it stays what it was."""
-        if rate != self._rate:
-            self._backend.kernels.launch("steer_double", (1,), (1,), self._controls, rate)
-            self._rate = rate
+    def steer(self, numbers: tuple[float, float, float, float]) -> None:
+        """See there. The numbers travel with a launch, of which there is none where they stay what they were."""
+        if numbers != self._given:
+            self._backend.kernels.launch("steer_double", (1,), (1,), self._controls, *numbers)
+            self._given = numbers
 
     def read(self) -> dict[Control, float]:
         """See there."""
@@ -95,7 +95,8 @@ class Recorder:
 
     def write(self, values: dict[Control, float]) -> None:
         """See there."""
-        host = np.array([{Control.RATE: self._rate, **values}.get(place, 0.0) for place in Control])
+        told = {**dict(zip(GIVEN, self._given, strict=True)), **values}
+        host = np.array([told.get(place, 0.0) for place in Control])
         with self._backend.here():
             self._controls.set(host)
-        self._rate = float(host[Control.RATE])
+        self._given = tuple(float(host[place]) for place in GIVEN)

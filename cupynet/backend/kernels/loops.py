@@ -232,28 +232,6 @@ def clip_norm(grad: Array, squared_norm: Any, largest: Any) -> None:
             grad[i] *= largest / length
 
 
-@kernel
-def sgd_update(weight: Array, grad: Array, learning_rate: Any, l2: Any, grad_scale: Any) -> None:
-    """w -= lr · (scale · g + l2 · w); g = 0."""
-    for i in range(weight.size):
-        weight[i] -= learning_rate * (grad_scale * grad[i] + l2 * weight[i])
-        grad[i] = 0
-
-
-@kernel
-def momentum_update(
-    weight: Array, velocity: Array, grad: Array, learning_rate: Any, momentum: Any, l2: Any, grad_scale: Any,
-    nesterov: bool,
-) -> None:  # fmt: skip
-    """v = mu · v - lr · (scale · g + l2 · w); w += v, or mu · v - lr · (...) with Nesterov; g = 0."""
-    for i in range(weight.size):
-        step = learning_rate * (grad_scale * grad[i] + l2 * weight[i])
-        v = momentum * velocity[i] - step
-        velocity[i] = v
-        weight[i] += momentum * v - step if nesterov else v
-        grad[i] = 0
-
-
 def compiled() -> bool:
     """Whether any kernel has been compiled or loaded in this process; importing the package must not do it."""
     kernels = [value for value in globals().values() if isinstance(value, numba.core.dispatcher.Dispatcher)]

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.backend import Control, Window, create_backend, pointwise
+from cupynet.backend import RULES, Control, Move, Rule, Window, create_backend, pointwise
 from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
+from cupynet.backend.recording import GIVEN
 from cupynet.errors import ConfigError
 from cupynet.parallel.communicator import SerialCommunicator
 from cupynet.training import scaling
@@ -195,34 +197,46 @@ def test_precisions_are_converted(kind: str, grid: Any, block: Any, start: int) 
         np.testing.assert_array_equal(back, expected)
 
 
+def update(rule: Rule, kind: str, size: int, start: int, move: Move, controls: Any = NULL, copied: bool = True) -> Any:
+    """A kernel of updates and what it is given: its vectors by name, and its arguments."""
+    (stored, wide), rng = types(kind), np.random.default_rng(size)
+    vectors = {name: array(rng.normal(size=size), wide, start) for name in ("weight", "grad", *rule.states)}
+    for name in set(rule.states) - {"velocity", "mean"}:
+        np.abs(vectors[name], out=vectors[name])  # roots are taken of these
+    copy = array(np.ones(size), stored, start) if copied else NULL
+    numbers = [wide.type(number) for number in move.in_order()]
+    return vectors, copy, (*vectors.values(), copy, *numbers, controls, np.int64(size))
+
+
+MOVES = {
+    "plain": Move(0.1, 0.25),
+    "penalties": Move(0.1, 0.5, l1=0.02, l2=0.01),
+    "limits": Move(0.1, 1.0, clip=0.3, decay=0.05),
+}
+
+
 @every_kind
 @every_grid
 @starts
 @pytest.mark.parametrize("copied", [True, False])
-def test_updates_follow_the_formula(kind: str, grid: Any, block: Any, start: int, copied: bool) -> None:
-    (stored, wide), rng = types(kind), np.random.default_rng(4)
-    rate, mu, l2, scale = (wide.type(value) for value in (0.1, 0.9, 0.01, 0.25))
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("rule", RULES)
+def test_updates_follow_the_rule(
+    kind: str, grid: Any, block: Any, start: int, copied: bool, move: str, rule: str
+) -> None:
+    """As the array code has it, in double."""
+    (stored, wide), one = types(kind), RULES[rule]
+    how = replace(MOVES[move], numbers=(0.5, 0.25, 2.0), factors=(0.9, 0.8, 0.01))
     for size in SIZES:
-        for nesterov in (None, 0, 1):  # None: no velocity
-            w, v, g = (array(rng.normal(size=size), wide, start) for _ in range(3))
-            copy = array(np.ones(size), stored, start) if copied else NULL
-            exact_w, exact_v, exact_g = (vector.astype(np.float64) for vector in (w, v, g))
-            slope = 0.1 * (0.25 * exact_g + 0.01 * exact_w)
-            if nesterov is None:
-                arguments: Any = w, g, copy, rate, l2, scale, NULL, np.int64(size)
-                kernel("updates", f"sgd_update_{kind}")(grid, block, arguments)
-                exact_w -= slope
-            else:
-                arguments = w, v, g, copy, rate, mu, l2, scale, np.int32(nesterov), NULL, np.int64(size)
-                kernel("updates", f"momentum_update_{kind}")(grid, block, arguments)
-                exact_v = 0.9 * exact_v - slope
-                exact_w += 0.9 * exact_v - slope if nesterov else exact_v
-            precision = "double" if wide == np.float64 else "float"
-            close(w, exact_w, precision)
-            close(v, exact_v, precision)
-            assert not g.any()
-            if copied:
-                np.testing.assert_array_equal(copy, w.astype(stored))
+        vectors, copy, arguments = update(one, kind, size, start, how, copied=copied)
+        exact = {name: vector.astype(np.float64) for name, vector in vectors.items()}
+        Reference("double").move_weights(one, exact["weight"], exact["grad"], [exact[name] for name in one.states], how)
+        kernel("updates", f"{rule}_update_{kind}")(grid, block, arguments)
+        for name, vector in vectors.items():
+            close(vector, exact[name], "double" if wide == np.float64 else "float", 4)
+        assert one.moves == (not vectors["grad"].any()) or not size
+        if copied and one.moves:
+            np.testing.assert_array_equal(copy, vectors["weight"].astype(stored))
 
 
 def controls_of(**values: float) -> Any:
@@ -233,37 +247,80 @@ def controls_of(**values: float) -> Any:
 @every_kind
 @every_grid
 @starts
-@pytest.mark.parametrize("momentum", [True, False])
-def test_updates_take_their_numbers_from_the_device(
-    kind: str, grid: Any, block: Any, start: int, momentum: bool
-) -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_updates_take_their_numbers_from_the_device(kind: str, grid: Any, block: Any, start: int, rule: str) -> None:
     """The same as with these numbers in the launch, bit for bit; and nothing moves where the step is left out."""
-    (stored, wide), rng = types(kind), np.random.default_rng(4)
-    name = f"{'momentum' if momentum else 'sgd'}_update_{kind}"
-
-    def updated(size: int, rate: float, scale: float, controls: Any) -> list[Any]:
-        w, v, g = (array(rng.normal(size=size), wide, start) for _ in range(3))
-        vectors = [w, v, g] if momentum else [w, g]
-        factors = [rate, 0.75, 0.5, scale] if momentum else [rate, 0.5, scale]
-        copy, more = array(np.ones(size), stored, start), [np.int32(1)] if momentum else []
-        given = *vectors, copy, *map(wide.type, factors), *more, controls, np.int64(size)
-        kernel("updates", name)(grid, block, given)
-        return [np.array(vector) for vector in (w, v, g, copy)]
-
+    one, factors = RULES[rule], (0.5, 0.25, 0.125)
+    given = Move(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=factors)
+    told = Move(0.5, 0.5, l2=0.5, decay=0.25, factors=factors)
+    there = {"RATE": 0.5, "FIRST": 0.5, "SECOND": 0.25, "THIRD": 2.0, "USED": 4.0, "SCALE": 77.0}
+    run = kernel("updates", f"{rule}_update_{kind}")
     for size in SIZES:
-        rng = np.random.default_rng(size)
-        expected = updated(size, 0.25, 0.125, NULL)
-        rng = np.random.default_rng(size)
-        found = updated(size, 0.5, 0.5, controls_of(RATE=0.5, USED=4, GO=1, SCALE=77))
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
-        rng = np.random.default_rng(size)
-        w, v, g, copy = updated(size, 0.5, 0.5, controls_of(RATE=0.5, USED=4, GO=0))
-        rng = np.random.default_rng(size)
-        before = [rng.normal(size=size).astype(wide) for _ in range(2)]
-        np.testing.assert_array_equal(w, before[0])
-        np.testing.assert_array_equal(v, before[1])
-        assert not g.any() and (copy == stored.type(1)).all()
+        expected, expected_copy, arguments = update(one, kind, size, start, given)
+        run(grid, block, arguments)
+        found, copy, arguments = update(one, kind, size, start, told, controls_of(**there, GO=1))
+        run(grid, block, arguments)
+        for name, vector in found.items():
+            np.testing.assert_array_equal(vector, expected[name])
+        np.testing.assert_array_equal(copy, expected_copy)
+        found, copy, arguments = update(one, kind, size, start, told, controls_of(**there, GO=0))
+        before = {name: np.array(vector) for name, vector in found.items()}
+        run(grid, block, arguments)
+        for name, vector in found.items():
+            np.testing.assert_array_equal(vector, 0 * vector if name == "grad" else before[name])
+        assert (copy == 1).all()
+
+
+def stretches(size: int) -> Any:
+    """(3, 3): two layers; the second has two stretches, of which one may be empty."""
+    third = size // 3
+    return array([(0, third, 0), (third, third + third // 2, 1), (size - third, size, 1)], np.int64)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (32,)), ((2, 3), (8,))])
+def test_layers_are_measured_and_clipped_each_by_itself(kind: str, grid: Any, block: Any) -> None:
+    (_, wide), rng = types(kind), np.random.default_rng(8)
+    for size in (0, 3, 17, 101):
+        grad, table = array(rng.normal(size=size), wide), stretches(size)
+        exact = grad.astype(np.float64)
+        sums, squares = array(np.ones((3, grid[0])), wide), array(np.ones(2), wide)
+        kernel("updates", f"stretch_squares_{kind}")(grid, block, (grad, table, sums, np.int32(3)))
+        arguments = sums, table, squares, np.int32(3), np.int32(grid[0]), np.int32(2)
+        kernel("updates", f"layer_squares_{kind}")((1,), (32,), arguments)
+        parts = [[exact[start:stop] for start, stop, of in table.tolist() if of == layer] for layer in (0, 1)]
+        expected = [sum(float((part**2).sum()) for part in layer) for layer in parts]
+        close(squares, expected, kind, 4)
+        controls = controls_of(USED=2, SCALE=64)
+        arguments = grad, squares, table, wide.type(0.5), controls, np.int32(3)
+        kernel("updates", f"clip_norms_{kind}")(grid, block, arguments)
+        for layer, square in zip(parts, expected, strict=True):
+            for part in layer:
+                part *= min(1.0, 1.0 / max(np.sqrt(square), 1e-30))
+        close(grad, exact, kind, 4)
+
+
+@every_kind
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (32,))])
+@pytest.mark.parametrize("go", [None, 1, 0])
+def test_weights_move_by_a_part_of_their_own_length(kind: str, grid: Any, block: Any, go: int | None) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(9)
+    for size in (3, 17, 101):
+        weight, grad, table = (*(array(rng.normal(size=size), wide) for _ in range(2)), stretches(size))
+        copy, before = array(np.ones(size), stored), weight.astype(np.float64)
+        squares, steps = array([4.0, 9.0], wide), array([1.0, 0.0], wide)
+        controls = NULL if go is None else controls_of(RATE=0.5, GO=go)
+        rate = wide.type(0.125 if go is None else 0.25)
+        arguments = weight, grad, copy, squares, steps, table, rate, controls, np.int32(3)
+        exact = before.copy()
+        for start, stop, layer in table.tolist() if go != 0 else []:
+            exact[start:stop] -= 0.125 * (2.0, 1.0)[layer] * grad[start:stop]
+        kernel("updates", f"trust_weights_{kind}")(grid, block, arguments)
+        close(weight, exact, "double" if wide == np.float64 else "float")
+        for start, stop, _ in table.tolist() if go != 0 else []:
+            assert not grad[start:stop].any()
+            np.testing.assert_array_equal(copy[start:stop], weight[start:stop].astype(stored))
+        assert go != 0 or (copy == 1).all()
 
 
 @pytest.mark.parametrize("kind", WIDE)
@@ -324,15 +381,17 @@ def test_what_is_not_finite_halts_and_nothing_is_counted_from_then_on(
 
 def test_numbers_travel_with_a_launch() -> None:
     controls = controls_of(RATE=1, SCALE=2)
-    kernel("updates", "steer_double")((1,), (1,), (controls, np.float64(0.1)))
-    assert controls[Control.RATE] == 0.1 and controls[Control.SCALE] == 2
+    given = [np.float64(number) for number in (0.1, 0.2, 0.3, 0.4)]
+    kernel("updates", "steer_double")((2,), (32,), (controls, *given))
+    assert [controls[place] for place in GIVEN] == given and controls[Control.SCALE] == 2
 
 
-def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero() -> None:
-    weight, grad = array([np.inf], np.float32), array([1.0], np.float32)
-    arguments = weight, grad, NULL, np.float32(0.5), np.float32(0), np.float32(1), NULL, np.int64(1)
-    kernel("updates", "sgd_update_float")((1,), (32,), arguments)
-    assert weight[0] == np.inf
+@pytest.mark.parametrize("rule", RULES)
+def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero(rule: str) -> None:
+    vectors, _, arguments = update(RULES[rule], "float", 1, 0, Move(0.5, factors=(0.5, 0.5, 0.5)), copied=False)
+    vectors["weight"][0] = np.inf
+    kernel("updates", f"{rule}_update_float")((1,), (32,), arguments)
+    assert vectors["weight"][0] == np.inf and np.isfinite(vectors["grad"]).all()
 
 
 @pytest.mark.parametrize("kind", WIDE)

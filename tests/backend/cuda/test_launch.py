@@ -86,13 +86,17 @@ def kernels(xp: Any, **limits: Any) -> Kernels:
 def test_numbers_have_the_type_of_their_parameter(xp: Recorded) -> None:
     """CuPy would pass a float as a double, and an int as 64 bits."""
     x = asarray(np.zeros(8, np.float32))
-    kernels(xp).launch("sgd_update_float", (1,), (32,), x, x, None, 0.5, 0, np.float64(2), None, np.int32(8))
-    ((name, grid, block, arguments),) = xp.launched
-    assert (name, grid, block) == ("sgd_update_float", (1,), (32,))
+    numbers = 0.5, 0, np.float64(2), np.int32(3)
+    kernels(xp).launch("steer_double", (1,), (1,), x.astype(np.float64), *numbers)
+    kernels(xp).launch("clip_norm_float", (1,), (32,), x, x, 0.5, None, np.int32(8))
+    (steered, (name, grid, block, arguments)) = xp.launched
+    assert [type(given) for given in steered[3][1:]] == [np.float64] * 4
+    assert [float(given) for given in steered[3][1:]] == [0.5, 0, 2, 3]
+    assert (name, grid, block) == ("clip_norm_float", (1,), (32,))
     assert all(given is x for given in arguments[:2])
     kinds = [type(given) for given in arguments[2:]]
-    assert kinds == [np.uint64, np.float32, np.float32, np.float32, np.uint64, np.int64]
-    assert [float(given) for given in arguments[2:]] == [0, 0.5, 0, 2, 0, 8]
+    assert kinds == [np.float32, np.uint64, np.int64]
+    assert [float(given) for given in arguments[2:]] == [0.5, 0, 8]
 
 
 @on_devices

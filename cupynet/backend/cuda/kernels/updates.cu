@@ -20,54 +20,167 @@ __device__ __forceinline__ bool left_out(A* grad, const double* controls, long l
   return true;
 }
 
-// w -= rate · (scale · g + l2 · w); g = 0; stored (may be null) = w as layers read it.
-template <class S>
-__device__ void sgd_update(
-    Wide<S>* weight, Wide<S>* grad, S* stored, Wide<S> rate, Wide<S> l2, Wide<S> scale, const double* controls,
-    long long n) {
-  using A = Wide<S>;
-  if (left_out(grad, controls, n)) return;
-  rate = steered(rate, controls, RATE);
-  scale = gradient_scale(scale, controls);
-  const auto move = [=](A& w, A& g) {
-    const A slope = l2 != 0 ? scale * g + l2 * w : scale * g;
-    w -= rate * slope;
-    g = 0;
-  };
-  if (stored) {
-    const auto all = [=](A& w, A& g, S& copy) {
-      move(w, g);
-      store(copy, w);
-    };
-    each<AT_ONCE<S>>(n, all, Change<A>{weight}, Change<A>{grad}, Write<S>{stored});
-  } else {
-    each<AT_ONCE<S>>(n, move, Change<A>{weight}, Change<A>{grad});
+__device__ __forceinline__ float root(float x) { return sqrtf(x); }
+__device__ __forceinline__ double root(double x) { return sqrt(x); }
+
+// What an update is told, in the order of the parameters; see `Move` in rules.py.
+template <class A>
+struct Numbers {
+  A rate, first, second, third, scale, clip, l1, l2, decay, a, b, c;
+
+  __device__ __forceinline__ Numbers told(const double* controls) const {
+    Numbers k = *this;
+    k.rate = steered(rate, controls, RATE);
+    k.first = steered(first, controls, FIRST);
+    k.second = steered(second, controls, SECOND);
+    k.third = steered(third, controls, THIRD);
+    k.scale = gradient_scale(scale, controls);
+    return k;
   }
+  // clip(scale · g) + l2 · w + l1 · sign(w)
+  __device__ __forceinline__ A slope(A g, A w) const {
+    g *= scale;
+    g = g > clip ? clip : g < -clip ? -clip : g;
+    if (l2 != 0) g += l2 * w;
+    if (l1 != 0) g += w > 0 ? l1 : w < 0 ? -l1 : A(0);
+    return g;
+  }
+};
+
+// The rules: what a weight goes down by, from its slope g and from vectors of the rule's own. rules.py has them as array
+// code, with the same names and numbers.
+
+template <class A>
+__device__ __forceinline__ A forgetting(A& mean, A share, A value) {
+  mean += share * (value - mean);
+  return mean;
 }
 
-// v = mu · v - rate · (scale · g + l2 · w); w += v, with Nesterov w += mu · v - rate · (...); g = 0; stored as above.
-template <class S>
-__device__ void momentum_update(
-    Wide<S>* weight, Wide<S>* velocity, Wide<S>* grad, S* stored, Wide<S> rate, Wide<S> momentum, Wide<S> l2,
-    Wide<S> scale, int nesterov, const double* controls, long long n) {
+struct sgd {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g) {
+    return k.rate * g;
+  }
+};
+struct momentum {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& v) {
+    v = k.a * v - k.rate * g;
+    return -v;
+  }
+};
+struct nesterov {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& v) {
+    const A own = k.rate * g;
+    v = k.a * v - own;
+    return own - k.a * v;
+  }
+};
+struct adam {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& m, A& v) {
+    forgetting(m, k.a, g);
+    forgetting(v, k.b, g * g);
+    return k.rate * (k.first * m) / (root(v) * k.second + k.c);
+  }
+};
+struct nadam {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& m, A& v) {
+    forgetting(m, k.a, g);
+    forgetting(v, k.b, g * g);
+    return k.rate * (k.first * m + k.second * g) / (root(v) * k.third + k.c);
+  }
+};
+struct amsgrad {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& m, A& v, A& largest) {
+    forgetting(m, k.a, g);
+    forgetting(v, k.b, g * g);
+    if (!(v <= largest)) largest = v;
+    return k.rate * (k.first * m) / (root(largest) * k.second + k.c);
+  }
+};
+struct adamax {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& m, A& largest) {
+    forgetting(m, k.a, g);
+    const A size = (g < 0 ? -g : g) + k.c, kept = k.b * largest;
+    largest = size <= kept ? kept : size;
+    return k.rate * (k.first * m) / largest;
+  }
+};
+struct adagrad {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& squares) {
+    squares += g * g;
+    return k.rate * g / (root(squares) + k.a);
+  }
+};
+struct rmsprop {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& squares) {
+    forgetting(squares, k.a, g * g);
+    return k.rate * g / (root(squares) + k.b);
+  }
+};
+struct adadelta {
+  static constexpr bool MOVES = true;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& squares, A& steps) {
+    forgetting(squares, k.a, g * g);
+    const A own = root(steps + k.b) / root(squares + k.b) * g;
+    forgetting(steps, k.a, own * own);
+    return k.rate * own;
+  }
+};
+struct lamb {
+  static constexpr bool MOVES = false;
+  template <class A>
+  static __device__ __forceinline__ A step(const Numbers<A>& k, A g, A& m, A& v) {
+    forgetting(m, k.a, g);
+    forgetting(v, k.b, g * g);
+    return k.first * m / (root(v) * k.second + k.c);
+  }
+};
+
+// w -= step + rate · decay · w; g = 0; stored (may be null) = w as layers read it. Where the rule does not move weights at
+// once, g = step + decay · w.
+template <class Rule, class S, class... States>
+__device__ __forceinline__ void move_weights(
+    Wide<S>* weight, Wide<S>* grad, S* stored, const Numbers<Wide<S>>& given, const double* controls, long long n,
+    States*... states) {
   using A = Wide<S>;
   if (left_out(grad, controls, n)) return;
-  rate = steered(rate, controls, RATE);
-  scale = gradient_scale(scale, controls);
-  const auto move = [=](A& w, A& v, A& g) {
-    const A step = rate * (l2 != 0 ? scale * g + l2 * w : scale * g);
-    v = momentum * v - step;
-    w += nesterov ? momentum * v - step : v;
-    g = 0;
+  const Numbers<A> k = given.told(controls);
+  const auto move = [=](A& w, A& g, auto&... own) {
+    A step = Rule::template step<A>(k, k.slope(g, w), own...);
+    if (Rule::MOVES) {
+      if (k.decay != 0) step += k.rate * k.decay * w;
+      w -= step;
+      g = 0;
+    } else {
+      g = k.decay != 0 ? step + k.decay * w : step;
+    }
   };
-  if (stored) {
-    const auto all = [=](A& w, A& v, A& g, S& copy) {
-      move(w, v, g);
+  if (stored && Rule::MOVES) {
+    const auto all = [=](S& copy, A& w, A& g, auto&... own) {
+      move(w, g, own...);
       store(copy, w);
     };
-    each<AT_ONCE<S>>(n, all, Change<A>{weight}, Change<A>{velocity}, Change<A>{grad}, Write<S>{stored});
+    each<AT_ONCE<S>>(n, all, Write<S>{stored}, Change<A>{weight}, Change<A>{grad}, Change<A>{states}...);
   } else {
-    each<AT_ONCE<S>>(n, move, Change<A>{weight}, Change<A>{velocity}, Change<A>{grad});
+    each<AT_ONCE<S>>(n, move, Change<A>{weight}, Change<A>{grad}, Change<A>{states}...);
   }
 }
 
@@ -80,9 +193,6 @@ template <class S>
 __device__ void narrow(const Wide<S>* from, S* to, long long n) {
   each<AT_ONCE<S>>(n, [](const Wide<S>& x, S& y) { store(y, x); }, Read<Wide<S>>{from}, Write<S>{to});
 }
-
-__device__ __forceinline__ float root(float x) { return sqrtf(x); }
-__device__ __forceinline__ double root(double x) { return sqrt(x); }
 
 // Shortens a vector whose whole has this squared norm (one number) to `largest` if it is longer; NaN stays NaN. It is as
 // long as its loss scale says, which is in `controls` if there are any.
@@ -131,23 +241,130 @@ __device__ void judge(
 }
 
 // Numbers that the host gives to the next step: they travel with the launch.
-__device__ __forceinline__ void steer_to(double* controls, double rate) {
+KERNEL steer_double(double* controls, double rate, double first, double second, double third) {
   if (blockIdx.x || threadIdx.x) return;
   controls[RATE] = rate;
+  controls[FIRST] = first;
+  controls[SECOND] = second;
+  controls[THIRD] = third;
 }
 
-KERNEL steer_double(double* controls, double rate) { steer_to(controls, rate); }
+// layer by layer ------------------------------------------------------------------------------------------------------
+
+// table (stretches, 3): start, stop and layer of each. The blocks along y share the stretches, those along x each of them.
+
+__device__ __forceinline__ long long first_of(long long start) {
+  return start + static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ long long stride() { return static_cast<long long>(gridDim.x) * blockDim.x; }
+
+// sums (stretches, gridDim.x) = sums of squares of what each block has of a stretch.
+template <class A>
+__device__ void stretch_squares(const A* vector, const long long* table, A* sums, int stretches) {
+  __shared__ A shared[MOST_THREADS];
+  for (int t = blockIdx.y; t < stretches; t += gridDim.y) {
+    A sum = 0;
+    for (long long i = first_of(table[3 * t]); i < table[3 * t + 1]; i += stride()) sum += vector[i] * vector[i];
+    shared[threadIdx.x] = sum;
+    __syncthreads();
+    for (unsigned reach = blockDim.x / 2; reach; reach /= 2) {
+      if (threadIdx.x < reach) shared[threadIdx.x] += shared[threadIdx.x + reach];
+      __syncthreads();
+    }
+    if (threadIdx.x == 0) sums[static_cast<long long>(t) * gridDim.x + blockIdx.x] = shared[0];
+    __syncthreads();
+  }
+}
+
+// squares (layers,) = the sums (stretches, parts) of each layer's stretches, added in their order.
+template <class A>
+__device__ void layer_squares(
+    const A* sums, const long long* table, A* squares, int stretches, int parts, int layers) {
+  for (int layer = blockIdx.x * blockDim.x + threadIdx.x; layer < layers; layer += gridDim.x * blockDim.x) {
+    A total = 0;
+    for (int t = 0; t < stretches; ++t)
+      if (table[3 * t + 2] == layer)
+        for (int part = 0; part < parts; ++part) total += sums[static_cast<long long>(t) * parts + part];
+    squares[layer] = total;
+  }
+}
+
+// `clip_norm` for each layer by itself.
+template <class A>
+__device__ void clip_norms(
+    A* grad, const A* squares, const long long* table, A largest, const double* controls, int stretches) {
+  largest = steered(largest, controls, USED);
+  for (int t = blockIdx.y; t < stretches; t += gridDim.y) {
+    const A length = root(squares[table[3 * t + 2]]);
+    if (length <= largest) continue;
+    const A factor = largest / length;
+    for (long long i = first_of(table[3 * t]); i < table[3 * t + 1]; i += stride()) grad[i] *= factor;
+  }
+}
+
+// w -= rate · |w| / |g| · g, layer by layer; g = 0; stored (may be null) = w as layers read it. The ratio is 1 where one of
+// the two is 0. Where the step is left out, gradients are zero already, and nothing moves.
+template <class S>
+__device__ void trust_weights(
+    Wide<S>* weight, Wide<S>* grad, S* stored, const Wide<S>* squares, const Wide<S>* steps, const long long* table,
+    Wide<S> rate, const double* controls, int stretches) {
+  using A = Wide<S>;
+  if (controls && controls[GO] == 0) return;
+  rate = steered(rate, controls, RATE);
+  for (int t = blockIdx.y; t < stretches; t += gridDim.y) {
+    const A own = squares[table[3 * t + 2]], step = steps[table[3 * t + 2]];
+    const A factor = own > 0 && step > 0 ? rate * root(own / step) : rate;
+    for (long long i = first_of(table[3 * t]); i < table[3 * t + 1]; i += stride()) {
+      weight[i] -= factor * grad[i];
+      grad[i] = 0;
+      if (stored) store(stored[i], weight[i]);
+    }
+  }
+}
+
+#define NUMBERS(A) A rate, A first, A second, A third, A scale, A clip, A l1, A l2, A decay, A a, A b, A c
+#define GIVEN {rate, first, second, third, scale, clip, l1, l2, decay, a, b, c}
+
+#define WITHOUT(rule, kind, S)                                                                                        \
+  KERNEL rule##_update_##kind(                                                                                        \
+      Wide<S>* weight, Wide<S>* grad, S* stored, NUMBERS(Wide<S>), const double* controls, long long n) {             \
+    move_weights<rule, S>(weight, grad, stored, GIVEN, controls, n);                                                  \
+  }
+#define WITH_ONE(rule, kind, S)                                                                                       \
+  KERNEL rule##_update_##kind(                                                                                        \
+      Wide<S>* weight, Wide<S>* grad, Wide<S>* one, S* stored, NUMBERS(Wide<S>), const double* controls,              \
+      long long n) {                                                                                                  \
+    move_weights<rule, S>(weight, grad, stored, GIVEN, controls, n, one);                                             \
+  }
+#define WITH_TWO(rule, kind, S)                                                                                       \
+  KERNEL rule##_update_##kind(                                                                                        \
+      Wide<S>* weight, Wide<S>* grad, Wide<S>* one, Wide<S>* two, S* stored, NUMBERS(Wide<S>),                        \
+      const double* controls, long long n) {                                                                          \
+    move_weights<rule, S>(weight, grad, stored, GIVEN, controls, n, one, two);                                        \
+  }
+#define WITH_THREE(rule, kind, S)                                                                                     \
+  KERNEL rule##_update_##kind(                                                                                        \
+      Wide<S>* weight, Wide<S>* grad, Wide<S>* one, Wide<S>* two, Wide<S>* three, S* stored, NUMBERS(Wide<S>),        \
+      const double* controls, long long n) {                                                                          \
+    move_weights<rule, S>(weight, grad, stored, GIVEN, controls, n, one, two, three);                                 \
+  }
 
 #define INSTANCES(kind, S)                                                                                            \
-  KERNEL sgd_update_##kind(                                                                                           \
-      Wide<S>* weight, Wide<S>* grad, S* stored, Wide<S> rate, Wide<S> l2, Wide<S> scale, const double* controls,     \
-      long long n) {                                                                                                  \
-    sgd_update<S>(weight, grad, stored, rate, l2, scale, controls, n);                                                \
-  }                                                                                                                   \
-  KERNEL momentum_update_##kind(                                                                                      \
-      Wide<S>* weight, Wide<S>* velocity, Wide<S>* grad, S* stored, Wide<S> rate, Wide<S> momentum, Wide<S> l2,       \
-      Wide<S> scale, int nesterov, const double* controls, long long n) {                                             \
-    momentum_update<S>(weight, velocity, grad, stored, rate, momentum, l2, scale, nesterov, controls, n);             \
+  WITHOUT(sgd, kind, S)                                                                                               \
+  WITH_ONE(momentum, kind, S)                                                                                         \
+  WITH_ONE(nesterov, kind, S)                                                                                         \
+  WITH_TWO(adam, kind, S)                                                                                             \
+  WITH_TWO(nadam, kind, S)                                                                                            \
+  WITH_THREE(amsgrad, kind, S)                                                                                        \
+  WITH_TWO(adamax, kind, S)                                                                                           \
+  WITH_ONE(adagrad, kind, S)                                                                                          \
+  WITH_ONE(rmsprop, kind, S)                                                                                          \
+  WITH_TWO(adadelta, kind, S)                                                                                         \
+  WITH_TWO(lamb, kind, S)                                                                                             \
+  KERNEL trust_weights_##kind(                                                                                        \
+      Wide<S>* weight, Wide<S>* grad, S* stored, const Wide<S>* squares, const Wide<S>* steps,                        \
+      const long long* table, Wide<S> rate, const double* controls, int stretches) {                                  \
+    trust_weights<S>(weight, grad, stored, squares, steps, table, rate, controls, stretches);                         \
   }                                                                                                                   \
   KERNEL widen_##kind(const S* from, Wide<S>* to, long long n) {                                                      \
     widen<S>(from, to, n);                                                                                            \
@@ -161,6 +378,17 @@ INSTANCES(float, float)
 INSTANCES(double, double)
 
 #define WIDE_INSTANCES(kind, A)                                                                                       \
+  KERNEL stretch_squares_##kind(const A* vector, const long long* table, A* sums, int stretches) {                    \
+    stretch_squares<A>(vector, table, sums, stretches);                                                               \
+  }                                                                                                                   \
+  KERNEL layer_squares_##kind(                                                                                        \
+      const A* sums, const long long* table, A* squares, int stretches, int parts, int layers) {                      \
+    layer_squares<A>(sums, table, squares, stretches, parts, layers);                                                 \
+  }                                                                                                                   \
+  KERNEL clip_norms_##kind(                                                                                           \
+      A* grad, const A* squares, const long long* table, A largest, const double* controls, int stretches) {          \
+    clip_norms<A>(grad, squares, table, largest, controls, stretches);                                                \
+  }                                                                                                                   \
   KERNEL clip_norm_##kind(                                                                                            \
       A* grad, const A* squared_norm, A largest, const double* controls, long long n) {                               \
     clip_norm<A>(grad, squared_norm, largest, controls, n);                                                           \

@@ -1,0 +1,143 @@
+"""Learning rates that follow from how many iterations, or epochs, of all training are behind, as in Deeplearning4j."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from cupynet.checks import integer, number, one_of, refusal, shown
+from cupynet.optim.schedules import Schedule
+
+UNITS = ("iteration", "epoch")
+
+
+class Counted(Schedule):
+    """A function of n, the iterations or the complete epochs of the whole training before this iteration.
+
+    Args:
+        by: `iteration` or `epoch`.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    def __init__(self, by: str) -> None:
+        self.by = one_of(f"{type(self).__name__} by", by, UNITS)
+        self._epoch = self._stop = self._epochs = 0
+
+    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+        self._stop, self._epoch, self._epochs = stop, epoch, epochs
+
+    def __call__(self, iteration: int) -> float:
+        """The rate at `iteration`. By epoch, RuntimeError before the first `span`."""
+        return self.rate(self._count(iteration))
+
+    def rate(self, n: int) -> float:
+        """The learning rate after n iterations or epochs."""
+        raise NotImplementedError
+
+    def _count(self, iteration: int) -> int:
+        """n, counted back from the end of the fit, as its first epoch may be the rest of one that was broken off."""
+        if self.by == "iteration":
+            return iteration
+        if not self._epoch:
+            raise RuntimeError(f"{type(self).__name__} does not know how long an epoch is: call span first")
+        return max(self._epochs - -(-(self._stop - iteration) // self._epoch), 0)
+
+
+class Step(Counted):
+    """initial · factor^floor(n / every).
+
+    Args:
+        initial: the learning rate at the beginning.
+        factor: what it is multiplied with.
+        every: after so many iterations or epochs, each time.
+        by: `iteration` or `epoch`.
+    """
+
+    def __init__(self, initial: float, factor: float, every: int, by: str = "iteration") -> None:
+        super().__init__(by)
+        self.initial = number("Step initial", initial, above=0)
+        self.factor = number("Step factor", factor, above=0)
+        self.every = integer("Step every", every, 1)
+
+    def rate(self, n: int) -> float:
+        return float(self.initial * self.factor ** (n // self.every))
+
+
+class Map(Counted):
+    """The rates themselves, each from some iteration or epoch on.
+
+    Args:
+        rates: from when -> learning rate; from 0 there must be one.
+        by: `iteration` or `epoch`.
+    """
+
+    def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:
+        super().__init__(by)
+        if not isinstance(rates, Mapping) or 0 not in rates:
+            raise refusal("Map rates", shown(rates), "must be a mapping such as {0: 0.1, 500: 0.01}, with 0 in it")
+        found = {integer("Map rates from", n, 0): number("Map rates", rate, above=0) for n, rate in rates.items()}
+        self.rates = dict(sorted(found.items()))
+
+    def rate(self, n: int) -> float:
+        return self.rates[max(start for start in self.rates if start <= n)]
+
+
+class Exponential(Counted):
+    """initial · gamma^n.
+
+    Args:
+        initial: the learning rate at the beginning.
+        gamma: what it is multiplied with each time.
+        by: `iteration` or `epoch`.
+    """
+
+    def __init__(self, initial: float, gamma: float, by: str = "iteration") -> None:
+        super().__init__(by)
+        self.initial = number("Exponential initial", initial, above=0)
+        self.gamma = number("Exponential gamma", gamma, above=0)
+
+    def rate(self, n: int) -> float:
+        return float(self.initial * self.gamma**n)
+
+
+class Inverse(Counted):
+    """initial / (1 + gamma · n)^power.
+
+    Args:
+        initial: the learning rate at the beginning.
+        gamma: how fast it falls.
+        power: how steeply.
+        by: `iteration` or `epoch`.
+    """
+
+    def __init__(self, initial: float, gamma: float, power: float = 1.0, by: str = "iteration") -> None:
+        super().__init__(by)
+        self.initial = number("Inverse initial", initial, above=0)
+        self.gamma = number("Inverse gamma", gamma, minimum=0)
+        self.power = number("Inverse power", power, above=0)
+
+    def rate(self, n: int) -> float:
+        return float(self.initial / (1 + self.gamma * n) ** self.power)
+
+
+class Sigmoid(Counted):
+    """initial / (1 + exp(-gamma · (n - middle))): half of it at `middle`; it falls where gamma is below 0.
+
+    Args:
+        initial: the learning rate that it comes from, or goes to.
+        gamma: how steep it is.
+        middle: in iterations or epochs; Deeplearning4j's stepSize.
+        by: `iteration` or `epoch`.
+    """
+
+    def __init__(self, initial: float, gamma: float, middle: int, by: str = "iteration") -> None:
+        super().__init__(by)
+        self.initial = number("Sigmoid initial", initial, above=0)
+        self.gamma = number("Sigmoid gamma", gamma)
+        self.middle = integer("Sigmoid middle", middle, 0)
+
+    def rate(self, n: int) -> float:
+        steps = min(max(-self.gamma * (n - self.middle), -700.0), 700.0)  # what exp can take
+        return self.initial / (1 + math.exp(steps))

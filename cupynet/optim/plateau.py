@@ -1,0 +1,72 @@
+"""A learning rate that falls when evaluations get no better."""
+
+from __future__ import annotations
+
+import math
+
+from cupynet.checks import integer, number, one_of
+from cupynet.optim.schedules import Schedule
+
+BETTER = {"loss": -1, "accuracy": 1}
+
+
+class ReduceOnPlateau(Schedule):
+    """Multiplied by `factor` when a figure of the validation images is no better for more than `patience` evaluations.
+
+    All workers know the same evaluations, so they decide alike. What it has come to is kept from one fit to the next.
+
+    Args:
+        initial: the learning rate at the beginning.
+        factor: what it is multiplied with.
+        patience: so many evaluations in a row without improvement change nothing yet.
+        monitor: `loss` or `accuracy` of the validation images.
+        min_improvement: an improvement is more than this; equal to it is none.
+        cooldown: so many evaluations after a reduction do not count against it.
+        least: it does not fall below this.
+
+    Attributes:
+        rate: the learning rate now.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        initial: float,
+        factor: float = 0.1,
+        patience: int = 3,
+        monitor: str = "loss",
+        min_improvement: float = 0.0,
+        cooldown: int = 0,
+        least: float = 0.0,
+    ) -> None:
+        self.rate = number("ReduceOnPlateau initial", initial, above=0)
+        self.factor = number("ReduceOnPlateau factor", factor, above=0, below=1)
+        self.patience = integer("ReduceOnPlateau patience", patience, 0)
+        self.monitor: str = one_of("ReduceOnPlateau monitor", monitor, BETTER)
+        self.min_improvement = number("ReduceOnPlateau min_improvement", min_improvement, minimum=0)
+        self.cooldown = integer("ReduceOnPlateau cooldown", cooldown, 0)
+        self.least = number("ReduceOnPlateau least", least, minimum=0)
+        self._best, self._waited, self._cooling = math.nan, 0, 0
+
+    def __call__(self, iteration: int) -> float:
+        return self.rate
+
+    def learn(self, figure: float) -> None:
+        gain = (figure - self._best) * BETTER[self.monitor]
+        if gain > self.min_improvement or (math.isnan(self._best) and not math.isnan(figure)):
+            self._best, self._waited = figure, 0
+        else:
+            self._waited += 1
+        if self._cooling:
+            self._cooling, self._waited = self._cooling - 1, 0
+        if self._waited > self.patience:
+            self.rate, self._waited, self._cooling = max(self.rate * self.factor, self.least), 0, self.cooldown
+
+    def state(self) -> dict[str, float]:
+        return {"rate": self.rate, "best": self._best, "waited": self._waited, "cooling": self._cooling}
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.rate, self._best = float(state["rate"]), float(state["best"])
+        self._waited, self._cooling = int(state["waited"]), int(state["cooling"])
