@@ -3,10 +3,12 @@
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
+from cupynet.nn.dropout import Dropout
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.model import Model, build, check_loss, check_output
-from cupynet.nn.params import Parameter, Params, Scope, Segment
+from cupynet.nn.norm import BatchNorm, LayerNorm
+from cupynet.nn.params import Buffer, Parameter, Params, Scope, Segment
 from cupynet.nn.pool import MaxPool2D
 from cupynet.nn.types import Flat, Image, InputType
 
@@ -14,14 +16,18 @@ __all__ = [
     "INFERENCE",
     "Activation",
     "Backward",
+    "BatchNorm",
+    "Buffer",
     "Context",
     "Conv2D",
     "Dense",
+    "Dropout",
     "Flat",
     "Flatten",
     "Image",
     "InputType",
     "Layer",
+    "LayerNorm",
     "Loss",
     "MaxPool2D",
     "Model",

@@ -61,6 +61,11 @@ class Recorder:
         how = scaling.grow_after, scaling.least, scaling.most
         self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, samples, *how)
 
+    def undo(self, vector: Array, kept: Array) -> None:
+        """See there."""
+        name = f"undo_{'double' if vector.dtype == np.float64 else 'float'}"
+        self._backend.kernels.flat(name, vector.size, vector, kept, self._controls, vector.size)
+
     def steer(self, rate: float) -> None:
         """See there. The number travels with a launch, of which there is none where it stays what it was."""
         if rate != self._rate:
