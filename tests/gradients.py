@@ -57,7 +57,9 @@ def check_derivative(function: Callable[[], float], backend: Backend, point: Arr
         assert error < TOLERANCE, f"{what}: {found @ direction}, by differences {sum(slopes) / 2}, error {error:.1e}"
 
 
-def check_layer(layer: Layer, input: InputType, backend: Backend, x: Array | None = None, batch: int = 2) -> None:
+def check_layer(
+    layer: Layer, input: InputType, backend: Backend, x: Array | None = None, batch: int = 2, *, training: bool = False
+) -> None:
     """Assert that the gradients of `layer` with respect to its input and each of its weights are right, and that it
     gives back what it borrowed.
 
@@ -65,6 +67,7 @@ def check_layer(layer: Layer, input: InputType, backend: Backend, x: Array | Non
         layer: a description that has not been built; any network is a layer.
         backend: one in double precision.
         x: (N, ...) on the host, where it matters; else `batch` normal examples.
+        training: whether a pass that trains is another function than one that does not, and is the one meant.
     """
     rng = np.random.default_rng(7)
     params = Params()
@@ -77,9 +80,13 @@ def check_layer(layer: Layer, input: InputType, backend: Backend, x: Array | Non
     towards = rng.normal(size=(len(point), *output.shape))
 
     def value() -> float:
-        y, _ = layer.forward(point, INFERENCE)
+        y, backward = layer.forward(point, Context(train=True) if training else INFERENCE)
         total = float((y * backend.asarray(towards)).sum())
-        if backend.address(y) != backend.address(point):
+        if training:
+            nothing = backend.borrow(y.shape)
+            nothing[...] = 0
+            backend.give_back(backward(nothing))
+        elif backend.address(y) != backend.address(point):
             backend.give_back(y)
         return total
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import checks, pointwise
+from cupynet.backend import checks, philox, pointwise
 from cupynet.backend.array import Array
 from cupynet.backend.failure import Failure
 from cupynet.backend.feed import Feed, Shared
@@ -532,6 +532,151 @@ class Backend:
         factor = pointwise.derivative(self.xp, name, kept.astype(self.policy.accumulate), slope)
         dy[...] = dy * factor
         return dy
+
+    # normalisation --------------------------------------------------------------------------------------------------
+
+    def channel_moments(self, x: Array) -> Array:
+        """Mean and biased variance of each channel: (..., C) -> (2, C), in the accumulation precision."""
+        checks.channels("channel_moments", x)
+        rows = x.reshape(-1, x.shape[-1]).astype("float64")
+        moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
+        mean = rows.mean(axis=0)
+        rows -= mean
+        rows *= rows
+        moments[0], moments[1] = mean, rows.mean(axis=0)
+        return moments
+
+    def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
+        """running = momentum · running + (1 - momentum) · moment, in place, for both; (C,), (C,), (2, C).
+
+        unbiased: the factor on the moments' variance, n / (n - 1).
+        """
+        checks.shape_of("track_moments", "moments", moments, (2, *mean.shape))
+        checks.alike("track_moments", mean, variance)
+        for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
+            running *= momentum
+            running += (1 - momentum) * factor * moment
+
+    def normalize(
+        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
+    ) -> Array:
+        """(x - mean) / sqrt(variance + epsilon) · scale + shift in each channel, and max(., 0) with `relu`.
+
+        (..., C); mean and variance (C,) in the accumulation precision, scale and shift (C,) in that of x.
+        """
+        checks.channels("normalize", x, mean, variance, scale, shift)
+        wide = x.astype(self.policy.accumulate)
+        wide -= mean
+        wide *= scale.astype(self.policy.accumulate) / self.xp.sqrt(variance + epsilon)
+        wide += shift.astype(self.policy.accumulate)
+        y = self.borrow(x.shape)
+        y[...] = self.xp.maximum(wide, 0) if relu else wide
+        return y
+
+    def normalize_sums(
+        self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
+    ) -> Array:
+        """The sums of dy and of dy · x̂ in each channel, for what was normalised to x̂: (2, C), accumulated.
+
+        y: the output behind ReLU: where it is not positive dy becomes 0, in place; None without ReLU.
+        """
+        checks.channels("normalize_sums", x, mean, variance)
+        checks.alike("normalize_sums", dy, x, *([] if y is None else [y]))
+        if y is not None:
+            dy = self.relu_backward(dy, y)
+        wide = x.astype("float64")
+        wide -= mean
+        wide /= self.xp.sqrt(variance + epsilon)
+        wide *= dy
+        sums = self.borrow((2, x.shape[-1]), self.policy.accumulate)
+        sums[0] = dy.reshape(-1, x.shape[-1]).sum(axis=0, dtype="float64")
+        sums[1] = wide.reshape(-1, x.shape[-1]).sum(axis=0)
+        return sums
+
+    def normalize_backward(
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
+    ) -> Array:
+        """scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), in place in dy; see `normalize_sums`.
+
+        count: how many values of each channel the moments, and the sums, are of.
+        """
+        checks.channels("normalize_backward", x, mean, variance, scale)
+        checks.alike("normalize_backward", dy, x)
+        checks.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
+        accumulate = self.policy.accumulate
+        inverse = 1 / self.xp.sqrt(variance + epsilon)
+        wide = x.astype(accumulate)
+        wide -= mean
+        wide *= inverse * sums[1] * (-1 / count)
+        wide += dy.astype(accumulate)
+        wide -= sums[0] * (1 / count)
+        wide *= scale.astype(accumulate) * inverse
+        dy[...] = wide
+        return dy
+
+    def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
+        """(x - mean) / sqrt(variance + epsilon) · scale + shift in each row, and each row's mean and 1 / sqrt(...).
+
+        (R, D), (D,), (D,) -> (R, D), (R, 2) in the accumulation precision.
+        """
+        checks.channels("normalize_rows", x, scale, shift)
+        accumulate = self.policy.accumulate
+        wide = x.astype(accumulate)
+        moments = self.borrow((len(x), 2), accumulate)
+        moments[:, 0] = wide.mean(axis=1)
+        wide -= moments[:, :1]
+        moments[:, 1] = 1 / self.xp.sqrt((wide * wide).mean(axis=1) + epsilon)
+        wide *= moments[:, 1:]
+        wide *= scale.astype(accumulate)
+        wide += shift.astype(accumulate)
+        y = self.borrow(x.shape)
+        y[...] = wide
+        return y, moments
+
+    def normalize_rows_backward(
+        self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
+    ) -> Array | None:
+        """Adds the gradients of scale and shift; returns dx, in place in dy, or None. moments: of the forward pass."""
+        checks.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
+        checks.alike("normalize_rows_backward", dy, x)
+        checks.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
+        accumulate = self.policy.accumulate
+        wide, normal = dy.astype(accumulate), x.astype(accumulate)
+        normal -= moments[:, :1]
+        normal *= moments[:, 1:]
+        scale_grad += (wide * normal).sum(axis=0)
+        shift_grad += wide.sum(axis=0)
+        if not need_dx:
+            return None
+        wide *= scale.astype(accumulate)
+        normal *= (wide * normal).mean(axis=1, keepdims=True)
+        normal += wide.mean(axis=1, keepdims=True)
+        wide -= normal
+        wide *= moments[:, 1:]
+        dy[...] = wide
+        return dy
+
+    # random ---------------------------------------------------------------------------------------------------------
+
+    def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
+        """Each value of x is 0 with probability `rate`, else x / (1 - rate): (N, ...), (N,) int64.
+
+        Which are 0 follows from (key, epoch, sample, place in the example), see philox.py: alike on all backends.
+
+        Args:
+            epoch: a number, or an array of one element on the device.
+            key: 64 bits.
+            out: what is overwritten, x itself perhaps; by default borrowed.
+        """
+        out = self.borrow(x.shape) if out is None else out
+        checks.alike("dropout", x, out)
+        checks.shape_of("dropout", "samples", samples, x.shape[:1])
+        rows = x.reshape(len(x), -1)
+        drawn = philox.of_examples(self.xp, samples, epoch, key, rows.shape[1])
+        kept = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))
+        zero = self.policy.accumulate.type(0)  # no product: 0 times NaN is NaN
+        out.reshape(len(x), -1)[...] = self.xp.where(drawn >= philox.dropped_below(rate), kept, zero)
+        return out
 
     # loss -----------------------------------------------------------------------------------------------------------
 

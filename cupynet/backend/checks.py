@@ -49,6 +49,14 @@ def shape_of(operation: str, name: str, array: Array, expected: Iterable[int]) -
         raise ConfigError(f"{operation}: {name} has shape {tuple(array.shape)}, it must be {tuple(expected)}")
 
 
+def channels(operation: str, x: Array, *vectors: Array) -> None:
+    """Refuse an x that is not (..., C) with values in it, and vectors that are not (C,)."""
+    if x.ndim < 2 or not x.size:
+        raise ConfigError(f"{operation}: an array of shape {tuple(x.shape)}: it must be (..., C), and hold something")
+    for vector in vectors:
+        shape_of(operation, "a vector of the channels", vector, x.shape[-1:])
+
+
 def alike(operation: str, *arrays: Array) -> None:
     """Refuse arrays that do not all have the first one's shape."""
     for array in arrays:

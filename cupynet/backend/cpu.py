@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import checks, convpool
+from cupynet.backend import checks, convpool, philox
 from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
@@ -51,9 +51,9 @@ class NumbaBackend(NumpyBackend):
 
     def __init__(self, dtype: str = "float", device: int = 0) -> None:
         super().__init__(dtype, device)
-        from cupynet.backend.kernels import curves, loops, updates  # numba is imported only where it is used
+        from cupynet.backend.kernels import curves, loops, norms, random, updates  # numba only where it is used
 
-        self.kernels, self.curves, self.updates = loops, curves, updates
+        self.kernels, self.curves, self.norms, self.random, self.updates = loops, curves, norms, random, updates
 
     def _compiles(self, *arrays: Array) -> bool:
         """Whether compiled code takes these: contiguous, and all in one precision. NumPy takes the others."""
@@ -168,6 +168,90 @@ class NumbaBackend(NumpyBackend):
             return super().pointwise_backward(name, dy, kept, slope)
         self.curves.BACKWARD[name](dy.reshape(-1), kept.reshape(-1), dy.dtype.type(slope))
         return dy
+
+    def _normalises(self, x: Array, *vectors: Array) -> bool:
+        """Whether compiled code takes these activations and vectors of their channels; that they fit is checked."""
+        checks.channels("normalisation", x, *vectors)
+        return self._stores(x, *vectors)
+
+    def channel_moments(self, x: Array) -> Array:
+        if not self._normalises(x):
+            return super().channel_moments(x)
+        moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
+        self.norms.channel_moments(x.reshape(-1, x.shape[-1]), moments)
+        return moments
+
+    def normalize(
+        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
+    ) -> Array:
+        if not self._normalises(x, mean, variance, scale, shift):
+            return super().normalize(x, mean, variance, scale, shift, epsilon, relu=relu)
+        y, factor = self.borrow(x.shape), scale / np.sqrt(variance + epsilon)
+        rows = x.shape[-1]
+        self.norms.normalize(x.reshape(-1, rows), mean, factor, shift, y.reshape(-1, rows), relu)
+        return y
+
+    def normalize_sums(
+        self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
+    ) -> Array:
+        others = [dy] if y is None else [dy, y]
+        checks.alike("normalize_sums", x, *others)
+        if not self._normalises(x, mean, variance) or not self._stores(*others):
+            return super().normalize_sums(dy, x, y, mean, variance, epsilon)
+        sums, flat = self.borrow((2, x.shape[-1]), self.policy.accumulate), (-1, x.shape[-1])
+        if y is None:
+            self.norms.normalize_sums(dy.reshape(flat), x.reshape(flat), mean, sums)
+        else:
+            self.norms.normalize_relu_sums(dy.reshape(flat), x.reshape(flat), y.reshape(flat), mean, sums)
+        sums[1] /= np.sqrt(variance + epsilon)
+        return sums
+
+    def normalize_backward(
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
+    ) -> Array:
+        checks.alike("normalize_backward", dy, x)
+        checks.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
+        if not self._normalises(x, mean, variance, scale) or not self._stores(dy, sums):
+            return super().normalize_backward(dy, x, mean, variance, scale, sums, count, epsilon)
+        inverse, flat = 1 / np.sqrt(variance + epsilon), (-1, x.shape[-1])
+        factor = scale * inverse
+        slope, offset = factor * inverse * sums[1] * (1 / count), factor * sums[0] * (1 / count)
+        self.norms.normalize_backward(dy.reshape(flat), x.reshape(flat), mean, factor, slope, offset)
+        return dy
+
+    def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
+        if not self._normalises(x, scale, shift):
+            return super().normalize_rows(x, scale, shift, epsilon)
+        y, moments = self.borrow(x.shape), self.borrow((len(x), 2), self.policy.accumulate)
+        self.norms.normalize_rows(x, scale, shift, x.dtype.type(epsilon), y, moments)
+        return y, moments
+
+    def normalize_rows_backward(
+        self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
+    ) -> Array | None:
+        checks.alike("normalize_rows_backward", dy, x)
+        checks.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
+        if not self._normalises(x, scale, scale_grad, shift_grad) or not self._stores(dy, moments):
+            return super().normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx=need_dx)
+        self.norms.normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx)
+        return dy if need_dx else None
+
+    def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
+        if not self._stores(x) or not x.size or (out is not None and not self._stores(out)):
+            return super().dropout(x, samples, epoch, key, rate, out)
+        out = self.borrow(x.shape) if out is None else out
+        checks.alike("dropout", x, out)
+        checks.shape_of("dropout", "samples", samples, x.shape[:1])
+        flat, samples = (len(x), -1), np.ascontiguousarray(samples, np.int64)
+        draw = (
+            int(np.reshape(epoch, -1)[0]),
+            key & philox.MASK,
+            key >> 32,
+            philox.dropped_below(rate),
+            x.dtype.type(1 / (1 - rate)),
+        )
+        self.random.dropout(x.reshape(flat), out.reshape(flat), samples, *draw)
+        return out
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
         checks.alike("mean_in_place", *parts)

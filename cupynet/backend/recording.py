@@ -73,6 +73,9 @@ class Recorder(Protocol):
             samples: how many these are of.
         """
 
+    def undo(self, vector: object, kept: object) -> None:
+        """Overwrite a vector with what was kept of it, where the step is left out; in the accumulation precision."""
+
     def steer(self, numbers: tuple[float, float, float, float]) -> None:
         """The factor of the learning rates of the next step, and what else its rule asks for, see `GIVEN`."""
 

@@ -4,10 +4,12 @@ from cupynet.nn.branches import Concat, Residual
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
+from cupynet.nn.dropout import Dropout
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.model import Model, build, check_loss, check_output
-from cupynet.nn.params import Parameter, Params, Scope, Segment
+from cupynet.nn.norm import BatchNorm, LayerNorm
+from cupynet.nn.params import Buffer, Parameter, Params, Scope, Segment
 from cupynet.nn.pool import AvgPool2D, GlobalAvgPool2D, MaxPool2D
 from cupynet.nn.types import Flat, Image, InputType
 
@@ -16,16 +18,20 @@ __all__ = [
     "Activation",
     "AvgPool2D",
     "Backward",
+    "BatchNorm",
+    "Buffer",
     "Concat",
     "Context",
     "Conv2D",
     "Dense",
+    "Dropout",
     "Flat",
     "Flatten",
     "GlobalAvgPool2D",
     "Image",
     "InputType",
     "Layer",
+    "LayerNorm",
     "Loss",
     "MaxPool2D",
     "Model",

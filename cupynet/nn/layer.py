@@ -17,6 +17,9 @@ Who owns an array:
 
 After a training step nothing is on loan; a test checks that. Where an exception ends a pass, `Model` gives back its
 loans.
+
+Running statistics are buffers (`params.add_buffer`): a training pass moves them, and whoever trains takes that back
+where the batch is left out.
 """
 
 from __future__ import annotations
@@ -74,7 +77,11 @@ class Layer:
     Attributes:
         recordable: whether `forward` and its derivative ask for the same operations for every batch of one size,
             whatever is in it and whenever: a GPU may record them then, and repeat what it has recorded. Not inherited:
-            each class says so of itself.
+            each class says so of itself. Of the context it looks at `train`, `epoch`, `samples` and `seed` alone.
+        draws: whether a training pass looks at `context.samples` and `context.epoch`, to draw at random: a recorded
+            step has them on the device then.
+        meets: whether a training pass exchanges something with the other replicas. One without a batch then passes an
+            example along that does not count, see `Context`; pipelines refuse such layers.
         backend: where the layer computes.
         path: the layer's name with those it lies in, `block.conv1`; empty for a network that is one layer.
         needs_dx: see `Scope`; where it is false, `backward` may return None.
@@ -85,6 +92,8 @@ class Layer:
     backend: Backend
     path = ""
     recordable = False
+    draws = False
+    meets = False
     _declared_in: Params | None = None
     needs_dx = True
     declared = 0

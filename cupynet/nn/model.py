@@ -15,7 +15,7 @@ from cupynet.errors import ConfigError
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import Backward, Layer, Sequential
 from cupynet.nn.loss import Loss, SoftmaxNLL
-from cupynet.nn.params import Params
+from cupynet.nn.params import Buffer, Parameter, Params
 from cupynet.nn.types import Flat, Image, InputType
 
 PREDICTED_TOGETHER = 256  # images, by default: the memory they take is kept
@@ -164,21 +164,23 @@ class Model:
             self.loss if last else Loss(),
             needs_dx=names[0] != next(iter(whole)),
         )
-        own = dict(part.params.named())
+        own = {**dict(part.params.named()), **dict(part.params.named_buffers())}
         part.load_weights({name: weight for name, weight in self.weights().items() if name in own})
         return part
 
     def weights(self) -> dict[str, Any]:
-        """Name -> NumPy copy of the master weight, `conv1.weight` and so on."""
-        return {name: np.array(self.backend.to_host(w)) for name, w in self.params.views(self.params.master)}
+        """Name -> NumPy copy of the master weight, `conv1.weight` and so on; and of each buffer, `norm1.mean`."""
+        arrays = dict(self.params.views(self.params.master))
+        arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
+        return {name: np.array(self.backend.to_host(array)) for name, array in arrays.items()}
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Take over weights by name.
+        """Take over weights and buffers by name.
 
         Raises:
             ConfigError: a name is missing or unknown, or a shape differs.
         """
-        named = dict(self.params.named())
+        named: dict[str, Parameter | Buffer] = {**dict(self.params.named()), **dict(self.params.named_buffers())}
         missing, unknown = sorted(named.keys() - weights.keys()), sorted(weights.keys() - named.keys())
         if missing or unknown:
             raise ConfigError(f"these weights are of another network: missing {missing}, unknown {unknown}")
@@ -189,7 +191,8 @@ class Model:
                 )
         with self.backend.here():
             for name, p in named.items():
-                p.master[...] = self.backend.asarray(weights[name], p.master.dtype)
+                array = p.data if isinstance(p, Buffer) else p.master
+                array[...] = self.backend.asarray(weights[name], array.dtype)
         self.params.publish()
 
     def summary(self) -> str:

@@ -2,6 +2,9 @@
 
 Averaging is then one all-reduce, an update one pass, a checkpoint a walk over names. Weights that are treated alike by
 the optimizer (decayed or not, same learning-rate factor) lie next to each other, so an update is one call per kind.
+
+What a model is beside its weights, such as the running means of batch normalisation, is another flat vector: buffers.
+No optimizer moves them; training passes do.
 """
 
 from __future__ import annotations
@@ -49,6 +52,27 @@ class Parameter:
         return math.prod(self.shape)
 
 
+@dataclass
+class Buffer:
+    """Named numbers that are part of what a model is, and no weights: moved by training passes, never by an optimizer.
+
+    Attributes:
+        name: with its layer, `norm1.mean`.
+        fill: what they are at first.
+        data: a view into the flat vector of its `Params`, in the accumulation precision; exists after `allocate`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    fill: float = 0.0
+    data: Array = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
 @dataclass(frozen=True)
 class Segment:
     """A stretch of the flat vector whose weights are treated alike."""
@@ -71,15 +95,20 @@ class Params:
         master, data, grad: flat (P,) vectors, see `Parameter`. P counts the padding between parameters, which is and
             stays zero.
         segments: the stretches an optimizer updates with one call each.
+        buffers: flat (B,) vector in the accumulation precision, see `Buffer`; empty where no layer has any.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, Parameter] = {}
         self._offsets: dict[str, int] = {}
+        self._buffers: dict[str, Buffer] = {}
+        self._places: dict[str, int] = {}  # of buffers
         self.segments: list[Segment] = []
         self.master: Array = None
         self.data: Array = None
         self.grad: Array = None
+        self.buffers: Array = None
+        self._kept: Array = None
 
     def scope(self, name: str = "", *, needs_dx: bool = True) -> Scope:
         """Where a network declares its weights, under `name.` if it has one; `needs_dx`: see `Scope`."""
@@ -87,10 +116,19 @@ class Params:
 
     def add(self, parameter: Parameter) -> Parameter:
         """Declare a weight; its arrays exist after `allocate`."""
-        if parameter.name in self._entries:
-            raise ConfigError(f"parameter '{parameter.name}' is declared twice: give each layer its own name")
+        self._refuse_twice(parameter.name)
         self._entries[parameter.name] = parameter
         return parameter
+
+    def add_buffer(self, buffer: Buffer) -> Buffer:
+        """Declare a buffer; its array exists after `allocate`."""
+        self._refuse_twice(buffer.name)
+        self._buffers[buffer.name] = buffer
+        return buffer
+
+    def _refuse_twice(self, name: str) -> None:
+        if name in self._entries or name in self._buffers:
+            raise ConfigError(f"parameter '{name}' is declared twice: give each layer its own name")
 
     @property
     def count(self) -> int:
@@ -105,6 +143,20 @@ class Params:
     def places(self) -> dict[str, tuple[int, int]]:
         """Where each weight lies in the flat vector, name -> (start, stop); after `allocate`."""
         return {name: (start, start + self._entries[name].size) for name, start in self._offsets.items()}
+
+    def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
+        """Name and buffer, in order of declaration."""
+        yield from self._buffers.items()
+
+    @property
+    def vectors(self) -> list[Array]:
+        """`master`, and the buffers where there are any: what makes a trained model what it is."""
+        return [self.master, *self.running]
+
+    @property
+    def running(self) -> list[Array]:
+        """The buffers as one vector; nothing where there are none, so that nothing is done about them."""
+        return [self.buffers] if self._buffers else []
 
     def views(self, vector: Array) -> Iterator[tuple[str, Array]]:
         """Name and part, in order of declaration, of any (P,) vector laid out like the weights; after `allocate`.
@@ -141,7 +193,41 @@ class Params:
         for attribute, vector in (("master", self.master), ("grad", self.grad), ("data", self.data)):
             for name, view in self.views(vector):
                 setattr(self._entries[name], attribute, view)
+        self._allocate_buffers(backend)
         self.publish()
+
+    def _allocate_buffers(self, backend: Backend) -> None:
+        """Lay out the buffers, each on a cache line of its own."""
+        accumulate, size = backend.policy.accumulate, 0
+        step = ALIGNMENT // accumulate.itemsize
+        for name, buffer in self._buffers.items():
+            self._places[name] = size
+            size += -(-buffer.size // step) * step
+        host = np.zeros(size, accumulate)
+        for name, buffer in self._buffers.items():
+            host[self._places[name] :][: buffer.size] = buffer.fill
+        self.buffers, self._kept = (backend.allocate((size,), accumulate) for _ in range(2))
+        for name, buffer in self._buffers.items():
+            buffer.data = self.buffers[self._places[name] :][: buffer.size].reshape(buffer.shape)
+        if self._buffers:
+            with backend.here():
+                self.buffers[...] = backend.asarray(host)
+                self._kept[...] = self.buffers
+
+    def keep(self) -> None:
+        """Before a pass that trains: remember the buffers, for `undo`."""
+        if self._buffers:
+            self._kept[...] = self.buffers
+
+    def undo(self) -> None:
+        """Let the buffers be as they were at the last `keep`: what has moved them since is left out."""
+        if self._buffers:
+            self.buffers[...] = self._kept
+
+    @property
+    def kept(self) -> Array:
+        """What `keep` remembered, (B,)."""
+        return self._kept
 
     def _layout(self, step: int) -> int:
         """P; decides where each parameter starts, in steps of `step`, and fills `segments`."""
@@ -197,3 +283,7 @@ class Scope:
     ) -> Parameter:
         """Declare the weight `name` of this layer."""
         return self.params.add(Parameter(self.prefix + name, shape, init, decay, lr_scale))
+
+    def add_buffer(self, name: str, shape: tuple[int, ...], fill: float = 0.0) -> Buffer:
+        """Declare the buffer `name` of this layer, all of whose numbers are `fill` at first."""
+        return self.params.add_buffer(Buffer(self.prefix + name, shape, fill))

@@ -3,12 +3,14 @@
 A replica trains alone between averages. An average weights each replica by the samples it has seen since the last one,
 so that with frequency 1 and a linear optimizer (SGD, momentum, Nesterov, without clipping) W replicas do what one does
 on the concatenated batch, short batches and a last round with fewer workers included.
+
+Buffers (running statistics) are averaged with the weights, always exactly; an outer step moves weights alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from cupynet.backend.array import Array
@@ -181,7 +183,7 @@ class ParameterAveraging(Synchronizer):
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
         """All replicas become one: the mean, then the outer step; the layers see it."""
         own = replica.params.master.copy() if measure else None
-        self._mean(self.shared(replica), self._tally.samples)
+        self._mean(self.shared(replica), self._tally.samples, exact=replica.params.running)
         samples, mean = self._tally.samples, replica.params.master
         found = UNMEASURED if own is None else spread(self.communicator, replica, own, mean, samples)
         if self._common:
@@ -190,11 +192,14 @@ class ParameterAveraging(Synchronizer):
         replica.params.publish()
         return found
 
-    def _mean(self, vectors: list[Array], weight: float) -> None:
-        """Overwrite the vectors, which lie around the common ones, with their mean."""
+    def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
+        """Overwrite the vectors, which lie around the common ones, with their mean; `exact`: those that never travel
+        as half."""
         if self.wire == "exact":
-            self.communicator.allreduce_mean(vectors, weight)
+            self.communicator.allreduce_mean([*vectors, *exact], weight)
             return
+        if exact:
+            self.communicator.allreduce_mean([*exact], weight)
         states = vectors[1:]
         own = [float(state.min()) if len(state) else 0.0 for state in states]
         lowest = self.communicator.gather_numbers(*own).min(axis=0).tolist() if states else []

@@ -23,7 +23,8 @@ class ElasticAveraging(ParameterAveraging):
     Each replica goes the share `pull` of its way to the centre, and the centre `pull` x workers of its way to the mean
     of the replicas, weighted by the samples they have seen since the last time. Replicas stay different, and so explore
     different weights, until the end of a fit or of an epoch that is evaluated: there, after one last pull, all of them
-    are given the centre. All workers hold the centre, the same bits.
+    are given the centre. All workers hold the centre, the same bits. Buffers are not pulled: each replica's describe
+    its own weights until then, and the centre is given their mean, weighted by the samples since the last such moment.
 
     Args:
         frequency, report_score, measure_every, wire: see `ParameterAveraging`; what travels as `half` is the way from
@@ -95,6 +96,7 @@ class ElasticAveraging(ParameterAveraging):
                 replica.params.master[...] = self._common[0]
                 replica.params.publish()
                 _, *states = self.shared(replica)
+                states += replica.params.running
                 if states:
                     self.communicator.allreduce_mean(states, self._seen)
             self._apart = self._seen = 0

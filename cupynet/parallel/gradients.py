@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cupynet.backend.array import Array
 from cupynet.checks import flag, integer, one_of
 from cupynet.errors import ConfigError
+from cupynet.nn.params import Params
 from cupynet.parallel.communicator import Communicator
 from cupynet.parallel.encoding import Message, ThresholdEncoding, encoding
 from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
@@ -34,6 +35,9 @@ class GradientSharing(Synchronizer):
     the optimizers' states (momentum) are each worker's own. Residuals live across epochs and fits; what they hold at
     the end of a fit is not added to the weights. Encoding is the host's work: from a GPU the weights come down and go
     up in every iteration.
+
+    Buffers (running statistics) are averaged in every iteration too, exactly, weighted by samples: a replica without a
+    batch has nothing to add to them.
 
     One replica alone shares nothing.
 
@@ -104,7 +108,7 @@ class GradientSharing(Synchronizer):
         self._samples = samples
         if self.communicator.size == 1 or self._encoder is not None:
             return samples > 0
-        self._share_gradients(replica.params.grad, samples)
+        self._share_gradients(replica.params, samples)
         return True
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
@@ -139,13 +143,16 @@ class GradientSharing(Synchronizer):
     def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {**state, "tally": Tally(score=self.report_score).state()}
 
-    def _share_gradients(self, grad: Array, samples: int) -> None:
-        """Overwrite the gradients with those of all workers, (P,)."""
+    def _share_gradients(self, params: Params, samples: int) -> None:
+        """Overwrite the gradients with those of all workers, (P,); and the buffers with their mean."""
+        grad, together = params.grad, self.wire == "exact" and self.reduce == "mean"
         finite, weight = is_finite(grad), samples if self.reduce == "mean" else 1
         if self.wire == "exact":
-            self.communicator.allreduce_mean([grad], weight)
+            self.communicator.allreduce_mean([grad, *(params.running if together else ())], weight)
         else:
             half_mean(self.communicator, [grad], weight)
+        if params.running and not together:
+            self.communicator.allreduce_mean(params.running, samples)
         if not is_finite(grad):  # the same bits on all workers: all come here, and only then ask whose fault it is
             refuse_divergence(self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient")
         if self.reduce == "sum":
@@ -161,6 +168,8 @@ class GradientSharing(Synchronizer):
         total = sum(each.samples for each in sent)
         for each in sent:  # in rank order, so that the sums are the same everywhere
             each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
+        if params.running:
+            self.communicator.allreduce_mean(params.running, self._samples)
         params.master[...] = replica.backend.asarray(common)
         params.publish()
 

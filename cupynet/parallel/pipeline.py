@@ -64,6 +64,12 @@ class Pipeline:
         """
         chain = _chain(network)
         names, together = [name for name, _ in chain], chain.together()
+        for layer in network.walk():
+            if layer.meets:
+                raise ConfigError(
+                    f"layer '{layer.path}' meets the other replicas in every pass, and a pipeline's stages are at "
+                    "different micro-batches then: give it sync=false, or train the network whole"
+                )
         if isinstance(self.stages, list):
             _check_names(self.stages, names)
         elif self.stages is not None and self.stages > len(together):

@@ -22,7 +22,7 @@ class ReplicaView(Protocol):
 
     @property
     def params(self) -> Params:
-        """The weights and their gradients, flat (P,) vectors."""
+        """The weights and their gradients, flat (P,) vectors; and the buffers, another one."""
 
     @property
     def optimizer_state(self) -> Mapping[str, Array]:

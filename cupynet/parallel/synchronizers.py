@@ -93,12 +93,12 @@ class Synchronizer:
         Replicas that should be identical now take over rank 0's weights, which somebody may have changed.
         """
         if self.identical and self.communicator.size > 1:
-            for vector in self.shared(replica):
+            for vector in (*self.shared(replica), *replica.params.running):
                 self.communicator.broadcast(vector)
             replica.params.publish()
 
     def shared(self, replica: ReplicaView) -> list[Array]:
-        """The flat vectors that replicas have in common whenever they are identical."""
+        """The flat vectors that replicas have in common whenever they are identical, beside the buffers."""
         return [replica.params.master, *replica.optimizer_state.values()]
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
@@ -125,7 +125,7 @@ class Synchronizer:
 
         Their mean is what counts: here all replicas take it. A subclass whose `finish` does so anyway may wait for it.
         """
-        self.communicator.allreduce_mean(self.shared(replica), 1)
+        self.communicator.allreduce_mean([*self.shared(replica), *replica.params.running], 1)
         replica.params.publish()
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
@@ -192,9 +192,9 @@ def _lacking(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{name}.{inner}" for inner in _lacking(value, state[name]))
 
 
-def is_finite(vector: Array) -> bool:
-    """Whether every element is finite; one pass, without a temporary vector."""
-    return math.isfinite(float(vector.sum()))
+def is_finite(*vectors: Array) -> bool:
+    """Whether every element of all of them is finite; one pass over each, without a temporary vector."""
+    return all(math.isfinite(float(vector.sum())) for vector in vectors)
 
 
 def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:

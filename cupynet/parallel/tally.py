@@ -43,7 +43,7 @@ class Tally:
             DivergedError: on every worker alike, if any replica is not finite.
         """
         loss = float(self._losses)
-        finite = math.isfinite(loss) and is_finite(replica.params.master)
+        finite = math.isfinite(loss) and is_finite(*replica.params.vectors)
         gathered = communicator.gather_numbers(self._scored, loss, finite).tolist()  # (W, 3)
         refuse_divergence([fine for _, _, fine in gathered], iteration)
         scored = sum(count for count, _, _ in gathered)

@@ -139,11 +139,12 @@ class NonFinite(Callback):
         if trainer.scaler is not None:
             lost = broken and not is_finite_loss(replica)
             if trainer.scaler.skips(overflow=broken and not lost, failed=lost):
-                _forget(replica)
+                replica.forget()
                 return 0
         self._text = told(trainer.rank, replica, batch) if batch is not None and broken else ""
         if self.action == "stop":
             if broken:
+                replica.forget()
                 raise DivergedError(self._text + WAYS_OUT + LEAVE_OUT)
             return samples
         if stages.size > 1:
@@ -160,14 +161,16 @@ class NonFinite(Callback):
             log.warning("%s; the batch is left out", self._text)
         self._skipped.append(self._found)
         self._count, self.left_out = self._count + 1, self.left_out + 1
-        _forget(replica)
+        replica.forget()
         return 0
 
     def halted(self, trainer: Guarded, batch: Batch) -> DivergedError:
         """What there is to say where a replica that ran ahead of the host stands still since this batch."""
         trainer.replica.begin()
         trainer.replica.gradient(batch)
-        return DivergedError(told(trainer.rank, trainer.replica, batch) + WAYS_OUT + LEAVE_OUT)
+        text = told(trainer.rank, trainer.replica, batch)
+        trainer.replica.forget()
+        return DivergedError(text + WAYS_OUT + LEAVE_OUT)
 
     def look_back(self, trainer: Guarded) -> None:
         """After the update of a round, with `rollback`: whether all go back.
@@ -178,7 +181,7 @@ class NonFinite(Callback):
         """
         if self.action != "rollback":
             return
-        broken = self._found is not None or not is_finite(trainer.params.master)
+        broken = self._found is not None or not is_finite(*trainer.params.vectors)
         who = np.flatnonzero(trainer.world.gather_numbers(broken)[:, 0])
         if not len(who):
             return
@@ -216,12 +219,6 @@ def is_finite_loss(replica: Replica) -> bool:
     return replica.losses is None or math.isfinite(float(replica.losses))
 
 
-def _forget(replica: Replica) -> None:
-    """Let it be as if there had been no batch."""
-    replica.params.grad[...] = 0
-    replica.losses = None if replica.losses is None else 0.0
-
-
 def told(rank: int, replica: Replica, batch: Batch) -> str:
     """What is not finite, and where: the worker, the batch, its samples, the layer."""
     at = f"of worker {rank} at batch {batch.index} of epoch {batch.epoch + 1}"
@@ -246,7 +243,7 @@ def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     """The first layer whose output is not finite, and for which samples of the batch; "" where all are finite."""
     model, x = replica.model, batch.images
     layers = list(model.network.children()) or [("network", model.network)]
-    context = Context(train=False, epoch=batch.epoch, iteration=replica.updates, samples=batch.samples)
+    context = Context(train=False, epoch=batch.epoch, iteration=replica.updates, samples=batch.samples, seed=model.seed)
     for name, layer in layers:
         x, _ = layer.forward(x, context)  # each by itself: no two of them as one operation
         fine = _finite(replica, x)
@@ -270,4 +267,4 @@ def _samples(indices: Any) -> str:
 
 def _weights_are_finite(trainer: Guarded) -> bool:
     """Whether the weights of all stages of this worker's replica are finite; all of them ask."""
-    return bool(trainer.groups.stages.gather_numbers(is_finite(trainer.params.master)).all())
+    return bool(trainer.groups.stages.gather_numbers(is_finite(*trainer.params.vectors)).all())

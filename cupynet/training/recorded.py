@@ -14,6 +14,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from cupynet.backend import Control, Recorder, Scaling
 from cupynet.backend.array import Array
@@ -60,6 +63,10 @@ class RecordedReplica(Replica):
         self.scaler: LossScaler | None = None
         self._recorder = recorder
         self._inputs: dict[int, tuple[Array, Array]] = {}  # by the size of a batch: images and labels
+        self._draws = any(layer.draws for layer in model.network.walk())
+        self._samples: dict[int, Array] = {}  # by that size, where a layer draws at random
+        self._epoch: Array = model.backend.asarray(np.zeros(1, np.int64))
+        self._epoch_there = 0
         self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by what it does and that size: works done before
         self._scale: float | None = None  # the loss scale that the device was told, or told; None: nothing yet
         self._asked: dict[int, int] = {}  # see `Found.rounds`
@@ -76,6 +83,7 @@ class RecordedReplica(Replica):
     def gradient(self, batch: Batch | None) -> int:
         """See `Replica.gradient`."""
         if batch is None:
+            self.params.keep()
             self.losses = 0.0
             return 0
         self._tell()
@@ -126,8 +134,10 @@ class RecordedReplica(Replica):
 
     def _gradient(self, size: int) -> None:
         backend, model, (images, labels) = self.backend, self.model, self._inputs[size]
+        context = RecordedContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples.get(size))
+        self.params.keep()
         with backend.loans():
-            logits, backward = model.forward(images, TRAINING)
+            logits, backward = model.forward(images, context)
             losses, gradient = model.loss(backend, logits, labels)
             backend.give_back(backward(gradient))
             self._loss = backend.total(losses)
@@ -140,6 +150,8 @@ class RecordedReplica(Replica):
         self._gradient(size)
         scaling = Scaling() if self.scaler is None else self.scaler.scaling
         self._recorder.judge(self._loss, self.squared_norm(), size, scaling)
+        for buffers in self.params.running:
+            self._recorder.undo(buffers, self.params.kept)
         self._update()
 
     # how ------------------------------------------------------------------------------------------------------------
@@ -154,7 +166,18 @@ class RecordedReplica(Replica):
         if backend.address(images) != backend.address(batch.images):
             images[...] = batch.images
         labels[...] = batch.labels
+        if self._draws:
+            self._take_numbers(batch)
         return size
+
+    def _take_numbers(self, batch: Batch) -> None:
+        """Bring to the device what random numbers follow from."""
+        samples = self.backend.asarray(np.asarray(batch.samples, np.int64))
+        there: Array = self._samples.setdefault(len(batch), samples)
+        there[...] = samples
+        if batch.epoch != self._epoch_there:
+            self._epoch[...] = batch.epoch
+            self._epoch_there = batch.epoch
 
     def _run(self, name: str, size: int, work: Callable[[int], None]) -> None:
         """Do it: as it stands the first time, then by one launch."""
@@ -196,7 +219,15 @@ class RecordedReplica(Replica):
         self._recorder.write({Control.SCALE: scale, Control.USED: used, Control.GO: 1, Control.STEADY: steady})
 
 
-TRAINING = Context(train=True)  # what is recorded looks at nothing in it
+class RecordedContext(Context):
+    """Of a pass that is recorded: what would be recorded with it as it happened to be is refused. RuntimeError."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name in ("iteration", "replicas") or (name == "samples" and found is None):
+            way_out = "say draws = True in its class" if name == "samples" else "say recordable = False in its class"
+            raise RuntimeError(f"a layer asks for context.{name} in a step that is recorded: {way_out}")
+        return found
 
 
 def replica_of(model: Model, optimizer: Optimizer) -> Replica:
@@ -205,7 +236,7 @@ def replica_of(model: Model, optimizer: Optimizer) -> Replica:
     if recorder is None:
         return Replica(model, optimizer)
     for each in (*model.network.walk(), model.loss, optimizer):
-        if not vars(type(each)).get("recordable", False):
+        if not vars(type(each)).get("recordable", False) or getattr(each, "meets", False):
             log.info("each operation is launched by itself: %s is not said to be recordable", type(each).__name__)
             return Replica(model, optimizer)
     return RecordedReplica(model, optimizer, recorder)

@@ -18,6 +18,7 @@ from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Model, check_output
 from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
+from cupynet.parallel import Communicator
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
@@ -44,6 +45,7 @@ class Replica:
 
     Attributes:
         updates: how often the optimizer has moved the weights.
+        replicas: those that train together, which layers may meet with; None for one alone. Whoever trains sets it.
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 where there was no batch. (None in a stage of
             a pipeline that has none.)
         waited_s: seconds of the last round that went by waiting for other workers of the same replica: none where it is
@@ -56,7 +58,9 @@ class Replica:
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
         self.updates = 0
+        self.replicas: Communicator | None = None
         self.losses: Array | None = 0.0
+        self._along: Batch | None = None  # an example that does not count
         optimizer.init(model.params, model.backend)
 
     @property
@@ -107,19 +111,59 @@ class Replica:
     def gradient(self, batch: Batch | None) -> int:
         """Add the gradient of the batch's mean loss, times the policy's loss scale, to `params.grad`.
 
-        Returns how many samples the batch has; 0 without one.
+        Returns how many samples the batch has; 0 without one. `forget` takes back what it did.
         """
+        self.params.keep()
         if batch is None:
+            if self._meets:
+                self._pass_along()
             self.losses = 0.0
             return 0
+        self.losses = self._both_passes(batch).sum()
+        return len(batch)
+
+    def _both_passes(self, batch: Batch, *, counts: bool = True) -> Array:
+        """Forward and backward: adds the gradient, returns the losses (N,)."""
         model = self.model
-        context = Context(train=True, epoch=batch.epoch, iteration=self.updates, samples=batch.samples)
+        context = self._context(train=True, batch=batch, counts=counts)
         with model.backend.loans():  # also where the loss fails, between the two passes
             logits, backward = model.forward(batch.images, context)
             losses, gradient = model.loss(model.backend, logits, batch.labels)
             model.backend.give_back(backward(gradient))
-            self.losses = losses.sum()
-        return len(batch)
+        return losses
+
+    def _context(self, *, train: bool, batch: Batch, part: slice = slice(None), counts: bool = True) -> Context:
+        """What layers may know of a pass over a part of a batch."""
+        return Context(
+            train=train,
+            epoch=batch.epoch,
+            iteration=self.updates,
+            samples=batch.samples[part],
+            seed=self.model.seed,
+            replicas=self.replicas,
+            counts=counts,
+        )
+
+    @property
+    def _meets(self) -> bool:
+        """Whether a layer exchanges something with the other replicas in a training pass."""
+        several = self.replicas is not None and self.replicas.size > 1
+        return several and any(layer.meets for layer in self.model.network.walk())
+
+    def _pass_along(self) -> None:
+        """In a round without a batch: make the calls that the others make, with an example that does not count."""
+        if self._along is None:
+            samples = np.zeros(1, np.int64)
+            images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
+            self._along = Batch(0, images, self.backend.asarray(samples), samples)
+        self._both_passes(self._along, counts=False)
+        self.params.grad[...] = 0
+
+    def forget(self) -> None:
+        """Let it be as if there had been no batch in this round: no gradient, no loss, the buffers as before."""
+        self.params.grad[...] = 0
+        self.params.undo()
+        self.losses = None if self.losses is None else 0.0
 
     def update(self, iteration: int) -> None:
         """Let the optimizer move the weights, at the learning rate of `iteration`; then the gradients are zero."""
@@ -179,10 +223,11 @@ class Replica:
     def state(self) -> dict[str, Any]:
         """Copies of all that a checkpoint must hold.
 
-        `weights` and each vector of the `optimizer`, by the parameters' names and on the host; and numbers.
+        `weights` with the buffers, and each vector of the `optimizer`, by the parameters' names and on the host; and
+        numbers.
         """
         optimizer = {name: self._by_name(vector) for name, vector in self.optimizer_state.items()}
-        return {"updates": self.updates, "weights": self._by_name(self.params.master), "optimizer": optimizer}
+        return {"updates": self.updates, "weights": self.model.weights(), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned, on another backend or in another precision too.

@@ -16,7 +16,7 @@ import numpy as np
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.data import Batch, Labelled
-from cupynet.nn import INFERENCE, Context, Model, Parameter
+from cupynet.nn import INFERENCE, Context, Model, Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
 from cupynet.training.replica import Replica, Scores, check_data
@@ -92,6 +92,7 @@ class Stage(Replica):
         """See `Replica.gradient`. All stages of a replica are called with the same batch."""
         self.losses = 0.0 if self.first or self.last else None
         self.waited_s = 0.0
+        self.params.keep()
         if batch is None:
             return 0
         waiting = iter(parts(len(batch), self.micro_batches))
@@ -109,7 +110,7 @@ class Stage(Replica):
         """The forward pass of a micro-batch, and its backward pass, to be called."""
         model, backend, stages = self.model, self.backend, self.groups.stages
         share = (part.stop - part.start) / len(batch)
-        context = Context(train=True, epoch=batch.epoch, iteration=self.updates, samples=batch.samples[part])
+        context = self._context(train=True, batch=batch, part=part)
         x = batch.images[part] if self.first else self._received(part.stop - part.start)
         y, derivative = model.forward(x, context)
         dy: Array = None
@@ -244,11 +245,11 @@ class Stage(Replica):
             stages = self.groups.stages
             for stage, part, whole in self._weights():
                 if stage == 0:
-                    part.master[...] = whole.master
+                    part[...] = whole
                 elif self.first:
-                    stages.send(whole.master, stage)
+                    stages.send(whole, stage)
                 else:
-                    stages.recv(part.master, 0)
+                    stages.recv(part, 0)
             self.params.publish()
         self._restored = False
 
@@ -258,19 +259,19 @@ class Stage(Replica):
             stages = self.groups.stages
             for stage, part, whole in self._weights():
                 if stage == 0:
-                    whole.master[...] = part.master
+                    whole[...] = part
                 elif self.first:
-                    stages.recv(whole.master, stage)
+                    stages.recv(whole, stage)
                 else:
-                    stages.send(part.master, 0)
+                    stages.send(part, 0)
             if self.first:
                 self.whole.params.publish()
 
-    def _weights(self) -> Iterator[tuple[int, Parameter, Parameter]]:
-        """The stage of each weight, the weight there and in the whole network: of all stages on the first of them."""
-        own = dict(self.params.named())
+    def _weights(self) -> Iterator[tuple[int, Array, Array]]:
+        """The stage of each weight and buffer, it there and in the whole network: on the first stage those of all."""
+        own = _arrays(self.params)
         stage_of = {name: stage for stage, names in enumerate(self.layers) for name in names}
-        for name, whole in self.whole.params.named():
+        for name, whole in _arrays(self.whole.params).items():
             stage = stage_of[name.partition(".")[0]]
             if self.first or stage == self.number:
                 yield stage, own.get(name, whole), whole
@@ -278,3 +279,9 @@ class Stage(Replica):
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._restored = True
+
+
+def _arrays(params: Params) -> dict[str, Array]:
+    """The weights, as the optimizer moves them, and the buffers by name."""
+    weights = {name: parameter.master for name, parameter in params.named()}
+    return weights | {name: buffer.data for name, buffer in params.named_buffers()}

@@ -102,6 +102,7 @@ class Trainer:
     ) -> None:
         self.replica = replica
         self.groups = Groups.of() if groups is None else groups
+        replica.replicas = self.groups.replicas
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
         self.callbacks = list(callbacks)
         self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
@@ -464,16 +465,17 @@ class Trainer:
 
     def _refuse_different(self, message: str) -> None:
         """A fit promises identical replicas: refuse what leaves them different."""
-        own = float(self.replica.params.master.sum())
-        if len(set(self.groups.replicas.gather_numbers(own)[:, 0].tolist())) > 1:
+        own = [float(vector.sum()) for vector in self.replica.params.vectors]
+        if len({tuple(theirs) for theirs in self.groups.replicas.gather_numbers(*own).tolist()}) > 1:
             raise ConfigError(message)
 
     def _moved_in(self, event: str) -> bool:
         """Tell callbacks of an event in which they may change weights: whether they did, on this worker."""
-        master = self.replica.params.master
-        before = master.copy()
+        vectors = self.replica.params.vectors
+        copies = [vector.copy() for vector in vectors]
         self._tell(event)
-        return bool(((master != before) & (before == before)).any())  # a NaN that stays one has not moved
+        pairs = zip(vectors, copies, strict=True)  # a NaN that stays one has not moved
+        return any(bool(((vector != before) & (before == before)).any()) for vector, before in pairs)
 
     def _choose(self, fit: Fit) -> None:
         """Callbacks may give the replicas other weights, which are evaluated then; not after a signal: it is urgent."""
@@ -495,7 +497,7 @@ class Trainer:
         if average is not None:
             self.clock.meeting(time.perf_counter() - began)
             self._averaged(average)
-        elif not is_finite(self.replica.params.master):
+        elif not is_finite(*self.replica.params.vectors):
             raise DivergedError(
                 f"the replica of worker {self.rank} is not finite after iteration {self.iteration}: "
                 "lower learning_rate, or train in a wider dtype"

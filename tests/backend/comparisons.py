@@ -328,6 +328,81 @@ def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results
     return {"losses": losses, "scaled gradient": gradient}
 
 
+def channels_of(call: Call, shape: Shape) -> tuple[Array, Array, Array, Array, Array]:
+    """What is normalised, far from zero, and mean, variance, scale and shift of its channels."""
+    x = call.stored(*(shape.image if shape.flag else (shape.batch * 67, shape.channels)))
+    mean, scale, shift = call.wide(shape.channels), call.stored(shape.channels), call.stored(shape.channels)
+    variance = call.wide(shape.channels)
+    variance *= variance
+    return x, mean, variance, scale, shift
+
+
+def channel_moments(backend: Backend, call: Call, shape: Shape) -> Results:
+    x = call.stored(*(shape.image if shape.flag else (shape.batch * 67, shape.channels)), changes=True)
+    x += call.backend.asarray(8.0 if shape.need_dx else 0.0, x.dtype)
+    moments = backend.channel_moments(x)
+    assert moments.shape == (2, shape.channels)
+    return {"moments": moments}
+
+
+def track_moments(backend: Backend, call: Call, shape: Shape) -> Results:
+    mean, variance, moments = (call.wide(*size, shape.channels) for size in ((), (), (2,)))
+    backend.track_moments(mean, variance, moments, 0.75, 1.0 + shape.batch)
+    return {"mean": mean, "variance": variance}
+
+
+def normalize(backend: Backend, call: Call, shape: Shape) -> Results:
+    return {"y": backend.normalize(*channels_of(call, shape), 0.25, relu=shape.need_dx)}
+
+
+def normalize_sums(backend: Backend, call: Call, shape: Shape) -> Results:
+    x, mean, variance, _, _ = channels_of(call, shape)
+    dy, y = call.stored(*x.shape, changes=True), call.few(*x.shape) if shape.need_dx else None
+    return {"sums": backend.normalize_sums(dy, x, y, mean, variance, 0.25), "masked": dy}
+
+
+def normalize_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    x, mean, variance, scale, _ = channels_of(call, shape)
+    dy, sums = call.stored(*x.shape, changes=True), call.wide(2, shape.channels)
+    dx = backend.normalize_backward(dy, x, mean, variance, scale, sums, 3.0 * len(x), 0.25)
+    assert backend.address(dx) == backend.address(dy), "not in place"
+    return {"dx": dx}
+
+
+def normalize_rows(backend: Backend, call: Call, shape: Shape) -> Results:
+    columns = shape.height * shape.width * shape.channels
+    vectors = call.stored(columns), call.stored(columns)
+    y, moments = backend.normalize_rows(call.stored(shape.batch, columns), *vectors, 0.25)
+    return {"y": y, "moments": moments}
+
+
+def normalize_rows_backward(backend: Backend, call: Call, shape: Shape) -> Results:
+    rows, columns = shape.batch * (130 if shape.flag else 1), shape.height * shape.channels
+    x, scale, shift = call.stored(rows, columns), call.stored(columns), call.stored(columns)
+    y, moments = backend.normalize_rows(x, scale, shift, 0.25)
+    backend.give_back(y)
+    dy, grads = call.stored(rows, columns, changes=True), (call.wide(columns), call.wide(columns))
+    dx = backend.normalize_rows_backward(dy, x, moments, scale, *grads, need_dx=shape.need_dx)
+    backend.give_back(moments)
+    assert dx is None or backend.address(dx) == backend.address(dy), "not in place"
+    return {"dx": dx, "scale_grad": grads[0], "shift_grad": grads[1]}
+
+
+def dropout(backend: Backend, call: Call, shape: Shape) -> Results:
+    """The same bits of all: what is left is multiplied by a power of two, or only whether it is left is compared."""
+    x, samples = call.stored(*shape.image, changes=True), call.integers(0, 1 << 40, shape.batch)
+    if not shape.need_dx:
+        call.spoil(x)
+    key, epoch = call.integers_on_host(1 << 62) * 3, call.integers_on_host(1 << 31)
+    given = backend.asarray(np.full(1, epoch)) if shape.flag else epoch
+    halved = backend.dropout(x, samples, given, key, 0.5)
+    drawn = backend.dropout(call.few(*shape.image) * 0 + 1, samples, given, key, 0.3)
+    kept = (drawn != 0).astype(np.int64)
+    backend.give_back(drawn)
+    assert backend.dropout(x, samples, given, key, 0.25, x) is x
+    return {"halved": halved, "kept": kept, "in place": (x != 0).astype(np.int64)}
+
+
 def convert(backend: Backend, call: Call, shape: Shape) -> Results:
     """Both ways, and in one precision."""
     stored, wide = call.stored(*shape.image), call.wide(shape.height * 16)
@@ -454,6 +529,14 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         pointwise,
         pointwise_backward,
         softmax_cross_entropy,
+        channel_moments,
+        track_moments,
+        normalize,
+        normalize_sums,
+        normalize_backward,
+        normalize_rows,
+        normalize_rows_backward,
+        dropout,
         mean_in_place,
         weighted_sum,
         squared_norm,
@@ -467,7 +550,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
 }
 
 # Moving numbers about: exactly the reference's, in every precision.
-EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward"}
+EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward", "dropout"}
 
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
 # in tests/data/test_feeding.py.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import checks
+from cupynet.backend import checks, philox
 from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.cuda import feeds
@@ -452,6 +452,144 @@ class CupyBackend(Backend):
         arguments = logits, labels, losses, gradient, scale, self.controls, n, classes
         self.kernels.rows(f"softmax_cross_entropy_{self._kind}", n, classes, *arguments)
         return losses, gradient
+
+    # normalisation --------------------------------------------------------------------------------------------------
+
+    def _normalises(self, x: Array, *others: Array) -> bool:
+        """Whether kernels take these activations, and vectors of their channels in the storage precision."""
+        checks.channels("normalisation", x, *others)
+        return self._stores(x, *others) and x.shape[-1] < MOST_VALUES
+
+    def _chunks(self, rows: int) -> tuple[int, int]:
+        """How many rows are added up together first, and how many such parts there are."""
+        length = max(FEW_ROWS, -(-rows // MOST_PARTS))
+        return length, -(-rows // length)
+
+    def _by_chunks(self, name: str, rows: int, columns: int, *arguments: Any) -> None:
+        """Launch a kernel that makes sums of parts of the columns; these sizes are its last arguments."""
+        length, parts = self._chunks(rows)
+        most, threads = self.kernels.blocks, self.kernels.threads
+        across, down = min(ACROSS, threads, power_of_two(columns)), min(parts, most)
+        grid = (min(-(-columns // across), max(1, most // down)), down)
+        self.kernels.launch(name, grid, (across, threads // across), *arguments, rows, columns, length, parts)
+
+    def _parts(self, rows: int, columns: int) -> Array:
+        return self.borrow((self._chunks(rows)[1], 2 * columns), self.policy.accumulate)
+
+    def _added(self, parts: Array, columns: int) -> Array:
+        """Two sums of each column, of sums of parts; (2, C)."""
+        sums = self.borrow((2, columns), self.policy.accumulate)
+        self._column_sums(self._wide, parts, sums, len(parts), 1, add=False)
+        self.give_back(parts)
+        return sums
+
+    def channel_moments(self, x: Array) -> Array:
+        if not self._normalises(x):
+            return super().channel_moments(x)
+        columns = x.shape[-1]
+        rows = x.size // columns
+        parts, moments = self._parts(rows, columns), self.borrow((2, columns), self.policy.accumulate)
+        self._by_chunks(f"moment_parts_{self._kind}", rows, columns, x, parts)
+        merge = f"moment_merge_{self._wide}"
+        self.kernels.flat(merge, columns, parts, moments, rows, columns, *self._chunks(rows))
+        self.give_back(parts)
+        return moments
+
+    def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
+        checks.shape_of("track_moments", "moments", moments, (2, *mean.shape))
+        checks.alike("track_moments", mean, variance)
+        if not self._updates(mean, variance, moments):
+            return super().track_moments(mean, variance, moments, momentum, unbiased)
+        size = mean.size
+        self.kernels.flat(f"track_moments_{self._wide}", size, mean, variance, moments, momentum, unbiased, size)
+
+    def normalize(
+        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
+    ) -> Array:
+        checks.channels("normalize", x, mean, variance)
+        if not self._normalises(x, scale, shift) or not self._updates(mean, variance):
+            return super().normalize(x, mean, variance, scale, shift, epsilon, relu=relu)
+        y, columns = self.borrow(x.shape), x.shape[-1]
+        sizes = x.size // columns, columns, int(relu)
+        arguments = x, mean, variance, scale, shift, y, epsilon, *sizes
+        self.kernels.flat(f"normalize_{self._kind}", x.size, *arguments, at_once=self._at_once(columns))
+        return y
+
+    def _at_once(self, columns: int) -> int:
+        """Values of a row that a thread takes in one access."""
+        several = SIXTEEN // self.policy.storage.itemsize
+        return 1 if columns % several else several
+
+    def normalize_sums(
+        self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
+    ) -> Array:
+        checks.alike("normalize_sums", dy, x, *([] if y is None else [y]))
+        checks.channels("normalize_sums", x, mean, variance)
+        if not self._normalises(x) or not self._stores(dy, x if y is None else y) or not self._updates(mean, variance):
+            return super().normalize_sums(dy, x, y, mean, variance, epsilon)
+        columns = x.shape[-1]
+        rows = x.size // columns
+        parts = self._parts(rows, columns)
+        self._by_chunks(f"normalize_sums_{self._kind}", rows, columns, dy, x, y, mean, variance, parts, epsilon)
+        return self._added(parts, columns)
+
+    def normalize_backward(
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
+    ) -> Array:
+        checks.alike("normalize_backward", dy, x)
+        checks.channels("normalize_backward", x, mean, variance)
+        checks.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
+        if not self._normalises(x, scale) or not self._stores(dy) or not self._updates(mean, variance, sums):
+            return super().normalize_backward(dy, x, mean, variance, scale, sums, count, epsilon)
+        columns = x.shape[-1]
+        arguments = dy, x, mean, variance, scale, sums, 1 / count, epsilon, x.size // columns, columns
+        name = f"normalize_backward_{self._kind}"
+        self.kernels.flat(name, x.size, *arguments, at_once=self._at_once(columns))
+        return dy
+
+    def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
+        if not self._normalises(x, scale, shift):
+            return super().normalize_rows(x, scale, shift, epsilon)
+        y, moments, (rows, columns) = self.borrow(x.shape), self.borrow((len(x), 2), self.policy.accumulate), x.shape
+        arguments = x, scale, shift, y, moments, epsilon, rows, columns
+        self.kernels.rows(f"normalize_rows_{self._kind}", rows, columns, *arguments)
+        return y, moments
+
+    def normalize_rows_backward(
+        self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
+    ) -> Array | None:
+        checks.alike("normalize_rows_backward", dy, x)
+        checks.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
+        checks.channels("normalize_rows_backward", x, scale_grad, shift_grad)
+        if not self._normalises(x, scale) or not self._stores(dy) or not self._updates(moments, scale_grad, shift_grad):
+            return super().normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx=need_dx)
+        rows, columns = x.shape
+        parts = self._parts(rows, columns)
+        self._by_chunks(f"normalize_rows_sums_{self._kind}", rows, columns, dy, x, moments, parts)
+        sums = self._added(parts, columns)
+        for grad, sum_ in zip((scale_grad, shift_grad), sums, strict=True):
+            grad += sum_
+        self.give_back(sums)
+        if not need_dx:
+            return None
+        name = f"normalize_rows_backward_{self._kind}"
+        self.kernels.rows(name, rows, columns, dy, x, moments, scale, rows, columns)
+        return dy
+
+    # random ---------------------------------------------------------------------------------------------------------
+
+    def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
+        size = x.size // max(len(x), 1)
+        if not self._stores(x) or (out is not None and not self._stores(out)) or max(size, len(x)) >= MOST_VALUES - 4:
+            return super().dropout(x, samples, epoch, key, rate, out)
+        out = self.borrow(x.shape) if out is None else out
+        checks.alike("dropout", x, out)
+        checks.shape_of("dropout", "samples", samples, x.shape[:1])
+        when = self.asarray(np.full(1, epoch, np.int64)) if isinstance(epoch, int) else epoch
+        draw = key & philox.MASK, key >> 32, philox.dropped_below(rate), 1 / (1 - rate)
+        arguments = x, out, self.asarray(samples), when, *draw, len(x), size
+        self.kernels.images(f"dropout_{self._kind}", len(x), -(-size // 4), *arguments)
+        return out
 
     # updates of flat vectors ----------------------------------------------------------------------------------------
 

@@ -65,7 +65,19 @@ TAKES = {
         "softmax_cross_entropy": "in:S in:int64 out:A out:S A in:float64? int32 int32",
         "column_sums": "in:S out:A int64 int32 int64 int32 int32",
         "sum_vector": "in:A out:A int64 int32",
+        "moment_parts": "in:S out:A int64 int32 int64 int32",
+        "normalize_sums": "out:S in:S in:S? in:A in:A out:A A int64 int32 int64 int32",
+        "normalize_rows": "in:S in:S in:S out:S out:A A int64 int32",
+        "normalize_rows_sums": "in:S in:S in:A out:A int64 int32 int64 int32",
+        "normalize_rows_backward": "out:S in:S in:A in:S int64 int32",
     },
+    "norms": {
+        "normalize": "in:S in:A in:A in:S in:S out:S A int64 int32 int32",
+        "normalize_backward": "out:S in:S in:A in:A in:S in:A A A int64 int32",
+        "moment_merge": "in:A out:A int64 int32 int64 int32",
+        "track_moments": "out:A out:A in:A A A int64",
+    },
+    "random": {"dropout": "in:S out:S in:int64 in:int64 uint32 uint32 uint32 A int32 int32"},
     "averages": {"weighted_sum": f"out:S {'in:S? ' * TERMS}{'float64 ' * TERMS}int32 int64"},
     "updates": {
         **{
@@ -80,12 +92,26 @@ TAKES = {
         "narrow": "in:A out:S int64",
         "clip_norm": "out:A in:A A in:float64? int64",
         "judge": "out:float64 in:A in:A int32 int32 float64 float64",
+        "undo": "out:A in:A in:float64 int64",
         "steer": "out:float64 float64 float64 float64 float64",
     },
 }
 # of what is never narrower
 OF_WIDE = {
-    **dict.fromkeys(("sum_vector", "clip_norm", "judge", "stretch_squares", "layer_squares", "clip_norms"), WIDE),
+    **dict.fromkeys(
+        (
+            "sum_vector",
+            "moment_merge",
+            "track_moments",
+            "clip_norm",
+            "judge",
+            "undo",
+            "stretch_squares",
+            "layer_squares",
+            "clip_norms",
+        ),
+        WIDE,
+    ),  # fmt: skip
     "steer": ("double",),
 }
 

@@ -83,6 +83,11 @@ class Recorder:
         how = scaling.grow_after, scaling.least, scaling.most
         self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, samples, *how)
 
+    def undo(self, vector: Array, kept: Array) -> None:
+        """See there."""
+        name = f"undo_{'double' if vector.dtype == np.float64 else 'float'}"
+        self._backend.kernels.flat(name, vector.size, vector, kept, self._controls, vector.size)
+
     def steer(self, numbers: tuple[float, float, float, float]) -> None:
         """See there. The numbers travel with a launch, of which there is none where they stay what they were."""
         if numbers != self._given:

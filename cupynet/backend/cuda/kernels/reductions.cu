@@ -1,4 +1,4 @@
-// Sums over rows, columns and vectors; softmax and its loss.
+// Sums over rows, columns and vectors; softmax and its loss; what normalisation adds up.
 //
 // A block adds up as a tree, in shared memory and in an order that follows from its size. Its sizes are powers of two.
 
@@ -157,6 +157,167 @@ __device__ void column_sums(
   }
 }
 
+// moments -------------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float root(float x) { return sqrtf(x); }
+__device__ __forceinline__ double root(double x) { return sqrt(x); }
+
+// `down`, for all threads of the column.
+template <class A>
+__device__ __forceinline__ A down_for_all(A value) {
+  __shared__ A shared[MOST_THREADS];
+  const A sum = down(value);
+  if (threadIdx.y == 0) shared[threadIdx.x] = sum;
+  __syncthreads();
+  const A all = shared[threadIdx.x];
+  __syncthreads();
+  return all;
+}
+
+// Goes through chunks and columns as `column_sums` does: function(begin, end, column, here, chunk), by all threads of a
+// block alike; `here`: whether there is such a column.
+template <class F>
+__device__ __forceinline__ void each_chunk(long long rows, int columns, long long length, int chunks, F function) {
+  for (int chunk = blockIdx.y; chunk < chunks; chunk += gridDim.y) {
+    const long long begin = chunk * length, end = min(begin + length, rows);
+    for (long long left = static_cast<long long>(blockIdx.x) * blockDim.x; left < columns;
+         left += static_cast<long long>(gridDim.x) * blockDim.x) {
+      const long long column = left + threadIdx.x;
+      function(begin, end, column, column < columns, chunk);
+    }
+  }
+}
+
+// parts (chunks, 2, columns): of each chunk of rows the mean of a column, and the sum of squares about it.
+template <class S>
+__device__ void moment_parts(
+    const S* x, Wide<S>* parts, long long rows, int columns, long long length, int chunks) {
+  using A = Wide<S>;
+  each_chunk(rows, columns, length, chunks, [=](long long begin, long long end, long long column, bool here, int chunk) {
+    A sum = 0, squares = 0;
+    if (here)
+      for (long long row = begin + threadIdx.y; row < end; row += blockDim.y) sum += wide(x[row * columns + column]);
+    const A mean = down_for_all(sum) / static_cast<A>(end - begin);
+    if (here)
+      for (long long row = begin + threadIdx.y; row < end; row += blockDim.y) {
+        const A apart = wide(x[row * columns + column]) - mean;
+        squares += apart * apart;
+      }
+    squares = down(squares);
+    if (threadIdx.y == 0 && here) {
+      A* to = parts + static_cast<long long>(chunk) * 2 * columns + column;
+      to[0] = mean;
+      to[columns] = squares;
+    }
+  });
+}
+
+// sums (chunks, 2, columns): of each chunk of rows the sums of dy and of dy · xhat. Where y is given, dy becomes 0 where
+// it is not positive.
+template <class S>
+__device__ void normalize_sums(
+    S* dy, const S* x, const S* y, const Wide<S>* mean, const Wide<S>* variance, Wide<S>* sums, Wide<S> epsilon,
+    long long rows, int columns, long long length, int chunks) {
+  using A = Wide<S>;
+  each_chunk(rows, columns, length, chunks, [=](long long begin, long long end, long long column, bool here, int chunk) {
+    A sum = 0, product = 0;
+    if (here) {
+      const A middle = mean[column], inverse = 1 / root(variance[column] + epsilon);
+      for (long long row = begin + threadIdx.y; row < end; row += blockDim.y) {
+        const long long i = row * columns + column;
+        if (y && !(wide(y[i]) > 0)) dy[i] = S{};
+        const A slope = wide(dy[i]);
+        sum += slope;
+        product += slope * (wide(x[i]) - middle) * inverse;
+      }
+    }
+    sum = down(sum);
+    product = down(product);
+    if (threadIdx.y == 0 && here) {
+      A* to = sums + static_cast<long long>(chunk) * 2 * columns + column;
+      to[0] = sum;
+      to[columns] = product;
+    }
+  });
+}
+
+// y = (x - mean) / sqrt(variance + epsilon) · scale + shift in each row; moments (rows, 2): mean and 1 / sqrt(...).
+template <class S>
+__device__ void normalize_rows(
+    const S* x, const S* scale, const S* shift, S* y, Wide<S>* moments, Wide<S> epsilon, long long rows, int columns) {
+  using A = Wide<S>;
+  EACH_ROW(row, rows) {
+    const bool here = row < rows;
+    const S* line = x + row * columns;
+    A sum = 0, squares = 0;
+    if (here)
+      for (int c = threadIdx.x; c < columns; c += blockDim.x) sum += wide(line[c]);
+    const A mean = across(sum, Add()) / columns;
+    if (here)
+      for (int c = threadIdx.x; c < columns; c += blockDim.x) squares += (wide(line[c]) - mean) * (wide(line[c]) - mean);
+    const A inverse = 1 / root(across(squares, Add()) / columns + epsilon);
+    if (here) {
+      for (int c = threadIdx.x; c < columns; c += blockDim.x)
+        store(y[row * columns + c], (wide(line[c]) - mean) * inverse * wide(scale[c]) + wide(shift[c]));
+      if (threadIdx.x == 0) {
+        moments[2 * row] = mean;
+        moments[2 * row + 1] = inverse;
+      }
+    }
+  }
+}
+
+// sums (chunks, 2, columns): of each chunk of rows the sums of dy · xhat and of dy; moments as above.
+template <class S>
+__device__ void normalize_rows_sums(
+    const S* dy, const S* x, const Wide<S>* moments, Wide<S>* sums, long long rows, int columns, long long length,
+    int chunks) {
+  using A = Wide<S>;
+  each_chunk(rows, columns, length, chunks, [=](long long begin, long long end, long long column, bool here, int chunk) {
+    A sum = 0, product = 0;
+    if (here)
+      for (long long row = begin + threadIdx.y; row < end; row += blockDim.y) {
+        const A slope = wide(dy[row * columns + column]);
+        sum += slope;
+        product += slope * (wide(x[row * columns + column]) - moments[2 * row]) * moments[2 * row + 1];
+      }
+    sum = down(sum);
+    product = down(product);
+    if (threadIdx.y == 0 && here) {
+      A* to = sums + static_cast<long long>(chunk) * 2 * columns + column;
+      to[0] = product;
+      to[columns] = sum;
+    }
+  });
+}
+
+// dy = (g - mean(g) - xhat · mean(g · xhat)) / sigma in each row, g = dy · scale.
+template <class S>
+__device__ void normalize_rows_backward(
+    S* dy, const S* x, const Wide<S>* moments, const S* scale, long long rows, int columns) {
+  using A = Wide<S>;
+  EACH_ROW(row, rows) {
+    const bool here = row < rows;
+    const S* line = x + row * columns;
+    S* gradient = dy + row * columns;
+    const A mean = here ? moments[2 * row] : A(0), inverse = here ? moments[2 * row + 1] : A(0);
+    A first = 0, second = 0;
+    if (here)
+      for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const A slope = wide(gradient[c]) * wide(scale[c]);
+        first += slope;
+        second += slope * (wide(line[c]) - mean) * inverse;
+      }
+    first = across(first, Add()) / columns;
+    second = across(second, Add()) / columns;
+    if (here)
+      for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const A normal = (wide(line[c]) - mean) * inverse;
+        store(gradient[c], (wide(gradient[c]) * wide(scale[c]) - first - normal * second) * inverse);
+      }
+  }
+}
+
 // vectors -------------------------------------------------------------------------------------------------------------
 
 // sums[b] = the sum of squares of what block b has of the vector (n,), or of the values themselves unless `squares`.
@@ -180,6 +341,29 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
       const S* logits, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> factor,                         \
       const double* controls, int rows, int columns) {                                                                \
     softmax_cross_entropy<S>(logits, labels, losses, gradient, factor, controls, rows, columns);                      \
+  }                                                                                                                   \
+  KERNEL moment_parts_##kind(                                                                                         \
+      const S* x, Wide<S>* parts, long long rows, int columns, long long length, int chunks) {                        \
+    moment_parts<S>(x, parts, rows, columns, length, chunks);                                                         \
+  }                                                                                                                   \
+  KERNEL normalize_sums_##kind(                                                                                       \
+      S* dy, const S* x, const S* y, const Wide<S>* mean, const Wide<S>* variance, Wide<S>* sums, Wide<S> epsilon,    \
+      long long rows, int columns, long long length, int chunks) {                                                    \
+    normalize_sums<S>(dy, x, y, mean, variance, sums, epsilon, rows, columns, length, chunks);                        \
+  }                                                                                                                   \
+  KERNEL normalize_rows_##kind(                                                                                       \
+      const S* x, const S* scale, const S* shift, S* y, Wide<S>* moments, Wide<S> epsilon, long long rows,            \
+      int columns) {                                                                                                  \
+    normalize_rows<S>(x, scale, shift, y, moments, epsilon, rows, columns);                                           \
+  }                                                                                                                   \
+  KERNEL normalize_rows_sums_##kind(                                                                                  \
+      const S* dy, const S* x, const Wide<S>* moments, Wide<S>* sums, long long rows, int columns, long long length,  \
+      int chunks) {                                                                                                   \
+    normalize_rows_sums<S>(dy, x, moments, sums, rows, columns, length, chunks);                                      \
+  }                                                                                                                   \
+  KERNEL normalize_rows_backward_##kind(                                                                              \
+      S* dy, const S* x, const Wide<S>* moments, const S* scale, long long rows, int columns) {                       \
+    normalize_rows_backward<S>(dy, x, moments, scale, rows, columns);                                                 \
   }                                                                                                                   \
   KERNEL column_sums_##kind(                                                                                          \
       const S* values, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {           \

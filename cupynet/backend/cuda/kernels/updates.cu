@@ -240,6 +240,13 @@ __device__ void judge(
   }
 }
 
+// vector = kept, where the step is left out.
+template <class A>
+__device__ void undo(A* vector, const A* kept, const double* controls, long long n) {
+  if (controls[GO] != 0) return;
+  each<AT_ONCE<A>>(n, [](A& x, const A& before) { x = before; }, Write<A>{vector}, Read<A>{kept});
+}
+
 // Numbers that the host gives to the next step: they travel with the launch.
 KERNEL steer_double(double* controls, double rate, double first, double second, double third) {
   if (blockIdx.x || threadIdx.x) return;
@@ -397,6 +404,9 @@ INSTANCES(double, double)
       double* controls, const A* loss, const A* squared_norm, int samples, int grow_after, double least,              \
       double most) {                                                                                                  \
     judge<A>(controls, loss, squared_norm, samples, grow_after, least, most);                                         \
+  }                                                                                                                   \
+  KERNEL undo_##kind(A* vector, const A* kept, const double* controls, long long n) {                                 \
+    undo<A>(vector, kept, controls, n);                                                                               \
   }
 WIDE_INSTANCES(float, float)
 WIDE_INSTANCES(double, double)

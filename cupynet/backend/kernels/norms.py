@@ -1,0 +1,175 @@
+"""Normalisation: moments of channels, and what is made with them, each in one pass over memory.
+
+Rows are what lies next to each other, (R, C). Sums over rows are made 64 rows at a time, which stay in the L1 cache, in
+the precision of the rows; those of the blocks are added up in double.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.backend.kernels.loops import kernel
+
+BLOCK = 64  # rows
+
+
+@kernel
+def channel_moments(x: Array, moments: Array) -> None:
+    """Mean and biased variance of the columns of x (R, C) into (2, C).
+
+    In each block of rows two passes, blocks combined as by Chan et al. 1979: what is large beside its spread keeps it.
+    """
+    rows, channels = x.shape
+    mean, spread = np.zeros(channels, np.float64), np.zeros(channels, np.float64)
+    part, square = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    for start in range(0, rows, BLOCK):
+        stop = min(start + BLOCK, rows)
+        part[:] = 0
+        for r in range(start, stop):
+            row = x[r]
+            for c in range(channels):
+                part[c] += row[c]
+        share = x.dtype.type(1) / x.dtype.type(stop - start)
+        for c in range(channels):
+            part[c] *= share
+            square[c] = 0
+        for r in range(start, stop):
+            row = x[r]
+            for c in range(channels):
+                apart = row[c] - part[c]
+                square[c] += apart * apart
+        weight = (stop - start) / stop
+        for c in range(channels):
+            delta = np.float64(part[c]) - mean[c]
+            mean[c] += delta * weight
+            spread[c] += square[c] + delta * delta * start * weight
+    for c in range(channels):
+        moments[0, c] = mean[c]
+        moments[1, c] = spread[c] / rows
+
+
+@kernel
+def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu: bool) -> None:
+    """y = (x - mean) · factor + shift in each column, max(y, 0) with relu; (R, C), (C,)."""
+    channels = x.shape[1]
+    for r in range(x.shape[0]):
+        source, target = x[r], y[r]
+        if relu:
+            for c in range(channels):
+                value = (source[c] - mean[c]) * factor[c] + shift[c]
+                target[c] = 0 if value <= 0 else value
+        else:
+            for c in range(channels):
+                target[c] = (source[c] - mean[c]) * factor[c] + shift[c]
+
+
+@kernel
+def normalize_sums(dy: Array, x: Array, mean: Array, sums: Array) -> None:
+    """The sums of dy and of dy · (x - mean) in each column; (R, C), (C,), (2, C)."""
+    rows, channels = x.shape
+    total, product = np.zeros(channels, np.float64), np.zeros(channels, np.float64)
+    part, part_product = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    for start in range(0, rows, BLOCK):
+        part[:] = 0
+        part_product[:] = 0
+        for r in range(start, min(start + BLOCK, rows)):
+            gradient, source = dy[r], x[r]
+            for c in range(channels):
+                part[c] += gradient[c]
+                part_product[c] += gradient[c] * (source[c] - mean[c])
+        for c in range(channels):
+            total[c] += part[c]
+            product[c] += part_product[c]
+    for c in range(channels):
+        sums[0, c] = total[c]
+        sums[1, c] = product[c]
+
+
+@kernel
+def normalize_relu_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array) -> None:
+    """As `normalize_sums`, of dy where y > 0; elsewhere dy becomes 0."""
+    rows, channels = x.shape
+    total, product = np.zeros(channels, np.float64), np.zeros(channels, np.float64)
+    part, part_product = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    for start in range(0, rows, BLOCK):
+        part[:] = 0
+        part_product[:] = 0
+        for r in range(start, min(start + BLOCK, rows)):
+            gradient, source, output = dy[r], x[r], y[r]
+            for c in range(channels):
+                open_ = gradient[c] if output[c] > 0 else 0
+                gradient[c] = open_
+                part[c] += open_
+                part_product[c] += open_ * (source[c] - mean[c])
+        for c in range(channels):
+            total[c] += part[c]
+            product[c] += part_product[c]
+    for c in range(channels):
+        sums[0, c] = total[c]
+        sums[1, c] = product[c]
+
+
+@kernel
+def normalize_backward(dy: Array, x: Array, mean: Array, factor: Array, slope: Array, offset: Array) -> None:
+    """dy = dy · factor - (x - mean) · slope - offset in each column; (R, C), (C,)."""
+    channels = x.shape[1]
+    for r in range(x.shape[0]):
+        gradient, source = dy[r], x[r]
+        for c in range(channels):
+            gradient[c] = gradient[c] * factor[c] - (source[c] - mean[c]) * slope[c] - offset[c]
+
+
+@kernel
+def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array, moments: Array) -> None:
+    """y = (x - mean) / sqrt(variance + epsilon) · scale + shift in each row; moments (R, 2) are mean and 1 / sqrt."""
+    columns = x.shape[1]
+    for r in range(x.shape[0]):
+        source, target = x[r], y[r]
+        mean = x.dtype.type(0)
+        for c in range(columns):
+            mean += source[c]
+        mean /= x.dtype.type(columns)
+        square = x.dtype.type(0)
+        for c in range(columns):
+            apart = source[c] - mean
+            square += apart * apart
+        inverse = x.dtype.type(1) / np.sqrt(square / x.dtype.type(columns) + epsilon)
+        for c in range(columns):
+            target[c] = (source[c] - mean) * inverse * scale[c] + shift[c]
+        moments[r, 0] = mean
+        moments[r, 1] = inverse
+
+
+@kernel
+def normalize_rows_backward(
+    dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, need_dx: bool
+) -> None:
+    """Adds the gradients of scale and shift; dy becomes dx if that is needed. (R, D), (R, 2), (D,)."""
+    rows, columns = x.shape
+    part, part_product = np.empty(columns, x.dtype), np.empty(columns, x.dtype)
+    for start in range(0, rows, BLOCK):
+        part[:] = 0
+        part_product[:] = 0
+        for r in range(start, min(start + BLOCK, rows)):
+            gradient, source = dy[r], x[r]
+            mean, inverse = moments[r, 0], moments[r, 1]
+            first = second = x.dtype.type(0)
+            for c in range(columns):
+                normal = (source[c] - mean) * inverse
+                part[c] += gradient[c]
+                part_product[c] += gradient[c] * normal
+                slope = gradient[c] * scale[c]
+                first += slope
+                second += slope * normal
+            if need_dx:
+                first /= x.dtype.type(columns)
+                second /= x.dtype.type(columns)
+                for c in range(columns):
+                    normal = (source[c] - mean) * inverse
+                    gradient[c] = inverse * (gradient[c] * scale[c] - first - normal * second)
+        for c in range(columns):
+            shift_grad[c] += part[c]
+            scale_grad[c] += part_product[c]

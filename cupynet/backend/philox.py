@@ -1,0 +1,55 @@
+"""Random numbers that follow from where they are used: Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers").
+
+Four counters and a key of two numbers, of 32 bits each, give four numbers. There is no state: whoever asks for the same
+place gets the same bits, in whatever order, on whatever backend. This is the text of it; `kernels/random.py` and
+`cuda/kernels/random.cu` are the same for compiled loops and for GPUs, and are compared with it bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from types import ModuleType
+from typing import Any
+
+from cupynet.backend.array import Array
+
+ROUNDS = 10
+FACTORS = 0xD2511F53, 0xCD9E8D57
+STEPS = 0x9E3779B9, 0xBB67AE85  # of the key, from round to round
+MASK = (1 << 32) - 1
+
+
+def key_of(seed: int, name: str) -> int:
+    """64 bits for the numbers of one user of a seed, such as a layer, by its name."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
+
+
+def dropped_below(rate: float) -> int:
+    """The number below which a value of 32 bits lies with probability `rate`, to 2^-32."""
+    return min(round(rate * (1 << 32)), MASK)
+
+
+def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Array, Array, Array, Array]:
+    """Four numbers of 32 bits for each place. Counters and numbers: arrays of uint64 that broadcast."""
+    a, b, c, d = counters
+    first, second = key & MASK, key >> 32
+    for _ in range(ROUNDS):
+        low, high = a * FACTORS[0], c * FACTORS[1]
+        a, b, c, d = (high >> 32) ^ b ^ first, high & MASK, (low >> 32) ^ d ^ second, low & MASK
+        first, second = (first + STEPS[0]) & MASK, (second + STEPS[1]) & MASK
+    return a, b, c, d
+
+
+def of_examples(xp: ModuleType, samples: Array, epoch: Any, key: int, features: int) -> Array:
+    """A number of 32 bits for each of the values of each example: (N, features) uint64.
+
+    The counters are the value's place over 4, the sample's number (two of them) and the epoch.
+    """
+    quads = -(-features // 4)
+    place = xp.arange(quads, dtype="uint64").reshape(1, -1)
+    sample = xp.asarray(samples).astype("uint64").reshape(-1, 1)
+    when = (xp.zeros((1, 1), "uint64") + xp.asarray(epoch).astype("uint64").reshape(-1)) & MASK
+    found = xp.empty((len(sample), quads, 4), "uint64")
+    for lane, each in enumerate(numbers((place, sample & MASK, sample >> 32, when), key)):
+        found[:, :, lane] = each
+    return found.reshape(len(sample), -1)[:, :features]

@@ -1,0 +1,53 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+from cupynet import checks
+from cupynet.backend import Backend
+from cupynet.backend.array import Array
+from cupynet.backend.philox import key_of
+from cupynet.nn.context import Context
+from cupynet.nn.layer import Backward, Layer, no_backward
+from cupynet.nn.params import Scope
+from cupynet.nn.types import InputType
+
+
+class Dropout(Layer):
+    """In training each value is 0 with probability `rate`, else divided by 1 - rate (Srivastava et al. 2014, inverted).
+
+    Which values are 0 follows from the model's seed, the epoch, the sample's index, the layer's name and the value's
+    place, see backend/philox.py, and from nothing else: any number of workers, micro-batches, a training that is gone
+    on with and every backend drop the same ones. Where a pass does not say which samples it has, they count from 0.
+
+    Args:
+        rate: the share that becomes 0, from 0 to below 1. (Deeplearning4j's argument is the share that is kept.)
+    """
+
+    recordable = True
+    draws = True
+
+    def __init__(self, rate: float = 0.5) -> None:
+        self.rate = checks.number("Dropout rate", rate, minimum=0, below=1)
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        return input
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        if not context.train:
+            return x, no_backward
+        if not self.rate:
+            return x, lambda dy: dy
+        backend, key, epoch = self.backend, key_of(context.seed, self.path), context.epoch
+        numbers = backend.xp.arange(len(x)) if context.samples is None else context.samples
+        samples = backend.asarray(numbers)
+        y = backend.dropout(x, samples, epoch, key, self.rate)
+
+        def backward(dy: Array | None) -> Array | None:
+            dx = None if dy is None else backend.dropout(dy, samples, epoch, key, self.rate, out=dy)
+            backend.give_back(y)
+            return dx
+
+        return y, backward
+
+    def describe(self) -> str:
+        return f"rate {self.rate:g}"

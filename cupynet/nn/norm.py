@@ -1,0 +1,212 @@
+"""Normalisation: over a batch, and within each example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupynet import checks
+from cupynet.backend import Backend
+from cupynet.backend.array import Array
+from cupynet.errors import ConfigError
+from cupynet.nn.context import Context, Group
+from cupynet.nn.dense import Activation
+from cupynet.nn.init import zeros
+from cupynet.nn.layer import Backward, Layer, no_backward
+from cupynet.nn.params import Scope
+from cupynet.nn.types import InputType
+
+AXES = ("features", "channels")
+
+
+def ones(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """All one: scales."""
+    return np.ones(shape)
+
+
+class BatchNorm(Layer):
+    """(x - mean) / sqrt(variance + epsilon) · scale + shift in each channel (Ioffe & Szegedy 2015).
+
+    Channels are the last axis: of images mean and variance are over N, H and W, of vectors over N. In training they are
+    those of the batch, at least in single precision; in an evaluation the running estimates, which are buffers of the
+    model (`norm1.mean`, `norm1.variance`): averaged with the weights, saved and loaded with them. `scale` begins at 1,
+    `shift` at 0, neither is decayed. A ReLU right behind it (`Activation("relu")`) is done in the same pass.
+
+    A batch's statistics are those of the worker's own batch: several workers with batch_size examples each are then not
+    one worker with all of these, whatever the averaging frequency, and neither are other numbers of workers. With
+    `sync` they are, where weights or gradients are averaged in every iteration (with plain SGD or momentum, as without
+    normalisation). In a pipeline the statistics are of each micro-batch.
+
+    Args:
+        momentum: the share of a running estimate that stays after a batch, which adds 1 - momentum of its own, as Keras
+            (0.99 there) and Deeplearning4j (`decay`, 0.9) have it. PyTorch's momentum is 1 less this.
+        epsilon: added to the variance; 1e-5 in PyTorch and Deeplearning4j, 1e-3 in Keras.
+        sync: whether statistics are over the batches of all replicas that train together. They meet in each pass, twice
+            forwards and once backwards; steps are not recorded on a GPU then, and pipelines are refused.
+
+    The running variance is of the unbiased estimate, over n - 1, as in PyTorch and Deeplearning4j's native layers; what
+    normalises a batch is over n.
+
+    Raises:
+        ConfigError: an argument cannot work; in training, a batch that has one value for each channel.
+    """
+
+    recordable = True
+
+    def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5, sync: bool = False) -> None:
+        self.momentum = checks.number("BatchNorm momentum", momentum, minimum=0, below=1)
+        self.epsilon = checks.number("BatchNorm epsilon", epsilon, above=0)
+        self.sync = self.meets = checks.flag("BatchNorm sync", sync)
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        channels = input.shape[-1:]
+        self.scale = params.add("scale", channels, ones, decay=False)
+        self.shift = params.add("shift", channels, zeros, decay=False)
+        self.mean = params.add_buffer("mean", channels)
+        self.variance = params.add_buffer("variance", channels, 1.0)
+        return input
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        return self.normalized(x, context, relu=False)
+
+    def fuse(self, following: Layer) -> Layer | None:
+        fits = type(following) is Activation and following.output_activation == "relu"
+        return BatchNormReLU(self, following) if fits else None
+
+    def normalized(self, x: Array, context: Context, *, relu: bool) -> tuple[Array, Backward]:
+        """`forward`, and with `relu` what that makes of it."""
+        backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
+        affine = scale.data, shift.data
+        if not context.train:
+            return backend.normalize(x, self.mean.data, self.variance.data, *affine, epsilon, relu=relu), no_backward
+        count, group = x.size // x.shape[-1], context.replicas if self.sync else None
+        moments = self._moments(x, count, context, group)
+        mean, variance = moments[0], moments[1]
+        y = backend.normalize(x, mean, variance, *affine, epsilon, relu=relu)
+
+        def backward(dy: Array) -> Array | None:
+            dx = None
+            sums = backend.normalize_sums(dy, x, y if relu else None, mean, variance, epsilon)
+            shift_grad, scale_grad = shift.grad, scale.grad
+            shift_grad += sums[0]
+            scale_grad += sums[1]
+            if self.needs_dx:
+                if group is not None:
+                    self._meet(sums, count if context.counts else 0, group)
+                dx = backend.normalize_backward(dy, x, mean, variance, scale.data, sums, count, epsilon)
+            backend.give_back(None if dx is not None else dy, sums, moments, y)
+            return dx
+
+        return y, backward
+
+    def _moments(self, x: Array, count: int, context: Context, group: Group | None) -> Array:
+        """Mean and variance that normalise x, (2, C); running estimates learn of them. count: values of a channel."""
+        moments = self.backend.channel_moments(x)
+        total = count if group is None else self._merge(moments, count if context.counts else 0, group)
+        if total == 1:
+            self.backend.give_back(moments)
+            raise ConfigError(
+                f"BatchNorm '{self.path}': one value for each channel has no variance (a batch of 1): train on batches "
+                "of at least two examples, the last of an epoch too"
+            )
+        if total:  # else everybody passes along what does not count
+            unbiased = total / (total - 1)
+            self.backend.track_moments(self.mean.data, self.variance.data, moments, self.momentum, unbiased)
+        return moments
+
+    def _merge(self, moments: Array, count: int, group: Group) -> int:
+        """Overwrite this replica's moments, of `count` values, with those of all; how many values these are of.
+
+        The mean of the means, then that of the variances about it: exact, and stable (Chan et al. 1979).
+        """
+        total = int(group.gather_numbers(count).sum())
+        apart = self.backend.borrow(moments[0].shape, moments.dtype)
+        apart[...] = moments[0]
+        group.allreduce_mean([moments[0]], count)
+        apart -= moments[0]
+        apart *= apart
+        spread = moments[1]
+        spread += apart
+        group.allreduce_mean([spread], count)
+        self.backend.give_back(apart)
+        return total
+
+    def _meet(self, sums: Array, count: int, group: Group) -> None:
+        """Overwrite the sums over this replica's batch with what they are to it of those over all.
+
+        Its gradient is that of its own batch's mean loss, and weighs in the mean of all as its examples do: so does
+        what others have by it, and by this weight its own share is divided again.
+        """
+        scale = self.backend.loss_scale  # which may be each replica's own
+        sums /= scale
+        group.allreduce_mean([sums.reshape(-1)], count)
+        sums *= scale
+
+    def describe(self) -> str:
+        return f"momentum {self.momentum:g}, epsilon {self.epsilon:g}{', sync' * self.sync}"
+
+
+class BatchNormReLU(Layer):
+    """A built batch normalisation and the ReLU behind it, in one pass over memory each way."""
+
+    recordable = True
+
+    def __init__(self, norm: BatchNorm, relu: Layer) -> None:
+        self.norm, self.relu = norm, relu
+
+    def buffers(self) -> int:
+        return self.norm.buffers()
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        return self.norm.normalized(x, context, relu=True)
+
+
+class LayerNorm(Layer):
+    """(x - mean) / sqrt(variance + epsilon) · scale + shift within each example (Ba et al. 2016).
+
+    The same in training and in an evaluation, whatever the batch. `scale` begins at 1, `shift` at 0; neither is
+    decayed.
+
+    Args:
+        axis: over what mean and variance are taken: `features`, all values of an example, each with a scale and shift
+            of its own; or `channels`, the channels of each pixel, each with one for all pixels.
+        epsilon: added to the variance.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    recordable = True
+
+    def __init__(self, axis: str = "features", epsilon: float = 1e-5) -> None:
+        self.axis = checks.one_of("LayerNorm axis", axis, AXES)
+        self.epsilon = checks.number("LayerNorm epsilon", epsilon, above=0)
+
+    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
+        shape = input.shape if self.axis == "features" else input.shape[-1:]
+        self.scale = params.add("scale", shape, ones, decay=False)
+        self.shift = params.add("shift", shape, zeros, decay=False)
+        return input
+
+    def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
+        backend, scale, shift = self.backend, self.scale, self.shift
+        rows = x.reshape(-1, scale.size)
+        y, moments = backend.normalize_rows(rows, scale.data.reshape(-1), shift.data.reshape(-1), self.epsilon)
+        if not context.train:
+            backend.give_back(moments)
+            return y.reshape(x.shape), no_backward
+
+        def backward(dy: Array) -> Array | None:
+            grads = scale.grad.reshape(-1), shift.grad.reshape(-1)
+            flat = dy.reshape(rows.shape)
+            dx = backend.normalize_rows_backward(
+                flat, rows, moments, scale.data.reshape(-1), *grads, need_dx=self.needs_dx
+            )
+            backend.give_back(None if dx is not None else dy, moments, y)
+            return None if dx is None else dx.reshape(x.shape)
+
+        return y.reshape(x.shape), backward
+
+    def describe(self) -> str:
+        return f"over {self.axis}, epsilon {self.epsilon:g}"

@@ -1,0 +1,252 @@
+"""Normalisation: against PyTorch's numbers, against differences, and what becomes of the running estimates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.errors import ConfigError
+from cupynet.nn import (
+    INFERENCE,
+    Activation,
+    BatchNorm,
+    Context,
+    Conv2D,
+    Dense,
+    Flat,
+    Image,
+    LayerNorm,
+    Model,
+    Params,
+    Sequential,
+)
+from cupynet.nn.norm import BatchNormReLU
+from tests.backends import every_backend, every_dtype
+from tests.gradients import check_layer
+
+GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "norms.npz")
+TRAINING = Context(train=True)
+TOLERANCES = {"half": 2e-2, "float": 1e-5, "double": 1e-10}
+
+
+def golden(kind: str) -> dict[str, Any]:
+    return {name.partition(".")[2]: GOLDEN[name] for name in GOLDEN.files if name.startswith(f"{kind}.")}
+
+
+def built(layer: Any, input: Any, backend: Any, **weights: Any) -> Params:
+    params = Params()
+    layer.build(input, params.scope("norm"), backend)
+    params.allocate(backend, seed=3)
+    for name, p in params.named():
+        if name.partition(".")[2] in weights:
+            p.master[...] = backend.asarray(weights[name.partition(".")[2]], p.master.dtype)
+    params.publish()
+    return params
+
+
+def input_of(x: Any) -> Any:
+    return Image(*x.shape[1:]) if x.ndim == 4 else Flat(x.shape[1])
+
+
+def passed(layer: Any, backend: Any, x: Any, dy: Any) -> tuple[Any, Any]:
+    """y and dx on the host."""
+    storage = backend.policy.storage
+    y, backward = layer.forward(backend.asarray(x, storage), TRAINING)
+    found = np.array(backend.to_host(y), np.float64)
+    gradient = backend.borrow(dy.shape)
+    gradient[...] = backend.asarray(dy, storage)
+    dx = backward(gradient)
+    result = np.array(backend.to_host(dx), np.float64)
+    backend.give_back(dx)
+    assert backend.workspace.on_loan == 0
+    return found, result
+
+
+def close(found: Any, expected: Any, dtype: str, backend: Any = None) -> None:
+    found = np.asarray(found if backend is None else backend.to_host(found), np.float64)
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=TOLERANCES[dtype])
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("kind", ["images", "vectors"])
+def test_batch_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None:
+    """Outputs, derivatives and running estimates over some steps, and an evaluation with these."""
+    backend, known = create_backend(name, dtype), golden(kind)
+    layer = BatchNorm(momentum=0.8, epsilon=1e-3)
+    params = built(layer, input_of(known["x0"]), backend, scale=known["scale"], shift=known["shift"])
+    for step in range(3):
+        params.grad[...] = 0
+        y, dx = passed(layer, backend, known[f"x{step}"], known[f"dy{step}"])
+        close(y, known[f"y{step}"], dtype)
+        close(dx, known[f"dx{step}"], dtype)
+        close(layer.scale.grad, known[f"scale_grad{step}"], dtype, backend)
+        close(layer.shift.grad, known[f"shift_grad{step}"], dtype, backend)
+        close(layer.mean.data, known[f"mean{step}"], dtype, backend)
+        close(layer.variance.data, known[f"variance{step}"], dtype, backend)
+    y, _ = layer.forward(backend.asarray(known["x0"], backend.policy.storage), INFERENCE)
+    close(y, known["inferred"], dtype, backend)
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("kind", ["features", "channels", "flat features"])
+def test_layer_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None:
+    backend, known = create_backend(name, dtype), golden(kind)
+    layer = LayerNorm("channels" if kind == "channels" else "features", epsilon=1e-3)
+    built(layer, input_of(known["x"]), backend, scale=known["scale"], shift=known["shift"])
+    y, dx = passed(layer, backend, known["x"], known["dy"])
+    close(y, known["y"], dtype)
+    close(dx, known["dx"], dtype)
+    close(layer.scale.grad, known["scale_grad"], dtype, backend)
+    close(layer.shift.grad, known["shift_grad"], dtype, backend)
+    y, _ = layer.forward(backend.asarray(known["x"], backend.policy.storage), INFERENCE)
+    close(y, known["y"], dtype, backend)
+
+
+LAYERS: dict[str, Any] = {
+    "batch": BatchNorm,
+    "batch, then relu": lambda: Sequential([BatchNorm(), Activation("relu")]),
+    "layer": LayerNorm,
+    "channels": lambda: LayerNorm("channels"),
+    "behind a layer": lambda: Sequential([Dense(6), BatchNorm(), Activation("relu"), Dense(2), BatchNorm()]),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("input", [Image(3, 2, 4), Flat(5)], ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_derivatives_are_right_with_the_statistics_of_the_batch(name: str, layer: str, input: Any) -> None:
+    check_layer(LAYERS[layer](), input, create_backend(name, "double"), batch=4, training=True)
+
+
+@every_backend
+@every_dtype
+def test_a_relu_behind_it_is_done_in_the_same_pass(name: str, dtype: str) -> None:
+    known, results = golden("images"), []
+    for together in (True, False):
+        backend = create_backend(name, dtype)
+        pair = Sequential({"norm": BatchNorm(), "relu": Activation("relu")})
+        params = built(pair, input_of(known["x0"]), backend)
+        assert [type(step) for step in pair.steps] == [BatchNormReLU] and pair.together() == [["norm", "relu"]]
+        if not together:
+            pair.steps = list(pair.layers.values())
+        y, dx = passed(pair, backend, known["x0"], known["dy0"])
+        inferred, _ = pair.forward(backend.asarray(known["x0"], backend.policy.storage), INFERENCE)
+        results.append((y, dx, backend.to_host(inferred), backend.to_host(params.grad)))
+    for one, other in zip(*results, strict=True):
+        close(one, np.asarray(other, np.float64), dtype)
+    assert (results[0][0] == 0).any() and (results[0][0] >= 0).all()
+
+
+def test_no_other_activation_is_taken_for_a_relu() -> None:
+    network = Sequential([BatchNorm(), Activation("softmax"), BatchNorm()])
+    built(network, Flat(4), create_backend("numpy"))
+    assert [len(names) for names in network.together()] == [1, 1, 1]
+
+
+@every_backend
+@every_dtype
+def test_what_is_large_beside_its_spread_keeps_its_variance(name: str, dtype: str) -> None:
+    """A sum of squares less the square of a sum would have lost it in single precision."""
+    backend, rng = create_backend(name, dtype), np.random.default_rng(1)
+    x = backend.asarray((rng.normal(size=(40, 9, 9, 3)) * 4 + 1000).astype(backend.policy.storage))
+    moments = backend.to_host(backend.channel_moments(x))
+    exact = np.array(backend.to_host(x), np.float64).reshape(-1, 3)
+    np.testing.assert_allclose(moments[0], exact.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(moments[1], exact.var(axis=0), rtol=1e-4)
+
+
+@every_backend
+def test_a_batch_of_one_has_no_variance(name: str) -> None:
+    model = Model(Sequential({"d": Dense(4), "n": BatchNorm()}), Flat(3), create_backend(name))
+    x = model.backend.asarray(np.ones((1, 3), np.float32))
+    line = "^BatchNorm 'n': one value for each channel has no variance .a batch of 1.: train on batches of at least two"
+    with pytest.raises(ConfigError, match=line):
+        model.forward(x, TRAINING)
+    assert model.backend.workspace.on_loan == 0
+    assert model.scores(x)[0].shape == (1, 4)
+    images = Model(Sequential([Conv2D(2, 1), BatchNorm(), Dense(2)]), Image(2, 2, 1), create_backend(name))
+    images.forward(images.backend.asarray(np.ones((1, 2, 2, 1), np.float32)), TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: BatchNorm(momentum=1.0), "BatchNorm momentum=1"),
+        (lambda: BatchNorm(epsilon=0), "BatchNorm epsilon=0"),
+        (lambda: BatchNorm(sync="yes"), "BatchNorm sync='yes'"),  # type: ignore[arg-type]
+        (lambda: LayerNorm("rows"), "axis=rows"),
+        (lambda: LayerNorm(epsilon=-1), "LayerNorm epsilon=-1"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        make()
+
+
+def network() -> Sequential:
+    return Sequential({"conv": Conv2D(3, 2), "norm": BatchNorm(), "dense": Dense(3), "ln": LayerNorm()})
+
+
+@every_backend
+@every_dtype
+def test_running_estimates_are_part_of_a_model(name: str, dtype: str) -> None:
+    """Saved, loaded, replicated and cut with it; no weights: nothing decays or moves them but passes that train."""
+    model = Model(network(), Image(4, 4, 1), create_backend(name, dtype))
+    backend, rng = model.backend, np.random.default_rng(0)
+    x = backend.asarray(rng.normal(size=(5, 4, 4, 1)).astype(backend.policy.storage))
+    before = model.weights()
+    assert {"norm.mean", "norm.variance", "norm.scale"} <= before.keys() and model.params.count == 12 + 3 + 6 + 84 + 6
+    assert before["norm.mean"].dtype == backend.policy.accumulate
+    np.testing.assert_array_equal(before["norm.variance"], np.ones(3))
+    model.forward(x, INFERENCE)
+    np.testing.assert_array_equal(model.weights()["norm.mean"], before["norm.mean"])
+    _, backward = model.forward(x, TRAINING)
+    moved = model.weights()
+    assert (moved["norm.mean"] != before["norm.mean"]).all()
+    np.testing.assert_array_equal(moved["conv.weight"], before["conv.weight"])
+    scores = model.scores(x)[1]
+    other = model.replicate(create_backend(name, dtype))
+    np.testing.assert_array_equal(other.scores(x)[1], scores)
+    fresh = Model(network(), Image(4, 4, 1), create_backend(name, dtype), seed=9)
+    assert np.abs(fresh.scores(x)[1] - scores).max() > 1e-3
+    fresh.load_weights(moved)
+    np.testing.assert_array_equal(fresh.scores(x)[1], scores)
+    part = model.part(["norm", "dense"], create_backend(name, dtype))
+    assert part.weights().keys() == {name for name in moved if name.partition(".")[0] in ("norm", "dense")}
+    np.testing.assert_array_equal(part.weights()["norm.mean"], moved["norm.mean"])
+    with pytest.raises(ConfigError, match=r"missing \['norm.mean'\]"):
+        fresh.load_weights({name: weight for name, weight in moved.items() if name != "norm.mean"})
+
+
+def test_neither_scale_nor_shift_is_decayed() -> None:
+    params = built(Sequential([BatchNorm(), LayerNorm()]), Flat(4), create_backend("numpy"))
+    assert [p.decay for _, p in params.named()] == [False] * 4
+
+
+def test_a_name_is_a_weight_or_a_buffer() -> None:
+    scope = Params().scope("norm")
+    scope.add_buffer("mean", (2,))
+    with pytest.raises(ConfigError, match="parameter 'norm.mean' is declared twice"):
+        scope.add_buffer("mean", (2,))
+    with pytest.raises(ConfigError, match="parameter 'norm.mean' is declared twice"):
+        scope.add("mean", (2,), lambda rng, shape: np.zeros(shape))
+
+
+@every_backend
+def test_what_moved_buffers_is_taken_back(name: str) -> None:
+    model = Model(network(), Image(4, 4, 1), create_backend(name))
+    x = model.backend.asarray(np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype(np.float32))
+    before = model.weights()["norm.mean"]
+    model.params.keep()
+    model.forward(x, TRAINING)
+    moved = model.weights()["norm.mean"]
+    model.params.undo()
+    np.testing.assert_array_equal(model.weights()["norm.mean"], before)
+    assert (moved != before).all()

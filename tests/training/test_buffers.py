@@ -1,0 +1,489 @@
+"""Running statistics and dropout in training: averaged, kept alike, left out, saved, gone on with."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.data import Dataset, Loader
+from cupynet.errors import ConfigError, DivergedError
+from cupynet.nn import Activation, BatchNorm, Conv2D, Dense, Dropout, Image, LayerNorm, MaxPool2D, Model, Sequential
+from cupynet.optim import SGD, Nesterov
+from cupynet.parallel import (
+    ElasticAveraging,
+    GradientSharing,
+    Groups,
+    ParameterAveraging,
+    Pipeline,
+    Synchronizer,
+    ThreadCommunicator,
+)
+from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, wrapper
+from cupynet.training.regroup import regrouped
+from tests.training.conftest import WAYS, alone, on_threads, small_dataset, small_model
+
+RATE = 0.05
+
+
+def network(*, sync: bool = False, drop: float = 0.3) -> Sequential:
+    return Sequential(
+        {
+            "conv": Conv2D(3, 3, bias=False),
+            "norm": BatchNorm(sync=sync),
+            "relu": Activation("relu"),
+            "pool": MaxPool2D(2),
+            "drop": Dropout(drop),
+            "dense": Dense(8),
+            "norm2": BatchNorm(sync=sync),
+            "layer": LayerNorm(),
+            "drop2": Dropout(drop),
+            "output": Dense(3),
+        }
+    )
+
+
+def model_of(dtype: str = "double", backend: str = "numpy", **options: Any) -> Model:
+    return Model(network(**options), Image(8, 8, 1), create_backend(backend, dtype), seed=1)
+
+
+def trained(
+    workers: int,
+    *,
+    data: Dataset | None = None,
+    batch_size: int = 6,
+    synchronizer: Any = None,
+    epochs: int = 2,
+    optimizer: Any = None,
+    dtype: str = "double",
+    backend: str = "numpy",
+    callbacks: Any = (),
+    **options: Any,
+) -> list[Trainer]:
+    """The trainers of threads that have trained."""
+    data = small_dataset(60) if data is None else data
+
+    def task(communicator: Any) -> Trainer:
+        own = create_backend(backend, dtype, communicator.rank if backend == "cupy" else 0)
+        own.activate()
+        communicator.attach(own)
+        trainer = Trainer(
+            Replica(Model(network(**options), Image(8, 8, 1), own, seed=1), (optimizer or (lambda: SGD(RATE)))()),
+            groups=Groups.of(communicator),
+            synchronizer=copy.deepcopy(ParameterAveraging(1) if synchronizer is None else synchronizer),
+            callbacks=[copy.deepcopy(each) for each in callbacks],
+            prefetch_buffer=0,
+        )
+        trainer.fit(Loader(data, batch_size, seed=3), epochs)
+        return trainer
+
+    return on_threads(workers, task)
+
+
+def weights(trainer: Trainer) -> dict[str, Any]:
+    return trainer.model.weights()
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
+
+
+def near(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    for name, weight in expected.items():
+        scale = max(1.0, float(np.abs(weight).max()))
+        np.testing.assert_allclose(found[name] / scale, weight / scale, rtol=0, atol=tolerance, err_msg=name)
+
+
+# one replica on the concatenated batch ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("way", ["weights", "gradients"])
+def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
+    workers: int, way: str, backend: str
+) -> None:
+    """With dropout; a last round with fewer workers and a short batch: one passes an example along that does not
+    count."""
+    batches = 5 * workers - 1
+    data = small_dataset(6 * batches - 2)
+    synchronizer = ParameterAveraging(1) if way == "weights" else GradientSharing()
+    several = trained(workers, data=data, synchronizer=synchronizer, sync=True, backend=backend)
+    one = trained(1, data=data, batch_size=6 * workers, sync=True, backend=backend)[0]
+    assert several[0].iteration == one.iteration == 10
+    for trainer in several:
+        near(weights(trainer), weights(one), 1e-10)
+        same(weights(trainer), weights(several[0]))
+
+
+def test_statistics_of_each_worker_are_something_else() -> None:
+    """What the identity above rests on: without `sync` each normalises by its own batch."""
+    data = small_dataset(60)
+    several, one = trained(2, data=data)[0], trained(1, data=data, batch_size=12)[0]
+    assert np.abs(weights(several)["conv.weight"] - weights(one)["conv.weight"]).max() > 1e-4
+
+
+def test_with_one_replica_there_is_nothing_to_synchronise() -> None:
+    same(weights(trained(1, sync=True)[0]), weights(trained(1)[0]))
+
+
+def test_dropout_equals_one_replica_on_the_concatenated_batch() -> None:
+    """Without statistics of a batch; LayerNorm has none."""
+
+    def made(workers: int, batch_size: int) -> dict[str, Any]:
+        layers = {"norm": LayerNorm("channels"), "drop": Dropout(0.5), "dense": Dense(8, "relu"), "d2": Dropout(0.2)}
+
+        def task(communicator: Any) -> Any:
+            model = Model(Sequential({**layers, "o": Dense(3)}), Image(8, 8, 1), create_backend("numpy", "double"))
+            groups, synchronizer = Groups.of(communicator), ParameterAveraging(1)
+            trainer = Trainer(Replica(model, SGD(RATE)), groups=groups, synchronizer=synchronizer)
+            trainer.fit(Loader(small_dataset(56), batch_size, seed=3), 2)
+            return model.weights()
+
+        return on_threads(workers, task)[0]
+
+    near(made(2, 6), made(1, 12), 1e-12)
+
+
+def test_an_average_over_nobody_leaves_the_estimates_alone() -> None:
+    """A round in which every worker leaves its batch out: all pass along what does not count."""
+
+    class LeaveOut(NonFinite):
+        def takes(self, batch: Any) -> Any:
+            return None if batch is not None and batch.index in (2, 3) else batch
+
+    data = small_dataset(24)
+    found = trained(2, data=data, sync=True, epochs=1, callbacks=[LeaveOut("skip")])
+    fewer = trained(2, data=data, sync=True, epochs=1, callbacks=[NonFinite("skip")])
+    same(weights(found[0]), weights(found[1]))
+    assert np.isfinite(np.concatenate([w.reshape(-1) for w in weights(found[0]).values()])).all()
+    assert np.abs(weights(found[0])["norm.mean"] - weights(fewer[0])["norm.mean"]).max() > 0
+
+
+# how buffers are averaged -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sync", [False, True])
+def test_replicas_end_with_the_same_estimates(way: str, sync: bool) -> None:
+    """Eight batches for three workers, the last one short: in the last round one of them has none."""
+    found = trained(
+        3, data=small_dataset(46), synchronizer=WAYS[way], optimizer=lambda: Nesterov(RATE), dtype="float", sync=sync
+    )
+    for trainer in found:
+        same(weights(trainer), weights(found[0]))
+    mean, variance = weights(found[0])["norm.mean"], weights(found[0])["norm.variance"]
+    assert (mean != 0).all() and (variance != 1).all() and np.isfinite(variance).all()
+
+
+class Notes(Replica):
+    """What the estimates are right behind its gradient, and of how many samples."""
+
+    def gradient(self, batch: Any) -> int:
+        self.count = super().gradient(batch)
+        self.mine = self.params.buffers.copy()
+        return self.count
+
+
+@pytest.mark.parametrize(
+    "synchronizer",
+    [
+        ParameterAveraging(1), ParameterAveraging(5), ParameterAveraging(1, wire="half"),
+        ParameterAveraging(1, outer="diloco"), ParameterAveraging(1, average_updaters=False), GradientSharing(),
+        GradientSharing(wire="half"), GradientSharing(reduce="sum"), GradientSharing("threshold"), ElasticAveraging(1),
+    ],
+    ids=lambda each: each.describe(),
+)  # fmt: skip
+def test_estimates_weigh_as_the_samples_they_are_of(synchronizer: Synchronizer) -> None:
+    """Exactly, however weights travel, and whatever an outer step makes of them; of batches of 5, 3 and none."""
+
+    def task(communicator: Any) -> Trainer:
+        groups, own = Groups.of(communicator), Notes(model_of(), SGD(RATE))
+        trainer = Trainer(own, groups=groups, synchronizer=copy.deepcopy(synchronizer))
+        trainer.fit(Loader(small_dataset(8), 5, seed=3), 1)
+        return trainer
+
+    found = on_threads(3, task)
+    notes = [trainer.replica for trainer in found]
+    assert [note.count for note in notes] == [5, 3, 0]
+    expected = (5 * notes[0].mine + 3 * notes[1].mine) / 8
+    for trainer in found:
+        np.testing.assert_allclose(trainer.params.buffers, expected, rtol=1e-14, atol=0)
+        np.testing.assert_array_equal(trainer.params.buffers, found[0].params.buffers)
+    assert np.abs(notes[0].mine - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("way", ["every 3", "half", "gradients", "threshold", "elastic"])
+def test_models_without_buffers_pay_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many means as ever, none of an empty vector."""
+    calls: dict[str, list[list[int]]] = {}
+    original = ThreadCommunicator.allreduce_mean
+
+    def run(name: str, model: Model) -> None:
+        def noted(self: Any, arrays: Any, weight: float) -> None:
+            if self.rank == 0:
+                calls.setdefault(name, []).append([len(array) for array in arrays])
+            original(self, arrays, weight)
+
+        monkeypatch.setattr(ThreadCommunicator, "allreduce_mean", noted)
+
+        def task(communicator: Any) -> None:
+            own = copy.deepcopy(WAYS[way])
+            groups = Groups.of(communicator)
+            trainer = Trainer(Replica(model.replicate(create_backend("numpy", "double")), SGD(RATE)), groups=groups,
+                              synchronizer=own)  # fmt: skip
+            trainer.fit(Loader(small_dataset(24), 4, seed=3), 1)
+
+        on_threads(2, task)
+
+    run("without", small_model())
+    run("with", model_of())
+    without = calls.get("without", [])
+    assert all(all(length > 0 for length in each) for each in without)
+    size = len(model_of().params.buffers)
+    assert any(size in each for each in calls["with"])
+    if way in ("every 3", "gradients"):  # on the way of the weights or gradients
+        assert [len(each) + 1 for each in without] == [len(each) for each in calls["with"]]
+
+
+def test_replicas_with_other_estimates_are_not_identical() -> None:
+    class Forgets(Synchronizer):
+        def check(self, workers: int, stages: int = 1) -> None:
+            pass
+
+        def finish(self, replica: Any, moment: Any) -> None:
+            self.communicator.allreduce_mean([replica.params.master], 1)
+
+    with pytest.raises(ConfigError, match="Forgets: the replicas differ at the end of a fit"):
+        trained(2, synchronizer=Forgets())
+
+
+# what is left out ---------------------------------------------------------------------------------------------------
+
+
+class Broken(Replica):
+    """The gradient of one batch is not finite."""
+
+    index = 3
+
+    def gradient(self, batch: Any) -> int:
+        samples = super().gradient(batch)
+        if batch is not None and (batch.index, batch.epoch) == (self.index, 0):
+            self.params.grad[0] = np.nan
+        return samples
+
+
+class WithoutIt(NonFinite):
+    """Leaves out the same batch as if it had been known."""
+
+    def takes(self, batch: Any) -> Any:
+        return None if batch is not None and (batch.index, batch.epoch) == (Broken.index, 0) else batch
+
+
+def left_out(kind: type[Replica], guard: NonFinite, workers: int) -> list[dict[str, Any]]:
+    def task(communicator: Any) -> dict[str, Any]:
+        trainer = Trainer(
+            kind(model_of(), SGD(RATE)),
+            groups=Groups.of(communicator),
+            synchronizer=ParameterAveraging(2),
+            callbacks=[copy.deepcopy(guard)],
+        )
+        trainer.fit(Loader(small_dataset(60), 6, seed=3), 2)
+        return trainer.model.weights()
+
+    return on_threads(workers, task)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_a_batch_that_is_left_out_has_taught_the_estimates_nothing(action: str, workers: int) -> None:
+    guard = NonFinite(action, every_iterations=2)
+    found = left_out(Broken, guard, workers)
+    for each, expected in zip(found, left_out(Replica, WithoutIt("skip"), workers), strict=True):
+        same(each, expected)
+
+
+def test_a_fit_that_ends_for_it_has_the_estimates_from_before() -> None:
+    model = model_of()
+    trainer = Trainer(Broken(model, SGD(RATE)), prefetch_buffer=0)
+    seen: list[Any] = []
+
+    class Notes(Callback):
+        def on_iteration_end(self, trainer: Any) -> None:
+            seen.append(trainer.model.weights())
+
+    trainer.callbacks.append(Notes())
+    with pytest.raises(DivergedError, match="at batch 3 of epoch 1"):
+        trainer.fit(Loader(small_dataset(60), 6, seed=3), 1)
+    same(model.weights(), seen[-1])
+
+
+# going on -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("way", ["every 3", "gradients", "elastic", "half"])
+@pytest.mark.parametrize("sync", [False, True])
+def test_training_goes_on_bit_for_bit(way: str, workers: int, sync: bool) -> None:
+    """From a state in the middle of an epoch, between two averages, on replicas that know nothing else."""
+    loader = Loader(small_dataset(63), 6, seed=3)
+
+    class Keeps(Callback):
+        every_rank = True
+
+        def on_iteration_end(self, trainer: Any) -> None:
+            if trainer.iteration == 4:
+                self.state = copy.deepcopy(trainer.state())
+
+    def task(states: Any) -> Any:
+        def run(communicator: Any) -> tuple[Any, Any]:
+            own, keeps = model_of("float", "numba", sync=sync), Keeps()
+            trainer = Trainer(
+                Replica(own, Nesterov(RATE)),
+                groups=Groups.of(communicator),
+                synchronizer=copy.deepcopy(WAYS[way]),
+                callbacks=[keeps] if states is None else [],
+            )
+            if states is not None:
+                trainer.restore(states[communicator.rank])
+            trainer.fit(loader, 2 if states is None else 2 - trainer.epoch)
+            return own.weights(), getattr(keeps, "state", None)
+
+        return run
+
+    whole = on_threads(workers, task(None))
+    again = on_threads(workers, task([state for _, state in whole]))
+    for (found, _), (expected, _) in zip(again, whole, strict=True):
+        same(found, expected)
+
+
+def test_other_workers_begin_with_the_mean_of_the_estimates() -> None:
+    """Weighted by what each has seen since the last average: here a batch of 6 and one of 4."""
+    found = trained(2, data=small_dataset(22), synchronizer=ParameterAveraging("epoch"), epochs=1)
+    states = [copy.deepcopy(trainer.state()) for trainer in found]
+    rng = np.random.default_rng(3)
+    for state, seen in zip(states, (6, 4), strict=True):
+        state["synchronizer"]["tally"]["samples"] = seen
+        state["replica"]["weights"]["norm.mean"] = rng.normal(size=3)
+    means = [state["replica"]["weights"]["norm.mean"] for state in states]
+    for state in regrouped(states, 3, 1, found[0].synchronizer):
+        expected = 0.6 * means[0] + 0.4 * means[1]
+        np.testing.assert_allclose(state["replica"]["weights"]["norm.mean"], expected, rtol=1e-14)
+        Trainer(Replica(model_of(), SGD(RATE))).replica.restore(state["replica"])
+
+
+# stages of a pipeline -----------------------------------------------------------------------------------------------
+
+
+def piped(workers: int, stages: int, micro_batches: int, **options: Any) -> Model:
+    model = model_of(**options)
+    with ParallelWrapper(
+        model,
+        workers,
+        optimizer=SGD(RATE),
+        synchronizer=ParameterAveraging(2),
+        pipeline=Pipeline(stages, micro_batches) if stages > 1 else None,
+        timeout_s=60,
+    ) as training:
+        training.fit(Loader(small_dataset(60), 6, seed=3), 2)
+    return model
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_stages_have_the_estimates_of_their_layers(workers: int) -> None:
+    """With one micro-batch a pipeline sees whole batches, and the user's model has all it has learnt."""
+    found, whole = piped(workers, 2, 1), piped(workers, 1, 1)
+    near(found.weights(), whole.weights(), 1e-12)
+    assert (found.weights()["norm2.mean"] != 0).all()
+
+
+def test_dropout_does_not_see_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without() -> Sequential:
+        layers = {"conv": Conv2D(3, 3, activation="relu"), "pool": MaxPool2D(2), "drop": Dropout(0.4)}
+        return Sequential({**layers, "dense": Dense(8, "relu"), "drop2": Dropout(0.5), "output": Dense(3)})
+
+    monkeypatch.setattr("tests.training.test_buffers.network", without)
+    near(piped(1, 2, 3).weights(), piped(1, 1, 1).weights(), 1e-12)
+
+
+def test_a_pipeline_refuses_what_meets_other_replicas() -> None:
+    with pytest.raises(ConfigError, match="^layer 'norm' meets the other replicas in every pass, .*give it sync=false"):
+        piped(2, 2, 2, sync=True)
+
+
+# on devices ---------------------------------------------------------------------------------------------------------
+
+
+def wrapped(dtype: str, workers: int, monkeypatch: pytest.MonkeyPatch | None, **options: Any) -> dict[str, Any]:
+    """What a fit on devices comes to; with a monkeypatch each operation is launched by itself."""
+    model = model_of(dtype, "cupy", sync=options.pop("sync", False))
+    if "scale" in options:
+        model.backend.loss_scale = options.pop("scale")
+    with ParallelWrapper(
+        model, workers, optimizer=Nesterov(RATE), synchronizer=options.pop("synchronizer", ParameterAveraging(3)),
+        timeout_s=60, prefetch_buffer=0,
+    ) as training:  # fmt: skip
+        if monkeypatch is not None:
+            monkeypatch.setattr(wrapper, "replica_of", Replica)
+        training.fit(Loader(small_dataset(76), 8, seed=3), 3)
+        ahead = training.trainer._ahead is not None
+        return {"weights": model.weights(), "ahead": ahead, "skipped": training.trainer.skipped_steps}
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+@pytest.mark.parametrize("way", ["every 3", "gradients", "elastic"])
+def test_recorded_steps_are_those_of_single_launches(
+    dtype: str, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    found = wrapped(dtype, 2, None, synchronizer=WAYS[way])
+    assert found["ahead"] == (way != "gradients") and "cannot be recorded" not in caplog.text
+    same(found["weights"], wrapped(dtype, 2, monkeypatch, synchronizer=WAYS[way])["weights"])
+    assert (found["weights"]["norm.mean"] != 0).all()
+
+
+@pytest.mark.standin
+def test_steps_that_overflow_leave_no_trace_in_the_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = wrapped("half", 1, None, scale=2.0**24)
+    plainly = wrapped("half", 1, monkeypatch, scale=2.0**24)
+    assert found["skipped"] == plainly["skipped"] > 0 and found["ahead"]
+    same(found["weights"], plainly["weights"])
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_devices_do_what_processors_do(backend: str) -> None:
+    """Dropout to the bit, sums to their rounding."""
+    on_device = wrapped("double", 1, None)["weights"]
+    model = model_of("double", backend)
+    trainer = alone(model, Nesterov(RATE))
+    trainer.fit(Loader(small_dataset(76), 8, seed=3), 3)
+    near(on_device, model.weights(), 1e-9)
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("dtype", ["half", "double"])
+def test_statistics_are_synchronised_between_devices(workers: int, dtype: str) -> None:
+    """Three workers on two devices: two of them meet on one first. In half each finds its own loss scale."""
+    found = wrapped(dtype, workers, None, sync=True, synchronizer=ParameterAveraging(1))
+    assert not found["ahead"]
+    host = trained(workers, data=small_dataset(76), batch_size=8, epochs=3, sync=True, dtype=dtype,
+                   optimizer=lambda: Nesterov(RATE))  # fmt: skip
+    near(found["weights"], weights(host[0]), 1e-9 if dtype == "double" else 0.05)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("sync", [False, True])
+def test_half_learns(backend: str, sync: bool) -> None:
+    found = trained(2, dtype="half", backend=backend, sync=sync, epochs=12, drop=0.1,
+                    optimizer=lambda: Nesterov(RATE))  # fmt: skip
+    model, data = found[0].model, small_dataset(60)
+    scores = model.predict(data.images)
+    assert (scores.argmax(axis=1) == data.labels).mean() > 0.9
