@@ -117,9 +117,8 @@ class Trainer:
         self.scaler = LossScaler.of(replica.backend, self.groups, shared=self.synchronizer.shares_gradients)
         if isinstance(replica, RecordedReplica):
             replica.scaler = self.scaler
-        self.skipped_steps = 0
+        self.skipped_steps = self._bytes_sent = 0  # of all workers, when they last agreed
         self._agreement = Agreement(self.groups)
-        self._bytes_sent = 0  # by all workers, when they last agreed
         self._ahead: RecordedReplica | None = None  # in a fit, where it runs ahead of the host
         self._train: Batches | None = None  # what this fit trains on
         self._finished = True  # whether the last average of the fit has been made

@@ -559,6 +559,7 @@ ELSEWHERE = {
     "feed",
     "mark",
     "recorder",
+    "deactivate",
     "here",
     "failure",
     "after",
