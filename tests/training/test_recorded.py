@@ -15,7 +15,20 @@ from cupynet.backend import create_backend
 from cupynet.checkpoints import Checkpoints
 from cupynet.data import Dataset, Loader
 from cupynet.errors import DivergedError
-from cupynet.nn import Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
+from cupynet.nn import (
+    Activation,
+    AvgPool2D,
+    Concat,
+    Conv2D,
+    Dense,
+    GlobalAvgPool2D,
+    Image,
+    Layer,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+)
 from cupynet.nn.layer import no_backward
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Synchronizer
@@ -34,6 +47,7 @@ from tests.training.conftest import WAYS, small_dataset, small_model, small_netw
 
 pytestmark = pytest.mark.standin
 DATA = small_dataset(97)
+IMAGE = Image(*DATA.images.shape[1:])
 
 
 class Seen(Callback):
@@ -169,6 +183,41 @@ def test_after_the_second_time_one_launch_asks_for_a_step(monkeypatch: pytest.Mo
     assert machine.launches["judge_float"] == 2  # the first, and when it is recorded
     assert machine.launches["momentum_update_float"] == 2 * 2  # weights and biases
     assert machine.launches["steer_double"] == 1  # the learning rate is constant
+
+
+def many_layers() -> Sequential:
+    """What is beside the layers of LeNet."""
+    return Sequential(
+        {
+            "stem": Conv2D(4, 3, padding="same", activation="gelu"),
+            "down": Residual(
+                {
+                    "deep": Conv2D(8, 3, 2, "same", "silu", groups=4),
+                    "gaps": Conv2D(8, 3, padding="same", dilation=2, activation="leaky_relu"),
+                    "parts": Conv2D(6, 1, groups=2, bias=False),
+                },
+                shortcut=Conv2D(6, 1, 2),
+            ),
+            "act": Activation("elu"),
+            "mixed": Concat(
+                {
+                    "largest": [Conv2D(4, 3, padding=1, activation="tanh"), MaxPool2D(3, 3, 1)],
+                    "mean": [AvgPool2D(3, 3, "same"), Activation("softplus")],
+                }
+            ),
+            "mean": GlobalAvgPool2D(),
+            "hidden": Dense(6, "sigmoid"),
+            "output": Dense(3),
+        }
+    )
+
+
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+def test_a_network_of_all_layers_is_recorded(dtype: str, plainly: Any) -> None:
+    found = trained(dtype, 1, network=Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1))
+    assert found["ahead"]
+    network = Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1)
+    same(found, plainly(trained, dtype, 1, network=network))
 
 
 def marked(samples: int, *which: int) -> Dataset:
