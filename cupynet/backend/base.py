@@ -311,9 +311,7 @@ class Backend:
 
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
         """`conv2d` in groups, without a bias."""
-        apart = self._apart(x, groups)  # (G·N, H, W, C / G)
-        columns = self.im2col(apart, window)  # (G·N·H'·W', K_h·K_w·C / G)
-        self.give_back(apart)
+        columns = self._columns_apart(x, window, groups)
         rows, each = len(columns) // groups, weight.shape[3] // groups
         parts = self.borrow((groups, rows, each))
         for g in range(groups):
@@ -329,7 +327,9 @@ class Backend:
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *,
         need_dx: bool,
     ) -> Array | None:  # fmt: skip
-        """`conv2d_backward` in groups, without a bias."""
+        """`conv2d_backward` in groups, without a bias; columns: None where the forward pass made none."""
+        made = None if columns is not None else self._columns_apart(x, window, groups)
+        columns = columns if made is None else made
         rows, each = len(columns) // groups, weight.shape[3] // groups
         parts = self._apart(dy, groups)  # (G·N, H', W', O / G)
         of_group = parts.reshape(groups, rows, each)
@@ -344,7 +344,7 @@ class Backend:
                 product = self._product(of_group[g], self._group(weight, g, each), transpose_b=True)
                 dcolumns[own] = product
                 self.give_back(product)
-        self.give_back(grad, parts)
+        self.give_back(grad, parts, made)
         if dcolumns is None:
             return None
         n, height, width, channels = x.shape
@@ -354,6 +354,13 @@ class Backend:
         dx.reshape(places, groups, -1)[...] = apart.reshape(groups, places, -1).transpose(1, 0, 2)
         self.give_back(dcolumns, apart)
         return dx
+
+    def _columns_apart(self, x: Array, window: Window, groups: int) -> Array:
+        """The im2col rows of each group, one group after the other: (G·N·H'·W', K_h·K_w·C / G)."""
+        apart = self._apart(x, groups)
+        columns = self.im2col(apart, window)
+        self.give_back(apart)
+        return columns
 
     def _apart(self, x: Array, groups: int) -> Array:
         """The channels of each group as images of their own, borrowed: (N, H, W, C) -> (G·N, H, W, C / G)."""

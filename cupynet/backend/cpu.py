@@ -51,9 +51,17 @@ class NumbaBackend(NumpyBackend):
 
     def __init__(self, dtype: str = "float", device: int = 0) -> None:
         super().__init__(dtype, device)
-        from cupynet.backend.kernels import curves, loops, norms, random, updates  # numba only where it is used
+        from cupynet.backend.kernels import (
+            curves,
+            depthwise,
+            loops,
+            norms,
+            random,
+            updates,
+        )  # numba only where it is used
 
-        self.kernels, self.curves, self.norms, self.random, self.updates = loops, curves, norms, random, updates
+        self.kernels, self.curves, self.depthwise = loops, curves, depthwise
+        self.norms, self.random, self.updates = norms, random, updates
 
     def _compiles(self, *arrays: Array) -> bool:
         """Whether compiled code takes these: contiguous, and all in one precision. NumPy takes the others."""
@@ -104,6 +112,34 @@ class NumbaBackend(NumpyBackend):
         windows = columns.reshape(n * rows, cols, window.kernel[0], window.kernel[1] * channels)
         self.kernels.col2im(windows, x.reshape(n, height, width * channels), rows, window.stride, channels)
         return x
+
+    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
+        if weight.shape[2] > 1 or not self._stores(x, weight):
+            return super()._grouped(x, weight, window, groups)
+        filters = weight.reshape(*window.kernel, -1)
+        y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), filters.shape[2]))
+        self.depthwise.forward(x, filters, y, *self._moves(window)[1:], window.dilation, filters.shape[2] // groups)
+        return y, None
+
+    def _grouped_backward(
+        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *,
+        need_dx: bool,
+    ) -> Array | None:  # fmt: skip
+        given = dy, columns, x, weight, weight_grad, window, groups
+        if columns is not None or not self._stores(dy, x, weight) or not self._compiles(dy, weight_grad):
+            return super()._grouped_backward(*given, need_dx=need_dx)
+        filters, grad = (a.reshape(*window.kernel, -1) for a in (weight, weight_grad))
+        moves = (*self._moves(window)[1:], window.dilation, filters.shape[2] // groups)
+        self.depthwise.weight_gradient(x, dy, grad, *moves)
+        if not need_dx:
+            return None
+        dx = self.borrow(x.shape)
+        self.depthwise.input_gradient(dy, filters, dx, *moves)
+        return dx
+
+    def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
+        direct = convolution.depthwise and self.policy.compute == self.policy.storage
+        return 0 if direct else super().conv2d_buffers(convolution, need_dx=need_dx)
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         if not self._stores(x):

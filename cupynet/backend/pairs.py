@@ -29,6 +29,11 @@ class Convolution:
     activation: str = "identity"
     groups: int = 1
 
+    @property
+    def depthwise(self) -> bool:
+        """Whether each filter sees one channel, of several."""
+        return 1 < self.groups == self.image[2]
+
 
 @dataclass(frozen=True)
 class MaxPool:

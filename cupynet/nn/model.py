@@ -198,11 +198,11 @@ class Model:
     def summary(self) -> str:
         """A table of all layers, those within others indented.
 
-        Output shapes, numbers of weights, and how many multiplications (each with an addition) a forward pass takes per
-        example.
+        Output shapes, the bytes of one output in the precision it is stored in, numbers of weights, and how many
+        multiplications (each with an addition, so two floating-point operations) a forward pass takes per example.
         """
-        header = ("layer", "kind", "settings", "output", "parameters", "multiply-adds")
-        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), "", "")]
+        header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
+        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), self._bytes(self.input), "", "")]
         top = self.network.children() if isinstance(self.network, Sequential) else [("network", self.network)]
         for name, layer in top:
             rows += self._rows(name, layer)
@@ -210,15 +210,20 @@ class Model:
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.insert(1, "-" * max(map(len, lines)))
         total = sum(each.multiply_adds() for each in self.network.walk())
-        return "\n".join([*lines, f"total {self.params.count:,} parameters, {total:,} multiply-adds per example"])
+        work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
+        return "\n".join([*lines, f"total {self.params.count:,} parameters, {work}"])
+
+    def _bytes(self, of: InputType) -> str:
+        """The size of one example."""
+        return f"{of.features * self.backend.policy.storage.itemsize:,}"
 
     def _rows(self, name: str, layer: Layer, depth: int = 0) -> list[tuple[str, ...]]:
         """The row of a layer, with all that it holds counted, and those of the layers it holds."""
         prefix = f"{layer.path}." if layer.path else ""
         count = sum(p.size for full, p in self.params.named() if full.startswith(prefix))
         work = sum(each.multiply_adds() for each in layer.walk())
-        cells = (type(layer).__name__, layer.describe(), str(layer.output), f"{count:,}", f"{work:,}")
-        rows: list[tuple[str, ...]] = [("  " * depth + name, *cells)]
+        cells = (type(layer).__name__, layer.describe(), str(layer.output), self._bytes(layer.output))
+        rows: list[tuple[str, ...]] = [("  " * depth + name, *cells, f"{count:,}", f"{work:,}")]
         for child_name, child in layer.children():
             rows += self._rows(child_name, child, depth + 1) if hasattr(child, "output") else []
         return rows

@@ -221,16 +221,16 @@ def test_a_batch_of_another_size_is_refused(name: str, shape: tuple[int, ...]) -
 def test_the_summary_of_lenet() -> None:
     summary = Model(lenet(), Image(28, 28, 1), create_backend("numpy")).summary()
     assert [re.split(" {2,}", line) for line in summary.splitlines()] == [
-        ["layer", "kind", "settings", "output", "parameters", "multiply-adds"],
-        ["-" * 100],
-        ["input", "Image(28, 28, 1)"],
-        ["conv1", "Conv2D", "5x5, 20 filters, stride 1, identity", "Image(24, 24, 20)", "520", "288,000"],
-        ["pool1", "MaxPool2D", "2x2, stride 2", "Image(12, 12, 20)", "0", "0"],
-        ["conv2", "Conv2D", "5x5, 50 filters, stride 1, identity", "Image(8, 8, 50)", "25,050", "1,600,000"],
-        ["pool2", "MaxPool2D", "2x2, stride 2", "Image(4, 4, 50)", "0", "0"],
-        ["dense1", "Dense", "500 units, relu", "Flat(500)", "400,500", "400,000"],
-        ["output", "Dense", "10 units, identity", "Flat(10)", "5,010", "5,000"],
-        ["total 431,080 parameters, 2,293,000 multiply-adds per example"],
+        ["layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds"],
+        ["-" * 108],
+        ["input", "Image(28, 28, 1)", "3,136"],
+        ["conv1", "Conv2D", "5x5, 20 filters, stride 1, identity", "Image(24, 24, 20)", "46,080", "520", "288,000"],
+        ["pool1", "MaxPool2D", "2x2, stride 2", "Image(12, 12, 20)", "11,520", "0", "0"],
+        ["conv2", "Conv2D", "5x5, 50 filters, stride 1, identity", "Image(8, 8, 50)", "12,800", "25,050", "1,600,000"],
+        ["pool2", "MaxPool2D", "2x2, stride 2", "Image(4, 4, 50)", "3,200", "0", "0"],
+        ["dense1", "Dense", "500 units, relu", "Flat(500)", "2,000", "400,500", "400,000"],
+        ["output", "Dense", "10 units, identity", "Flat(10)", "40", "5,010", "5,000"],
+        ["total 431,080 parameters, 2,293,000 multiply-adds (4.59 MFLOP) per example"],
     ]
     assert len({line.rindex("  ") for line in summary.splitlines()[3:9]}) == 1  # in columns
 
@@ -254,7 +254,8 @@ def test_the_summary_counts_blocks_and_what_is_in_them(name: str) -> None:
         str(dense + 5),
     ]
     assert [nested[layer][-1] for layer in ("block", "  conv", "head")] == ["384", "384", str(dense + 25)]
-    assert nested["  conv"][-3] == nested["block"][-3] == "Image(4, 4, 3)"
+    assert nested["  conv"][-3] == str(4 * 4 * 3 * 4)  # bytes, in float
+    assert nested["  conv"][-4] == nested["block"][-4] == "Image(4, 4, 3)"
     residual = table(Model(small_networks()["residual"], SMALL, create_backend(name)))
     assert [layer.strip() for layer in residual][1:4] == ["block", "branch", "conv"]
     assert residual["block"][-2] == residual["    conv"][-2] == "38"
@@ -262,8 +263,8 @@ def test_the_summary_counts_blocks_and_what_is_in_them(name: str) -> None:
 
 def test_the_summary_of_a_single_layer() -> None:
     single = Model(Dense(3), Flat(4), create_backend("numpy")).summary().splitlines()
-    assert single[3].split() == ["network", "Dense", "3", "units,", "identity", "Flat(3)", "15", "12"]
-    assert single[4] == "total 15 parameters, 12 multiply-adds per example"
+    assert single[3].split() == ["network", "Dense", "3", "units,", "identity", "Flat(3)", "12", "15", "12"]
+    assert single[4] == "total 15 parameters, 12 multiply-adds (2.4e-05 MFLOP) per example"
 
 
 # refusals -------------------------------------------------------------------------------------------------------------

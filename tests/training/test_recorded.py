@@ -16,7 +16,20 @@ from cupynet.backend import create_backend
 from cupynet.checkpoints import Checkpoints
 from cupynet.data import Dataset, Loader
 from cupynet.errors import DivergedError
-from cupynet.nn import Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
+from cupynet.nn import (
+    Activation,
+    AvgPool2D,
+    Concat,
+    Conv2D,
+    Dense,
+    GlobalAvgPool2D,
+    Image,
+    Layer,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+)
 from cupynet.nn.layer import no_backward
 from cupynet.optim import (
     LAMB,
@@ -50,6 +63,7 @@ from tests.training.conftest import WAYS, small_dataset, small_model, small_netw
 on_devices = pytest.mark.usefixtures("devices")  # the stand-in's, and a GPU's where there is one
 on_standin = pytest.mark.standin
 DATA = small_dataset(97)
+IMAGE = Image(*DATA.images.shape[1:])
 
 
 class Seen(Callback):
@@ -287,6 +301,42 @@ def test_a_callback_may_compute_on_a_stream_of_its_own() -> None:
 
     found = trained("float", 2, callbacks=[Beside()])
     same(found, trained("float", 2))
+
+
+def many_layers() -> Sequential:
+    """What is beside the layers of LeNet."""
+    return Sequential(
+        {
+            "stem": Conv2D(4, 3, padding="same", activation="gelu"),
+            "down": Residual(
+                {
+                    "deep": Conv2D(8, 3, 2, "same", "silu", groups=4),
+                    "gaps": Conv2D(8, 3, padding="same", dilation=2, activation="leaky_relu"),
+                    "parts": Conv2D(6, 1, groups=2, bias=False),
+                },
+                shortcut=Conv2D(6, 1, 2),
+            ),
+            "act": Activation("elu"),
+            "mixed": Concat(
+                {
+                    "largest": [Conv2D(4, 3, padding=1, activation="tanh"), MaxPool2D(3, 3, 1)],
+                    "mean": [AvgPool2D(3, 3, "same"), Activation("softplus")],
+                }
+            ),
+            "mean": GlobalAvgPool2D(),
+            "hidden": Dense(6, "sigmoid"),
+            "output": Dense(3),
+        }
+    )
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", ["half", "float", "double"])
+def test_a_network_of_all_layers_is_recorded(dtype: str, plainly: Any) -> None:
+    found = trained(dtype, 1, network=Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1))
+    assert found["ahead"]
+    network = Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1)
+    same(found, plainly(trained, dtype, 1, network=network))
 
 
 def marked(samples: int, *which: int) -> Dataset:

@@ -337,6 +337,39 @@ class CupyBackend(Backend):
         padded_height, padded_width = window.padded(height, width)
         return values if max(values, padded_height * padded_width * channels, shape[0]) < MOST_VALUES else None
 
+    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
+        n, filters = len(x), weight.shape[3]
+        if weight.shape[2] > 1 or not self._stores(x, weight) or self._values((*x.shape[:3], filters), window) is None:
+            return super()._grouped(x, weight, window, groups)
+        y = self.borrow((n, *window.output(*x.shape[1:3]), filters))
+        told = (n, *self._geometry(x.shape, window), *window.dilation, filters // groups)
+        self.kernels.images(f"depthwise_{self._kind}", n, y.size // max(n, 1), x, weight, y, *told)
+        return y, None
+
+    def _grouped_backward(
+        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *,
+        need_dx: bool,
+    ) -> Array | None:  # fmt: skip
+        """See `Backend._grouped_backward`. Depthwise, parts of the sums first, then their sums: always in one order."""
+        if columns is not None or not self._stores(dy, x, weight) or not self._updates(weight_grad):
+            given = dy, columns, x, weight, weight_grad, window, groups
+            return super()._grouped_backward(*given, need_dx=need_dx)
+        n, height, width, channels = x.shape
+        told = (n, *self._geometry(x.shape, window), *window.dilation, weight.shape[3] // groups)
+        parts = max(1, min(n * window.output(height, width)[0], MOST_PARTS))
+        sums = self.borrow((parts, weight.size), self.policy.accumulate)
+        self.kernels.images(f"depthwise_weight_{self._kind}", parts, weight.size, x, dy, sums, *told, parts)
+        self._column_sums(self._wide, sums, weight_grad.reshape(-1), parts, 1, add=True)
+        self.give_back(sums)
+        if not need_dx:
+            return None
+        dx, values = self.borrow(x.shape), height * width * channels
+        self.kernels.images(f"depthwise_input_{self._kind}", n, values, dy, weight, dx, *told)
+        return dx
+
+    def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
+        return 0 if convolution.depthwise else super().conv2d_buffers(convolution, need_dx=need_dx)
+
     # pooling --------------------------------------------------------------------------------------------------------
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:

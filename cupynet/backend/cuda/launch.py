@@ -45,7 +45,13 @@ _IMAGES = "int32 " * 12  # N, then the geometry: H W C, rows cols, kernel, strid
 # be null; S, A and W stand for the types of an instance: what is stored and accumulated in, and the winners' integer.
 TAKES = {
     "images": {"load_images": "in:uint8 in:int64? out:S int32 int32"},
-    "windows": {"im2col": f"in:S out:S {_IMAGES} int32 int32", "col2im": f"in:S out:S {_IMAGES} int32 int32"},
+    "windows": {
+        "im2col": f"in:S out:S {_IMAGES} int32 int32",
+        "col2im": f"in:S out:S {_IMAGES} int32 int32",
+        "depthwise": f"in:S in:S out:S {_IMAGES} int32 int32 int32",
+        "depthwise_input": f"in:S in:S out:S {_IMAGES} int32 int32 int32",
+        "depthwise_weight": f"in:S in:S out:A {_IMAGES} int32 int32 int32 int32",
+    },
     "pooling": {
         "max_pool": f"in:S in:S? out:S out:W {_IMAGES} int32",
         "max_pool_backward": f"in:S in:W out:S {_IMAGES}",

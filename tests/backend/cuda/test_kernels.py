@@ -536,6 +536,39 @@ def test_windows_become_rows_and_back(kind: str, grid: Any, block: Any, case: st
 
 
 @every_kind
+@pytest.mark.parametrize("repeat", [1, 3])
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
+@pytest.mark.parametrize("case", WINDOWS)
+def test_filters_that_see_one_channel(kind: str, grid: Any, block: Any, case: str, repeat: int) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(15)
+    (window, shape), reference = WINDOWS[case], Reference("double")
+    channels = shape[3]
+    x = array(rng.normal(size=shape), stored)
+    weight = array(rng.normal(size=(*window.kernel, 1, channels * repeat)), stored)
+    exact = [np.array(a, np.float64) for a in (x, weight)]
+    filters = np.zeros((*window.kernel, channels, channels * repeat))  # as a convolution that sees all channels
+    for o in range(channels * repeat):
+        filters[:, :, o // repeat, o] = exact[1][:, :, 0, o]
+    y, columns = reference.conv2d(exact[0], filters, None, window)
+    told = (*geometry(window, shape), *map(np.int32, (*window.dilation, repeat)))
+    found = array(np.ones(y.shape), stored)
+    kernel("windows", f"depthwise_{kind}")(grid, block, (x, weight, found, *told))
+    close(found, y, kind, 10)
+    dy, dx = array(rng.normal(size=y.shape), stored), array(np.ones(shape), stored)
+    grad = np.zeros(filters.shape)
+    expected = reference.conv2d_backward(
+        np.array(dy, np.float64), columns, exact[0], filters, grad, None, window, need_dx=True
+    )
+    kernel("windows", f"depthwise_input_{kind}")(grid, block, (dy, weight, dx, *told))
+    close(dx, expected, kind, 10)
+    own = np.stack([grad[:, :, o // repeat, o] for o in range(channels * repeat)], axis=-1)
+    for parts in (1, 3):
+        sums = array(np.ones((parts, *own.shape)), wide)
+        kernel("windows", f"depthwise_weight_{kind}")(grid, block, (x, dy, sums, *told, np.int32(parts)))
+        close(sums.sum(axis=0), own, "double" if kind == "double" else "float", 20)
+
+
+@every_kind
 @pytest.mark.parametrize("winners", ["uint8", "int32"])
 @pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
 @pytest.mark.parametrize("case", POOLS)

@@ -1,4 +1,4 @@
-// Windows of images as rows of a matrix, and back.
+// Windows of images as rows of a matrix, and back; depthwise convolutions, which need no such rows.
 //
 // The blocks along y share the images, those along x the values of one; so all divisions are of 32 bits, and the caller
 // sees to it that neither an image nor its windows have 2^31 values.
@@ -92,7 +92,91 @@ __device__ void col2im(const S* columns, S* x, int count, const Window& w) {
   }
 }
 
-#define INSTANCES(kind, S)                                                                                            \
+// Depthwise: filter o sees channel o / repeat alone. The weight is (K_h, K_w, O), O = C · repeat.
+//
+// (count, H, W, C) -> (count, rows, cols, O).
+template <class S>
+__device__ void depthwise(const S* x, const S* weight, S* y, int count, const Window& w, int repeat) {
+  const int filters = w.channels * repeat;
+  const unsigned total = w.rows * w.cols * filters;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    const S* image = x + static_cast<long long>(n) * w.height * w.width * w.channels;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int o = i % filters, place = i / filters, c = o / repeat;
+      const int top = place / w.cols * w.stride_down - w.top, left = place % w.cols * w.stride_across - w.left;
+      Wide<S> sum = 0;
+      for (int ky = 0; ky < w.kernel_height; ++ky) {
+        const int down = top + ky * w.gap_down;
+        if (down < 0 || down >= w.height) continue;
+        for (int kx = 0; kx < w.kernel_width; ++kx) {
+          const int across = left + kx * w.gap_across;
+          if (across < 0 || across >= w.width) continue;
+          sum += wide(image[static_cast<long long>(down * w.width + across) * w.channels + c]) *
+                 wide(weight[(ky * w.kernel_width + kx) * filters + o]);
+        }
+      }
+      store(y[static_cast<long long>(n) * total + i], sum);
+    }
+  }
+}
+
+// dx, as a gather: each pixel adds up what the windows that see it make of their gradients.
+template <class S>
+__device__ void depthwise_input(const S* dy, const S* weight, S* dx, int count, const Window& w, int repeat) {
+  const int filters = w.channels * repeat;
+  const unsigned total = w.height * w.width * w.channels;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    const S* gradient = dy + static_cast<long long>(n) * w.rows * w.cols * filters;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int c = i % w.channels, pixel = i / w.channels;
+      Wide<S> sum = 0;
+      for (int ky = 0; ky < w.kernel_height; ++ky) {
+        const int down = pixel / w.width + w.top - ky * w.gap_down, row = down / w.stride_down;
+        if (down < 0 || row * w.stride_down != down || row >= w.rows) continue;
+        for (int kx = 0; kx < w.kernel_width; ++kx) {
+          const int across = pixel % w.width + w.left - kx * w.gap_across, col = across / w.stride_across;
+          if (across < 0 || col * w.stride_across != across || col >= w.cols) continue;
+          const S* given = gradient + static_cast<long long>(row * w.cols + col) * filters + c * repeat;
+          const S* factors = weight + (ky * w.kernel_width + kx) * filters + c * repeat;
+          for (int o = 0; o < repeat; ++o) sum += wide(given[o]) * wide(factors[o]);
+        }
+      }
+      store(dx[static_cast<long long>(n) * total + i], sum);
+    }
+  }
+}
+
+// sums (parts, K_h, K_w, O): the weight's gradient of every parts-th line of windows, from the part's number on.
+template <class S, class A>
+__device__ void depthwise_weight(
+    const S* x, const S* dy, A* sums, int count, const Window& w, int repeat, int parts) {
+  const int filters = w.channels * repeat;
+  const unsigned total = w.kernel_height * w.kernel_width * filters;
+  const long long lines = static_cast<long long>(count) * w.rows;
+  for (int part = blockIdx.y; part < parts; part += gridDim.y) {
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int o = i % filters, place = i / filters, c = o / repeat;
+      const int ky = place / w.kernel_width, kx = place % w.kernel_width;
+      A sum = 0;
+      for (long long line = part; line < lines; line += parts) {
+        const long long n = line / w.rows;
+        const int down = static_cast<int>(line % w.rows) * w.stride_down - w.top + ky * w.gap_down;
+        if (down < 0 || down >= w.height) continue;
+        const S* pixels = x + (n * w.height + down) * w.width * w.channels + c;
+        const S* gradient = dy + line * w.cols * filters + o;
+        for (int col = 0; col < w.cols; ++col) {
+          const int across = col * w.stride_across - w.left + kx * w.gap_across;
+          if (across < 0 || across >= w.width) continue;
+          sum += wide(pixels[static_cast<long long>(across) * w.channels]) *
+                 wide(gradient[static_cast<long long>(col) * filters]);
+        }
+      }
+      sums[static_cast<long long>(part) * total + i] = sum;
+    }
+  }
+}
+
+#define INSTANCES(kind, S, A)                                                                                         \
   KERNEL im2col_##kind(                                                                                               \
       const S* x, S* columns, int count, WINDOW_PARAMETERS) {                                                         \
     im2col<S>(x, columns, count, WINDOW);                                                                             \
@@ -100,8 +184,20 @@ __device__ void col2im(const S* columns, S* x, int count, const Window& w) {
   KERNEL col2im_##kind(                                                                                               \
       const S* columns, S* x, int count, WINDOW_PARAMETERS) {                                                         \
     col2im<S>(columns, x, count, WINDOW);                                                                             \
+  }                                                                                                                   \
+  KERNEL depthwise_##kind(                                                                                            \
+      const S* x, const S* weight, S* y, int count, WINDOW_PARAMETERS, int repeat) {                                  \
+    depthwise<S>(x, weight, y, count, WINDOW, repeat);                                                                \
+  }                                                                                                                   \
+  KERNEL depthwise_input_##kind(                                                                                      \
+      const S* dy, const S* weight, S* dx, int count, WINDOW_PARAMETERS, int repeat) {                                \
+    depthwise_input<S>(dy, weight, dx, count, WINDOW, repeat);                                                        \
+  }                                                                                                                   \
+  KERNEL depthwise_weight_##kind(                                                                                     \
+      const S* x, const S* dy, A* sums, int count, WINDOW_PARAMETERS, int repeat, int parts) {                        \
+    depthwise_weight<S, A>(x, dy, sums, count, WINDOW, repeat, parts);                                                \
   }
-INSTANCES(half, __half)
-INSTANCES(bfloat16, __nv_bfloat16)
-INSTANCES(float, float)
-INSTANCES(double, double)
+INSTANCES(half, __half, float)
+INSTANCES(bfloat16, __nv_bfloat16, float)
+INSTANCES(float, float, float)
+INSTANCES(double, double, double)

@@ -1,0 +1,96 @@
+"""Depthwise convolution, compiled: each filter sees one channel, so there is no product to be made of it.
+
+Vectors lie along the channels. With `repeat` filters for a channel those of a channel are neighbours. Places of a
+window outside the image are left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.window import Pair
+
+
+@kernel
+def forward(x: Array, weight: Array, y: Array, stride: Pair, zeros: Pair, gaps: Pair, repeat: int) -> None:
+    """(N, H, W, C), (K_h, K_w, O) -> (N, H', W', O)."""
+    for n in range(y.shape[0]):
+        for row in range(y.shape[1]):
+            for col in range(y.shape[2]):
+                out = y[n, row, col]
+                out[:] = 0
+                for ky in range(weight.shape[0]):
+                    down = row * stride[0] - zeros[0] + ky * gaps[0]
+                    if down < 0 or down >= x.shape[1]:
+                        continue
+                    for kx in range(weight.shape[1]):
+                        across = col * stride[1] - zeros[1] + kx * gaps[1]
+                        if across < 0 or across >= x.shape[2]:
+                            continue
+                        pixel, factors = x[n, down, across], weight[ky, kx]
+                        if repeat == 1:
+                            for c in range(pixel.size):
+                                out[c] += pixel[c] * factors[c]
+                        else:
+                            for c in range(pixel.size):
+                                for o in range(c * repeat, (c + 1) * repeat):
+                                    out[o] += pixel[c] * factors[o]
+
+
+@kernel
+def input_gradient(dy: Array, weight: Array, dx: Array, stride: Pair, zeros: Pair, gaps: Pair, repeat: int) -> None:
+    """dx = 0, then each window's gradient times the filters is added where they lie: (N, H', W', O) -> (N, H, W, C)."""
+    dx[...] = 0
+    for n in range(dy.shape[0]):
+        for row in range(dy.shape[1]):
+            for col in range(dy.shape[2]):
+                gradient = dy[n, row, col]
+                for ky in range(weight.shape[0]):
+                    down = row * stride[0] - zeros[0] + ky * gaps[0]
+                    if down < 0 or down >= dx.shape[1]:
+                        continue
+                    for kx in range(weight.shape[1]):
+                        across = col * stride[1] - zeros[1] + kx * gaps[1]
+                        if across < 0 or across >= dx.shape[2]:
+                            continue
+                        target, factors = dx[n, down, across], weight[ky, kx]
+                        if repeat == 1:
+                            for c in range(target.size):
+                                target[c] += gradient[c] * factors[c]
+                        else:
+                            for c in range(target.size):
+                                for o in range(c * repeat, (c + 1) * repeat):
+                                    target[c] += gradient[o] * factors[o]
+
+
+@kernel
+def weight_gradient(x: Array, dy: Array, grad: Array, stride: Pair, zeros: Pair, gaps: Pair, repeat: int) -> None:
+    """grad (K_h, K_w, O) += what each window's pixels and gradient make, image by image, so that sums keep digits."""
+    part = np.empty_like(grad)
+    for n in range(dy.shape[0]):
+        part[...] = 0
+        for row in range(dy.shape[1]):
+            for col in range(dy.shape[2]):
+                gradient = dy[n, row, col]
+                for ky in range(grad.shape[0]):
+                    down = row * stride[0] - zeros[0] + ky * gaps[0]
+                    if down < 0 or down >= x.shape[1]:
+                        continue
+                    for kx in range(grad.shape[1]):
+                        across = col * stride[1] - zeros[1] + kx * gaps[1]
+                        if across < 0 or across >= x.shape[2]:
+                            continue
+                        pixel, sums = x[n, down, across], part[ky, kx]
+                        if repeat == 1:
+                            for c in range(pixel.size):
+                                sums[c] += pixel[c] * gradient[c]
+                        else:
+                            for c in range(pixel.size):
+                                for o in range(c * repeat, (c + 1) * repeat):
+                                    sums[o] += pixel[c] * gradient[o]
+        for ky in range(grad.shape[0]):
+            for kx in range(grad.shape[1]):
+                for o in range(grad.shape[2]):
+                    grad[ky, kx, o] += part[ky, kx, o]
