@@ -33,13 +33,16 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.files import load_weights as load_weights
     from cupynet.files import save_weights as save_weights
     from cupynet.nn import Activation as Activation
+    from cupynet.nn import BatchNorm as BatchNorm
     from cupynet.nn import Context as Context
     from cupynet.nn import Conv2D as Conv2D
     from cupynet.nn import Dense as Dense
+    from cupynet.nn import Dropout as Dropout
     from cupynet.nn import Flat as Flat
     from cupynet.nn import Flatten as Flatten
     from cupynet.nn import Image as Image
     from cupynet.nn import Layer as Layer
+    from cupynet.nn import LayerNorm as LayerNorm
     from cupynet.nn import Loss as Loss
     from cupynet.nn import MaxPool2D as MaxPool2D
     from cupynet.nn import Model as Model
@@ -92,7 +95,7 @@ __version__ = "0.1.0"
 _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
-           "Flatten", "Loss", "SoftmaxNLL", "Model"),
+           "Flatten", "BatchNorm", "LayerNorm", "Dropout", "Loss", "SoftmaxNLL", "Model"),
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Schedule", "Constant", "OneCycle", "Scaled"),
     "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher", "Shards",
              "ShardedLoader", "write_shards"),

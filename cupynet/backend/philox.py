@@ -43,8 +43,8 @@ def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Arra
 def of_examples(xp: ModuleType, samples: Array, epoch: Any, key: int, features: int) -> Array:
     """A number of 32 bits for each of the values of each example: (N, features) uint64.
 
-    The counters are a place, the sample's number (two of them) and the epoch. Of the four numbers of a place each is for
-    a quarter of the example: value v has the place v mod Q and the number v // Q, where Q = ceil(features / 4).
+    The counters are a place, the sample's number (two of them) and the epoch. Of the four numbers of a place each is
+    for a quarter of the example: value v has the place v mod Q and the number v // Q, where Q = ceil(features / 4).
     """
     quarter = -(-features // 4)
     place = xp.arange(quarter, dtype="uint64").reshape(1, -1)

@@ -526,7 +526,7 @@ def test_sums_of_vectors_are_those_of_the_host(kind: str, grid: Any, block: Any,
             np.testing.assert_array_equal(parts[-1], expected)
 
 
-# normalisation and random numbers --------------------------------------------------------------------------------------
+# normalisation and random numbers -------------------------------------------------------------------------------------
 
 ROWS_AND_COLUMNS = [(1, 1), (3, 5), (7, 8), (40, 3), (33, 24), (5, 40)]
 sized = pytest.mark.parametrize(("rows", "columns"), ROWS_AND_COLUMNS)
