@@ -34,15 +34,18 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.files import save_weights as save_weights
     from cupynet.nn import Activation as Activation
     from cupynet.nn import AvgPool2D as AvgPool2D
+    from cupynet.nn import BatchNorm as BatchNorm
     from cupynet.nn import Concat as Concat
     from cupynet.nn import Context as Context
     from cupynet.nn import Conv2D as Conv2D
     from cupynet.nn import Dense as Dense
+    from cupynet.nn import Dropout as Dropout
     from cupynet.nn import Flat as Flat
     from cupynet.nn import Flatten as Flatten
     from cupynet.nn import GlobalAvgPool2D as GlobalAvgPool2D
     from cupynet.nn import Image as Image
     from cupynet.nn import Layer as Layer
+    from cupynet.nn import LayerNorm as LayerNorm
     from cupynet.nn import Loss as Loss
     from cupynet.nn import MaxPool2D as MaxPool2D
     from cupynet.nn import Model as Model
@@ -114,7 +117,8 @@ __version__ = "0.1.0"
 _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
-           "Flatten", "Loss", "SoftmaxNLL", "Model", "AvgPool2D", "GlobalAvgPool2D", "Residual", "Concat"),
+           "Flatten", "BatchNorm", "LayerNorm", "Dropout", "Loss", "SoftmaxNLL", "Model", "AvgPool2D", "GlobalAvgPool2D",
+           "Residual", "Concat"),
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Adam", "AdamW", "Nadam", "AMSGrad", "AdaMax", "AdaGrad",
               "RMSProp", "AdaDelta", "LAMB", "Schedule", "Constant", "OneCycle", "Scaled", "Step", "Map", "Exponential",
               "Inverse", "Polynomial", "Sigmoid", "Cosine", "ReduceOnPlateau", "Warmup"),

@@ -58,6 +58,7 @@ def same(one: Path, other: Path) -> bool:
         (["workers=4", "parallel=gradients"], 9),
         (["workers=1", "parallel=pipeline"], 21),
         (["workers=1"], 18),  # in the second epoch
+        (["workers=2", "model=lenet_norm"], 7),  # with running estimates and dropout
     ],
 )
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])

@@ -86,6 +86,21 @@ def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path, ranks):
     assert "the same as in summary.json" in again
 
 
+def test_ranks_synchronise_statistics_as_threads_do(tmp_path):
+    """Bit for bit, with dropout; in the last round one of the three has no batch."""
+    norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2)), "parallel.averaging_frequency=1"]
+    (tmp_path / "ranks").mkdir()
+    train(tmp_path / "ranks", 3, *MPI, *norm, "data.train=620")
+    folder = run_folder(tmp_path / "ranks")
+    (tmp_path / "threads").mkdir()
+    run(tmp_path / "threads", *QUICK, *norm, "data.train=620", "workers=3")
+    threads = run_folder(tmp_path / "threads")
+    assert (folder / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
+    assert (load_file(folder / "weights.safetensors")["norm1.mean"] != 0).all()
+    again, _ = run(tmp_path, str(folder), command="evaluate")
+    assert "the same as in summary.json" in again
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [p.stem for p in sorted((ROOT / "conf/parallel").glob("*.yaml"))])
 def test_every_mode_gives_the_same_weights_and_sends_as_much(tmp_path, parallel):

@@ -43,13 +43,14 @@ def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Arra
 def of_examples(xp: ModuleType, samples: Array, epoch: Any, key: int, features: int) -> Array:
     """A number of 32 bits for each of the values of each example: (N, features) uint64.
 
-    The counters are the value's place over 4, the sample's number (two of them) and the epoch.
+    The counters are a place, the sample's number (two of them) and the epoch. Of the four numbers of a place each is
+    for a quarter of the example: value v has the place v mod Q and the number v // Q, where Q = ceil(features / 4).
     """
-    quads = -(-features // 4)
-    place = xp.arange(quads, dtype="uint64").reshape(1, -1)
+    quarter = -(-features // 4)
+    place = xp.arange(quarter, dtype="uint64").reshape(1, -1)
     sample = xp.asarray(samples).astype("uint64").reshape(-1, 1)
     when = (xp.zeros((1, 1), "uint64") + xp.asarray(epoch).astype("uint64").reshape(-1)) & MASK
-    found = xp.empty((len(sample), quads, 4), "uint64")
+    found = xp.empty((len(sample), 4, quarter), "uint64")
     for lane, each in enumerate(numbers((place, sample & MASK, sample >> 32, when), key)):
-        found[:, :, lane] = each
+        found[:, lane] = each
     return found.reshape(len(sample), -1)[:, :features]

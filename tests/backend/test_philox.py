@@ -38,7 +38,7 @@ def test_a_number_follows_from_sample_epoch_key_and_place() -> None:
     samples = np.array([3, 1 << 35, 9])
     found = philox.of_examples(np, samples, 2, 77, 10)
     assert found.shape == (3, 10) and len(np.unique(found)) == 30
-    np.testing.assert_array_equal(philox.of_examples(np, samples[::-1], 2, 77, 6), found[::-1, :6])
+    np.testing.assert_array_equal(philox.of_examples(np, samples[::-1], 2, 77, 10), found[::-1])
     for other in (philox.of_examples(np, samples, 3, 77, 10), philox.of_examples(np, samples, 2, 78, 10)):
         assert (other != found).all()
 

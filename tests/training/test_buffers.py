@@ -11,7 +11,19 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.data import Dataset, Loader
 from cupynet.errors import ConfigError, DivergedError
-from cupynet.nn import Activation, BatchNorm, Conv2D, Dense, Dropout, Image, LayerNorm, MaxPool2D, Model, Sequential
+from cupynet.nn import (
+    Activation,
+    BatchNorm,
+    Conv2D,
+    Dense,
+    Dropout,
+    Image,
+    Layer,
+    LayerNorm,
+    MaxPool2D,
+    Model,
+    Sequential,
+)
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import (
     ElasticAveraging,
@@ -61,15 +73,18 @@ def trained(
     dtype: str = "double",
     backend: str = "numpy",
     callbacks: Any = (),
+    scales: Any = (),
     **options: Any,
 ) -> list[Trainer]:
-    """The trainers of threads that have trained."""
+    """The trainers of threads that have trained; scales: each one's loss scale."""
     data = small_dataset(60) if data is None else data
 
     def task(communicator: Any) -> Trainer:
         own = create_backend(backend, dtype, communicator.rank if backend == "cupy" else 0)
         own.activate()
         communicator.attach(own)
+        if scales:
+            own.loss_scale = scales[communicator.rank]
         trainer = Trainer(
             Replica(Model(network(**options), Image(8, 8, 1), own, seed=1), (optimizer or (lambda: SGD(RATE)))()),
             groups=Groups.of(communicator),
@@ -126,6 +141,11 @@ def test_statistics_of_each_worker_are_something_else() -> None:
     data = small_dataset(60)
     several, one = trained(2, data=data)[0], trained(1, data=data, batch_size=12)[0]
     assert np.abs(weights(several)["conv.weight"] - weights(one)["conv.weight"]).max() > 1e-4
+
+
+def test_each_replica_may_have_a_loss_scale_of_its_own() -> None:
+    found, expected = trained(2, sync=True, scales=(64.0, 0.5)), trained(2, sync=True)
+    near(weights(found[0]), weights(expected[0]), 1e-12)
 
 
 def test_with_one_replica_there_is_nothing_to_synchronise() -> None:
@@ -487,3 +507,33 @@ def test_half_learns(backend: str, sync: bool) -> None:
     model, data = found[0].model, small_dataset(60)
     scores = model.predict(data.images)
     assert (scores.argmax(axis=1) == data.labels).mean() > 0.9
+
+
+class Asks(Layer):
+    """Looks at something of the context that a recording cannot have."""
+
+    recordable = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def build(self, input: Any, params: Any, backend: Any) -> Any:
+        return input
+
+    def forward(self, x: Any, context: Any) -> Any:
+        if context.train:
+            getattr(context, self.name)
+        return x, lambda dy: dy
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("name", ["iteration", "replicas", "samples"])
+def test_what_a_recording_cannot_have_is_not_to_be_asked_for(name: str) -> None:
+    """It would be repeated as it happened to be."""
+    network = Sequential({"asks": Asks(name), "output": Dense(3)})
+    model = Model(network, Image(8, 8, 1), create_backend("cupy"))
+    with (
+        ParallelWrapper(model, 1, optimizer=SGD(RATE), timeout_s=60, prefetch_buffer=0) as training,
+        pytest.raises(RuntimeError, match=f"a layer asks for context.{name} in a step that is recorded: say "),
+    ):
+        training.fit(Loader(small_dataset(24), 8, seed=3), 1)

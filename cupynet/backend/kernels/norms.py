@@ -54,13 +54,13 @@ def channel_moments(x: Array, moments: Array) -> None:
 @kernel
 def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu: bool) -> None:
     """y = (x - mean) · factor + shift in each column, max(y, 0) with relu; (R, C), (C,)."""
-    channels = x.shape[1]
+    channels, zero = x.shape[1], x.dtype.type(0)
     for r in range(x.shape[0]):
         source, target = x[r], y[r]
         if relu:
             for c in range(channels):
                 value = (source[c] - mean[c]) * factor[c] + shift[c]
-                target[c] = 0 if value <= 0 else value
+                target[c] = zero if value <= zero else value
         else:
             for c in range(channels):
                 target[c] = (source[c] - mean[c]) * factor[c] + shift[c]
@@ -92,6 +92,7 @@ def normalize_sums(dy: Array, x: Array, mean: Array, sums: Array) -> None:
 def normalize_relu_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array) -> None:
     """As `normalize_sums`, of dy where y > 0; elsewhere dy becomes 0."""
     rows, channels = x.shape
+    zero = x.dtype.type(0)
     total, product = np.zeros(channels, np.float64), np.zeros(channels, np.float64)
     part, part_product = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for start in range(0, rows, BLOCK):
@@ -100,10 +101,10 @@ def normalize_relu_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array)
         for r in range(start, min(start + BLOCK, rows)):
             gradient, source, output = dy[r], x[r], y[r]
             for c in range(channels):
-                open_ = gradient[c] if output[c] > 0 else 0
-                gradient[c] = open_
-                part[c] += open_
-                part_product[c] += open_ * (source[c] - mean[c])
+                passed = gradient[c] if output[c] > zero else zero
+                gradient[c] = passed
+                part[c] += passed
+                part_product[c] += passed * (source[c] - mean[c])
         for c in range(channels):
             total[c] += part[c]
             product[c] += part_product[c]

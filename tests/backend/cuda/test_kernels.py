@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import RULES, Control, Move, Rule, Window, create_backend, pointwise
+from cupynet.backend import RULES, Control, Move, Rule, Window, create_backend, philox, pointwise
 from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.recording import GIVEN
@@ -662,3 +662,179 @@ def test_sums_of_vectors_are_those_of_the_host(kind: str, grid: Any, block: Any,
             close(parts[-1], expected, kind)
         else:
             np.testing.assert_array_equal(parts[-1], expected)
+
+
+# normalisation and random numbers -------------------------------------------------------------------------------------
+
+ROWS_AND_COLUMNS = [(1, 1), (3, 5), (7, 8), (40, 3), (33, 24), (5, 40)]
+sized = pytest.mark.parametrize(("rows", "columns"), ROWS_AND_COLUMNS)
+planes = pytest.mark.parametrize(
+    ("grid", "block"), [((1, 1), (1, 1)), ((2, 3), (4, 8)), ((1, 2), (32, 4))], ids=["one", "4 x 8", "32 x 4"]
+)
+
+
+def precise(kind: str) -> str:
+    return "double" if kind == "double" else "float"
+
+
+def normalised(kind: str, rows: int, columns: int, start: int = 0) -> tuple[Any, ...]:
+    """x, dy, mean, variance and scale, as kernels are given them; and the same in double, with x̂ in the place of x."""
+    (stored, wide), rng = types(kind), np.random.default_rng(rows * 50 + columns)
+    x, dy = (array(rng.normal(size=(rows, columns)) + 2, stored, start) for _ in range(2))
+    mean, variance = array(rng.normal(size=columns), wide, start), array(rng.random(columns) + 0.5, wide, start)
+    scale = array(rng.normal(size=columns), stored, start)
+    exact = [np.array(each, np.float64) for each in (x, dy, mean, variance, scale)]
+    exact[0] = (exact[0] - exact[2]) / np.sqrt(exact[3] + 0.25)
+    return x, dy, mean, variance, scale, exact
+
+
+@every_kind
+@planes
+@sized
+@pytest.mark.parametrize("length", [2, 16, 100])
+def test_moments_of_parts_are_those_of_all(
+    kind: str, grid: Any, block: Any, rows: int, columns: int, length: int
+) -> None:
+    (stored, wide), rng = types(kind), np.random.default_rng(rows)
+    x = array(rng.normal(size=(rows, columns)) + 30, stored)
+    chunks = -(-rows // length)
+    parts, moments = array(np.full((chunks, 2, columns), np.nan), wide), array(np.full((2, columns), np.nan), wide)
+    sizes = np.int64(rows), np.int32(columns), np.int64(length), np.int32(chunks)
+    kernel("reductions", f"moment_parts_{kind}")(grid, block, (x, parts, *sizes))
+    kernel("norms", f"moment_merge_{precise(kind)}")((2,), (4,), (parts, moments, *sizes))
+    exact = np.array(x, np.float64)
+    close(moments[0], exact.mean(axis=0), precise(kind), 4)
+    close(moments[1], exact.var(axis=0), precise(kind), 60)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@every_grid
+def test_running_estimates_learn_of_a_batch(kind: str, grid: Any, block: Any) -> None:
+    (_, wide), rng = types(kind), np.random.default_rng(4)
+    mean, variance, moments = (array(rng.random(size), wide) for size in (37, 37, (2, 37)))
+    expected = 0.75 * mean.astype(np.float64) + 0.25 * moments[0], 0.75 * variance + 0.25 * 1.5 * moments[1]
+    arguments = mean, variance, moments, wide.type(0.75), wide.type(1.5), np.int64(37)
+    kernel("norms", f"track_moments_{kind}")(grid, block, arguments)
+    close(mean, expected[0], kind)
+    close(variance, expected[1], kind)
+
+
+@every_kind
+@every_grid
+@starts
+@sized
+@pytest.mark.parametrize("relu", [0, 1])
+def test_channels_are_normalised(
+    kind: str, grid: Any, block: Any, start: int, rows: int, columns: int, relu: int
+) -> None:
+    stored, wide = types(kind)
+    x, shift, mean, variance, scale, exact = normalised(kind, rows, columns, start)
+    shift, y = array(shift[0], stored), array(np.zeros((rows, columns)), stored, 1 - start)
+    arguments = x, mean, variance, scale, shift, y, wide.type(0.25), np.int64(rows), np.int32(columns), np.int32(relu)
+    kernel("norms", f"normalize_{kind}")(grid, block, arguments)
+    expected = exact[0] * exact[4] + np.array(shift, np.float64)
+    close(y, np.maximum(expected, 0) if relu else expected, kind, 4)
+
+
+@every_kind
+@planes
+@sized
+@pytest.mark.parametrize("relu", [False, True])
+def test_derivatives_of_channels_are_added_up(
+    kind: str, grid: Any, block: Any, rows: int, columns: int, relu: bool
+) -> None:
+    stored, wide = types(kind)
+    x, dy, mean, variance, _, exact = normalised(kind, rows, columns)
+    output: Any = NULL
+    if relu:
+        output = array(np.random.default_rng(9).integers(-1, 2, x.shape), stored)
+        output[::3, 0] = np.nan
+        exact[1][~(np.array(output, np.float64) > 0)] = 0
+    length, chunks = 16, -(-rows // 16)
+    sums = array(np.full((chunks, 2, columns), np.nan), wide)
+    sizes = np.int64(rows), np.int32(columns), np.int64(length), np.int32(chunks)
+    arguments = dy, x, output, mean, variance, sums, wide.type(0.25), *sizes
+    kernel("reductions", f"normalize_sums_{kind}")(grid, block, arguments)
+    np.testing.assert_array_equal(np.array(dy, np.float64), exact[1])
+    close(sums.sum(axis=0)[0], exact[1].sum(axis=0), precise(kind), 20)
+    close(sums.sum(axis=0)[1], (exact[1] * exact[0]).sum(axis=0), precise(kind), 60)
+
+
+@every_kind
+@every_grid
+@starts
+@sized
+def test_channels_are_differentiated(kind: str, grid: Any, block: Any, start: int, rows: int, columns: int) -> None:
+    _, wide = types(kind)
+    x, dy, mean, variance, scale, exact = normalised(kind, rows, columns, start)
+    sums = array(np.random.default_rng(2).normal(size=(2, columns)), wide)
+    arguments = dy, x, mean, variance, scale, sums, wide.type(0.5), wide.type(0.25), np.int64(rows), np.int32(columns)
+    kernel("norms", f"normalize_backward_{kind}")(grid, block, arguments)
+    rest = exact[1] - sums[0].astype(np.float64) / 2 - exact[0] * sums[1] / 2
+    close(dy, exact[4] / np.sqrt(exact[3] + 0.25) * rest, kind, 8)
+
+
+@every_kind
+@planes
+@sized
+def test_rows_are_normalised_and_differentiated(kind: str, grid: Any, block: Any, rows: int, columns: int) -> None:
+    """Forwards, the sums for scale and shift, and dx; planes are for the sums."""
+    (stored, wide), rng = types(kind), np.random.default_rng(rows + columns)
+    x, dy = (array(rng.normal(size=(rows, columns)) + 1, stored) for _ in range(2))
+    scale, shift = (array(rng.normal(size=columns), stored) for _ in range(2))
+    y, moments = array(np.zeros((rows, columns)), stored), array(np.zeros((rows, 2)), wide)
+    lines: Any = ((1,), (1, 1)) if block[0] == 1 else ((2,), (8, 4))
+    sizes = np.int64(rows), np.int32(columns)
+    arguments: Any = x, scale, shift, y, moments, wide.type(0.25), *sizes
+    kernel("reductions", f"normalize_rows_{kind}")(*lines, arguments)
+    exact, slope = np.array(x, np.float64), np.array(dy, np.float64)
+    mean = exact.mean(axis=1, keepdims=True)
+    inverse = 1 / np.sqrt(exact.var(axis=1, keepdims=True) + 0.25)
+    normal = (exact - mean) * inverse
+    close(y, normal * np.array(scale, np.float64) + np.array(shift, np.float64), kind, 4)
+    close(moments, np.concatenate([mean, inverse], axis=1), precise(kind), 4)
+    length, chunks = 16, -(-rows // 16)
+    sums = array(np.full((chunks, 2, columns), np.nan), wide)
+    arguments = dy, x, moments, sums, *sizes, np.int64(length), np.int32(chunks)
+    kernel("reductions", f"normalize_rows_sums_{kind}")(grid, block, arguments)
+    close(sums.sum(axis=0)[0], (slope * normal).sum(axis=0), precise(kind), 60)
+    close(sums.sum(axis=0)[1], slope.sum(axis=0), precise(kind), 20)
+    kernel("reductions", f"normalize_rows_backward_{kind}")(*lines, (dy, x, moments, scale, *sizes))
+    g = slope * np.array(scale, np.float64)
+    expected = inverse * (g - g.mean(axis=1, keepdims=True) - normal * (g * normal).mean(axis=1, keepdims=True))
+    close(dy, expected, kind, 8)
+
+
+@every_kind
+@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((2, 2), (32,))], ids=["one thread", "four blocks"])
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 130])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_is_dropped_is_what_the_reference_drops(
+    kind: str, grid: Any, block: Any, size: int, in_place: bool
+) -> None:
+    """The integers of backend/philox.py, for samples and epochs of any size."""
+    (stored, wide), rng = types(kind), np.random.default_rng(size)
+    samples, epoch, key = np.array([3, (1 << 40) + 5, 0]), np.array([7]), 0xFEDCBA9876543210
+    x = array(rng.normal(size=(3, size)), stored)
+    expected = np.array(x, np.float64) * 2
+    expected[philox.of_examples(np, samples, epoch, key, size) < philox.dropped_below(0.3)] = 0
+    out = x if in_place else array(np.full((3, size), np.nan), stored)
+    draw = np.uint32(key & philox.MASK), np.uint32(key >> 32), np.uint32(philox.dropped_below(0.3)), wide.type(2)
+    arguments = x, out, samples, epoch, *draw, np.int32(3), np.int32(size)
+    kernel("random", f"dropout_{kind}")(grid, block, arguments)
+    np.testing.assert_array_equal(np.array(out, np.float64), expected)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@every_grid
+@starts
+@pytest.mark.parametrize("go", [0, 1])
+def test_what_a_step_has_moved_is_taken_back_where_it_is_left_out(
+    kind: str, grid: Any, block: Any, start: int, go: int
+) -> None:
+    (_, wide), rng = types(kind), np.random.default_rng(3)
+    for size in SIZES:
+        vector, kept = array(rng.normal(size=size), wide, start), array(rng.normal(size=size), wide)
+        expected = np.array(vector if go else kept)
+        kernel("updates", f"undo_{kind}")(grid, block, (vector, kept, controls_of(GO=go), np.int64(size)))
+        np.testing.assert_array_equal(vector, expected)

@@ -23,23 +23,23 @@ __device__ __forceinline__ Four philox(Four counters, unsigned first, unsigned s
 }
 
 // out = x · factor where the value's number is at least `below`, else 0: (count, size), of samples (count,) in epoch (1,).
-// A thread for each four values of an example; the blocks along y share the examples. x may be out.
+// A thread for four values of an example, a quarter of it apart; the blocks along y share the examples. x may be out.
 template <class S>
 __device__ void dropout(
     const S* x, S* out, const long long* samples, const long long* epoch, unsigned first, unsigned second,
     unsigned below, Wide<S> factor, int count, int size) {
   const unsigned when = static_cast<unsigned>(*epoch);
-  const unsigned quads = (static_cast<unsigned>(size) + 3) / 4, step = gridDim.x * blockDim.x;
+  const unsigned quarter = (static_cast<unsigned>(size) + 3) / 4, step = gridDim.x * blockDim.x;
   for (int n = blockIdx.y; n < count; n += gridDim.y) {
     const unsigned long long sample = samples[n];
     const S* source = x + static_cast<long long>(n) * size;
     S* target = out + static_cast<long long>(n) * size;
-    for (unsigned q = blockIdx.x * blockDim.x + threadIdx.x; q < quads; q += step) {
+    for (unsigned q = blockIdx.x * blockDim.x + threadIdx.x; q < quarter; q += step) {
       const Four counters{{q, static_cast<unsigned>(sample), static_cast<unsigned>(sample >> 32), when}};
       const Four drawn = philox(counters, first, second);
 #pragma unroll
       for (unsigned lane = 0; lane < 4; ++lane) {
-        const unsigned at = 4 * q + lane;
+        const unsigned at = lane * quarter + q;
         if (at < static_cast<unsigned>(size)) {
           store(target[at], drawn.lane[lane] >= below ? wide(source[at]) * factor : Wide<S>(0));
         }
