@@ -33,15 +33,19 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.files import load_weights as load_weights
     from cupynet.files import save_weights as save_weights
     from cupynet.nn import Activation as Activation
+    from cupynet.nn import BinaryCrossEntropy as BinaryCrossEntropy
     from cupynet.nn import Context as Context
     from cupynet.nn import Conv2D as Conv2D
     from cupynet.nn import Dense as Dense
     from cupynet.nn import Flat as Flat
     from cupynet.nn import Flatten as Flatten
+    from cupynet.nn import Hinge as Hinge
+    from cupynet.nn import Huber as Huber
     from cupynet.nn import Image as Image
     from cupynet.nn import Layer as Layer
     from cupynet.nn import Loss as Loss
     from cupynet.nn import MaxPool2D as MaxPool2D
+    from cupynet.nn import MeanSquaredError as MeanSquaredError
     from cupynet.nn import Model as Model
     from cupynet.nn import Params as Params
     from cupynet.nn import Sequential as Sequential
@@ -110,7 +114,7 @@ __version__ = "0.1.0"
 _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
-           "Flatten", "Loss", "SoftmaxNLL", "Model"),
+           "Flatten", "Loss", "SoftmaxNLL", "MeanSquaredError", "BinaryCrossEntropy", "Hinge", "Huber", "Model"),
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Adam", "AdamW", "Nadam", "AMSGrad", "AdaMax", "AdaGrad",
               "RMSProp", "AdaDelta", "LAMB", "Schedule", "Constant", "OneCycle", "Scaled", "Step", "Map", "Exponential",
               "Inverse", "Polynomial", "Sigmoid", "Cosine", "ReduceOnPlateau", "Warmup"),

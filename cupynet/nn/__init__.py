@@ -4,7 +4,7 @@ from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
-from cupynet.nn.loss import Loss, SoftmaxNLL
+from cupynet.nn.loss import BinaryCrossEntropy, Hinge, Huber, Loss, MeanSquaredError, SoftmaxNLL
 from cupynet.nn.model import Model, build, check_loss, check_output
 from cupynet.nn.params import Parameter, Params, Scope, Segment
 from cupynet.nn.pool import MaxPool2D
@@ -14,16 +14,20 @@ __all__ = [
     "INFERENCE",
     "Activation",
     "Backward",
+    "BinaryCrossEntropy",
     "Context",
     "Conv2D",
     "Dense",
     "Flat",
     "Flatten",
+    "Hinge",
+    "Huber",
     "Image",
     "InputType",
     "Layer",
     "Loss",
     "MaxPool2D",
+    "MeanSquaredError",
     "Model",
     "Parameter",
     "Params",

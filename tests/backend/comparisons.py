@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, MaxPool, Move, Window
+from cupynet.backend.targets import TARGET_LOSSES
 
 Array: TypeAlias = Any
 Results: TypeAlias = dict[str, Array]
@@ -265,8 +266,18 @@ def softmax_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 
 def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results:
     logits, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
-    losses, gradient = backend.softmax_cross_entropy(logits, labels)
+    weights = tuple(0.5 * i for i in range(shape.outputs)) if shape.flag else None
+    losses, gradient = backend.softmax_cross_entropy(logits, labels, 0.25 if shape.need_dx else 0.0, weights)
     return {"losses": losses, "scaled gradient": gradient}
+
+
+def target_loss(backend: Backend, call: Call, shape: Shape) -> Results:
+    found: Results = {}
+    for kind in TARGET_LOSSES:
+        prediction, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
+        losses, gradient = backend.target_loss(kind, prediction, labels, 0.75)
+        found |= {f"{kind} losses": losses.copy(), f"scaled gradient, {kind}": gradient}
+    return found
 
 
 def convert(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -391,6 +402,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         softmax,
         softmax_backward,
         softmax_cross_entropy,
+        target_loss,
         mean_in_place,
         weighted_sum,
         squared_norm,
@@ -409,6 +421,7 @@ EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward"}
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
 # in tests/data/test_feeding.py.
 ELSEWHERE = {
+    "constants",
     "layers",
     "feed",
     "mark",
