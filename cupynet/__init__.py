@@ -107,6 +107,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.training import Report as Report
     from cupynet.training import StopReason as StopReason
     from cupynet.training import Trainer as Trainer
+    from cupynet.training import WeightAverage as WeightAverage
 
 __version__ = "0.1.0"
 
@@ -125,7 +126,7 @@ _ROOMS = {
                  "TargetSparsity", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
                  "Checkpoint", "EarlyStopping", "EarlyStoppingResult", "NonFinite", "StopReason", "Report",
-                 "EpochRecord"),
+                 "EpochRecord", "WeightAverage"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",

@@ -12,6 +12,7 @@ from cupynet.training.pools import Pools
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
+from cupynet.training.weight_average import WeightAverage
 from cupynet.training.wrapper import ParallelWrapper
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "StopReason",
     "Trainer",
     "TrainerView",
+    "WeightAverage",
     "advise",
     "unlearned",
 ]
