@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.nn import Activation as Activation
     from cupynet.nn import AvgPool2D as AvgPool2D
     from cupynet.nn import BatchNorm as BatchNorm
+    from cupynet.nn import BinaryCrossEntropy as BinaryCrossEntropy
     from cupynet.nn import Concat as Concat
     from cupynet.nn import Context as Context
     from cupynet.nn import Conv2D as Conv2D
@@ -43,11 +44,14 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.nn import Flat as Flat
     from cupynet.nn import Flatten as Flatten
     from cupynet.nn import GlobalAvgPool2D as GlobalAvgPool2D
+    from cupynet.nn import Hinge as Hinge
+    from cupynet.nn import Huber as Huber
     from cupynet.nn import Image as Image
     from cupynet.nn import Layer as Layer
     from cupynet.nn import LayerNorm as LayerNorm
     from cupynet.nn import Loss as Loss
     from cupynet.nn import MaxPool2D as MaxPool2D
+    from cupynet.nn import MeanSquaredError as MeanSquaredError
     from cupynet.nn import Model as Model
     from cupynet.nn import Params as Params
     from cupynet.nn import Residual as Residual
@@ -110,6 +114,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.training import Report as Report
     from cupynet.training import StopReason as StopReason
     from cupynet.training import Trainer as Trainer
+    from cupynet.training import WeightAverage as WeightAverage
 
 __version__ = "0.1.0"
 
@@ -117,8 +122,8 @@ __version__ = "0.1.0"
 _ROOMS = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
-           "Flatten", "BatchNorm", "LayerNorm", "Dropout", "Loss", "SoftmaxNLL", "Model", "AvgPool2D", "GlobalAvgPool2D",
-           "Residual", "Concat"),
+           "Flatten", "BatchNorm", "LayerNorm", "Dropout", "AvgPool2D", "GlobalAvgPool2D", "Residual", "Concat",
+           "Loss", "SoftmaxNLL", "MeanSquaredError", "BinaryCrossEntropy", "Hinge", "Huber", "Model"),
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Adam", "AdamW", "Nadam", "AMSGrad", "AdaMax", "AdaGrad",
               "RMSProp", "AdaDelta", "LAMB", "Schedule", "Constant", "OneCycle", "Scaled", "Step", "Map", "Exponential",
               "Inverse", "Polynomial", "Sigmoid", "Cosine", "ReduceOnPlateau", "Warmup"),
@@ -129,7 +134,7 @@ _ROOMS = {
                  "TargetSparsity", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
                  "Checkpoint", "EarlyStopping", "EarlyStoppingResult", "NonFinite", "StopReason", "Report",
-                 "EpochRecord"),
+                 "EpochRecord", "WeightAverage"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",

@@ -23,7 +23,7 @@ from cupynet.settings import BackendSettings, PrioritySettings, Settings, withou
 from cupynet.training import EarlyStopping
 
 CONF = config.conf_folder()
-GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
+GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
 

@@ -299,7 +299,7 @@ def test_good_values(command: Command) -> None:
         (["callbacks.progress.style=none"], "callbacks", "none"),
         (["callbacks.progress=null"], "callbacks", "'progress': None"),
         (["+callbacks.mine._target_=mymodule.Mine"], "callbacks", "{'_target_': 'mymodule.Mine'}"),
-        (["loss=mse"], "loss", "mse"),
+        (["loss=hinge"], "loss", "Hinge"),
         (["optimizer.learning_rate=0.01"], "optimizer", 0.01),
         (["+model.layers.dense2={_target_:cupynet.nn.Dense,units:3}"], "model", "dense2"),
         (["data.folder=${hydra:runtime.cwd}/x"], "data", f"{Path.cwd()}/x"),
@@ -530,7 +530,7 @@ def test_questions_are_answered_and_start_nothing(
     assert command(*arguments) == (0, [])
     out, err = capsys.readouterr()
     expected = {
-        "--help": "optimizer: nesterov, sgd",
+        "--help": "optimizer: adadelta, adagrad",
         "--cfg": "batch_size: 128",
         "--info": "spine",
         "-c": "momentum: 0.9",

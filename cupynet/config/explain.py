@@ -28,7 +28,7 @@ from omegaconf.errors import (
 from cupynet.checks import guess, listed, nearest, one_line
 from cupynet.settings import Settings, refused, rules
 
-GROUPS = ("backend", "memory", "data", "model", "optimizer", "parallel", "callbacks", "experiment")
+GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
 
 # What Hydra 1.3 says only in words, made one line -> what it means here. A pattern catches the override or its key;
 # one that catches nothing is about a group that was given something other than the name of a file.

@@ -6,7 +6,7 @@ from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
 from cupynet.nn.dropout import Dropout
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
-from cupynet.nn.loss import Loss, SoftmaxNLL
+from cupynet.nn.loss import BinaryCrossEntropy, Hinge, Huber, Loss, MeanSquaredError, SoftmaxNLL
 from cupynet.nn.model import Model, build, check_loss, check_output
 from cupynet.nn.norm import BatchNorm, LayerNorm
 from cupynet.nn.params import Buffer, Parameter, Params, Scope, Segment
@@ -19,6 +19,7 @@ __all__ = [
     "AvgPool2D",
     "Backward",
     "BatchNorm",
+    "BinaryCrossEntropy",
     "Buffer",
     "Concat",
     "Context",
@@ -28,12 +29,15 @@ __all__ = [
     "Flat",
     "Flatten",
     "GlobalAvgPool2D",
+    "Hinge",
+    "Huber",
     "Image",
     "InputType",
     "Layer",
     "LayerNorm",
     "Loss",
     "MaxPool2D",
+    "MeanSquaredError",
     "Model",
     "Parameter",
     "Params",

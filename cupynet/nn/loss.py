@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
+from cupynet.checks import number, refusal, shown
 from cupynet.errors import ConfigError
 
 
@@ -12,9 +15,11 @@ class Loss:
 
     Attributes:
         recordable: see `Layer`.
+        applies: the activation that it applies itself, so that the network must not; None for none.
     """
 
     recordable = False
+    applies: str | None = None
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """The loss of each example (N,), on the device; the gradient of their mean, times the policy's loss scale."""
@@ -24,22 +29,119 @@ class Loss:
         """What a user wants to see of a network's raw output: probabilities, say. In place."""
         raise NotImplementedError
 
+    def _outputs(self, prediction: Array, what: str = "outputs") -> None:
+        """Refuse what is no row of outputs for each example. ConfigError."""
+        if prediction.ndim != 2:
+            name = type(self).__name__
+            raise ConfigError(f"{name} needs {what} (N, O), got {prediction.shape}: end in a Dense layer")
+
 
 class SoftmaxNLL(Loss):
     """Negative log-likelihood of softmax(logits): softmax and logarithm in one, so that neither overflows.
 
     The network ends in logits z (activation identity). The loss is -log softmax(z)[label], the gradient of the mean
     (softmax(z) - onehot) / N. Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
+
+    Args:
+        label_smoothing: the share of the target that is spread evenly over all classes (Szegedy et al. 2016).
+        class_weights: the factor of each class's examples, in the order of the labels; None for 1. The mean is taken
+            over the number of examples, not over the sum of their weights as in PyTorch: then means of parts of a batch
+            are worth what their examples are.
+
+    Raises:
+        ConfigError: an argument cannot work.
     """
 
     recordable = True
+    applies = "softmax"
+
+    def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> None:
+        self.label_smoothing = number("SoftmaxNLL label_smoothing", label_smoothing, minimum=0, below=1)
+        self.class_weights: tuple[float, ...] | None = None
+        if class_weights is not None:
+            if not isinstance(class_weights, list | tuple) or not class_weights:
+                reason = "must be a list of numbers, one for each class, or null"
+                raise refusal("SoftmaxNLL class_weights", shown(class_weights), reason)
+            self.class_weights = tuple(number("SoftmaxNLL class_weights", each, minimum=0) for each in class_weights)
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """prediction: (N, O) logits, target: (N,) class numbers -> (N,), (N, O)."""
-        if prediction.ndim != 2:
-            raise ConfigError(f"SoftmaxNLL needs logits (N, O), got {prediction.shape}: end in a Dense layer")
-        return backend.softmax_cross_entropy(prediction, target)
+        self._outputs(prediction, "logits")
+        if self.class_weights is not None and len(self.class_weights) != prediction.shape[1]:
+            raise ConfigError(
+                f"SoftmaxNLL class_weights are {len(self.class_weights)}, and the network has {prediction.shape[1]} "
+                "outputs: give one weight for each class"
+            )
+        return backend.softmax_cross_entropy(prediction, target, self.label_smoothing, self.class_weights)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
         """(N, O) logits -> probabilities."""
         return backend.softmax(prediction)
+
+
+class OneHotLoss(Loss):
+    """A loss of each output by itself, against 1 for the class of the example and 0 for the others; their mean.
+
+    Attributes:
+        kind, parameter: see `Backend.target_loss`.
+    """
+
+    kind: str
+    parameter = 0.0
+
+    def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """prediction: (N, O), target: (N,) class numbers -> (N,), (N, O)."""
+        self._outputs(prediction)
+        return backend.target_loss(self.kind, prediction, target, self.parameter)
+
+    def scores(self, backend: Backend, prediction: Array) -> Array:
+        """The outputs as they are: the class of the largest is what is predicted."""
+        return prediction
+
+
+class MeanSquaredError(OneHotLoss):
+    """The mean over the outputs of (z - t)²."""
+
+    recordable = True
+    kind = "squared"
+
+
+class BinaryCrossEntropy(OneHotLoss):
+    """Each output as a yes or no of its own: -t · log s - (1 - t) · log(1 - s) with s = sigmoid(z), in one.
+
+    The network ends in logits z (activation identity).
+    """
+
+    recordable = True
+    kind, applies = "logistic", "sigmoid"
+
+    def scores(self, backend: Backend, prediction: Array) -> Array:
+        """(N, O) logits -> each one's probability."""
+        xp, wide = backend.xp, prediction.astype(backend.policy.accumulate)
+        small = xp.exp(-abs(wide))  # overflows nowhere
+        prediction[...] = xp.where(wide >= 0, 1 / (1 + small), small / (1 + small))
+        return prediction
+
+
+class Hinge(OneHotLoss):
+    """The mean over the outputs of max(0, 1 - y · z), y being 1 for the class of the example and -1 for the others."""
+
+    recordable = True
+    kind = "hinge"
+
+
+class Huber(OneHotLoss):
+    """The mean over the outputs of d²/2 where |d| <= delta, else delta · (|d| - delta/2), with d = z - t (Huber 1964).
+
+    Args:
+        delta: from where on the loss is a straight line.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    recordable = True
+    kind = "huber"
+
+    def __init__(self, delta: float = 1.0) -> None:
+        self.delta = self.parameter = number("Huber delta", delta, above=0)

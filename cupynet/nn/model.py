@@ -241,13 +241,17 @@ def build(network: Layer, input: InputType, params: Params, backend: Backend, *,
     return network.build(input, params.scope(needs_dx=needs_dx), backend)
 
 
+ENDINGS = ("softmax", "log_softmax", "sigmoid")  # what a loss that applies one of them must not be given
+
+
 def check_loss(network: Layer, loss: Loss) -> None:
-    """Refuse a built network that ends in softmax under a loss that applies softmax itself."""
+    """Refuse a built network that ends in softmax or sigmoid under a loss that applies one of them itself."""
     last = network.ending()
-    if isinstance(loss, SoftmaxNLL) and last.output_activation == "softmax":
-        name = last.path.rpartition(".")[2] or "network"
+    if loss.applies is not None and last.output_activation in ENDINGS:
+        name, kind = last.path.rpartition(".")[2] or "network", type(loss).__name__
         raise ConfigError(
-            f"layer '{name}' has activation softmax, but SoftmaxNLL applies softmax itself: use activation identity"
+            f"layer '{name}' has activation {last.output_activation}, but {kind} applies {loss.applies} itself: use "
+            "activation identity"
         )
 
 

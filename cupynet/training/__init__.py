@@ -13,6 +13,7 @@ from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
+from cupynet.training.weight_average import WeightAverage
 from cupynet.training.wrapper import ParallelWrapper
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "StopReason",
     "Trainer",
     "TrainerView",
+    "WeightAverage",
     "advise",
     "unlearned",
 ]

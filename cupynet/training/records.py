@@ -165,6 +165,10 @@ class TrainerView(Protocol):
         """The way to the other workers, for a callback that runs on every rank: each must make the same calls."""
 
     @property
+    def replicas(self) -> Communicator:
+        """The way to the workers that train the same layers as this one: all of them, but in a pipeline."""
+
+    @property
     def model(self) -> Model:
         """This worker's replica of the network; in a pipeline its stage's layers."""
 

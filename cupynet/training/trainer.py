@@ -156,6 +156,11 @@ class Trainer:
         return self.groups.world
 
     @property
+    def replicas(self) -> Communicator:
+        """The way to the workers that train the same layers."""
+        return self.groups.replicas
+
+    @property
     def model(self) -> Model:
         """This worker's replica of the network; in a pipeline its stage's layers."""
         return self.replica.model

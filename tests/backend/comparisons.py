@@ -16,6 +16,7 @@ import numpy as np
 
 from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, MaxPool, Move, Window
 from cupynet.backend.pointwise import NAMES, OF_INPUT
+from cupynet.backend.targets import TARGET_LOSSES
 
 Array: TypeAlias = Any
 Results: TypeAlias = dict[str, Array]
@@ -324,7 +325,8 @@ def pointwise_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 
 def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results:
     logits, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
-    losses, gradient = backend.softmax_cross_entropy(logits, labels)
+    weights = tuple(0.5 * i for i in range(shape.outputs)) if shape.flag else None
+    losses, gradient = backend.softmax_cross_entropy(logits, labels, 0.25 if shape.need_dx else 0.0, weights)
     return {"losses": losses, "scaled gradient": gradient}
 
 
@@ -401,6 +403,15 @@ def dropout(backend: Backend, call: Call, shape: Shape) -> Results:
     backend.give_back(drawn)
     assert backend.dropout(x, samples, given, key, 0.25, x) is x
     return {"halved": halved, "kept": kept, "in place": (x != 0).astype(np.int64)}
+
+
+def target_loss(backend: Backend, call: Call, shape: Shape) -> Results:
+    found: Results = {}
+    for kind in TARGET_LOSSES:
+        prediction, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
+        losses, gradient = backend.target_loss(kind, prediction, labels, 0.75)
+        found |= {f"{kind} losses": losses.copy(), f"scaled gradient, {kind}": gradient}
+    return found
 
 
 def convert(backend: Backend, call: Call, shape: Shape) -> Results:
@@ -537,6 +548,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         normalize_rows,
         normalize_rows_backward,
         dropout,
+        target_loss,
         mean_in_place,
         weighted_sum,
         squared_norm,
@@ -555,6 +567,7 @@ EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward", "dropo
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
 # in tests/data/test_feeding.py.
 ELSEWHERE = {
+    "constants",
     "layers",
     "feed",
     "mark",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,18 @@ import pytest
 
 from cupynet.backend import Backend, create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn import SoftmaxNLL
+from cupynet.nn import (
+    BinaryCrossEntropy,
+    Dense,
+    Flat,
+    Hinge,
+    Huber,
+    Loss,
+    MeanSquaredError,
+    Model,
+    Sequential,
+    SoftmaxNLL,
+)
 from tests.backends import every_backend, every_dtype
 from tests.gradients import check_derivative
 
@@ -80,3 +92,110 @@ def test_scores_are_probabilities(name: str) -> None:
 def test_what_is_no_row_of_logits_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"SoftmaxNLL needs logits \(N, O\), got \(2, 3, 3, 1\): end in a Dense"):
         SoftmaxNLL()(create_backend("numpy"), np.zeros((2, 3, 3, 1), np.float32), np.zeros(2, np.int64))
+
+
+# all losses ----------------------------------------------------------------------------------------------------------
+
+GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "loss.npz")
+WEIGHTS = [0.5, 1.0, 2.0, 0.0, 1.5]
+LOSSES: dict[str, Loss] = {
+    "softmax": SoftmaxNLL(),
+    "smoothed": SoftmaxNLL(0.1),
+    "weighted": SoftmaxNLL(class_weights=WEIGHTS),
+    "both": SoftmaxNLL(0.2, WEIGHTS),
+    "squared": MeanSquaredError(),
+    "logistic": BinaryCrossEntropy(),
+    "hinge": Hinge(),
+    "huber": Huber(),
+    "huber, narrow": Huber(0.25),
+}
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("kind", LOSSES)
+def test_losses_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
+    backend = create_backend(name, dtype)
+    outputs = backend.asarray(GOLDEN["outputs"].astype(backend.policy.storage))
+    losses, gradient = LOSSES[kind](backend, outputs, backend.asarray(GOLDEN["labels"]))
+    found = np.array(backend.to_host(losses), np.float64)
+    tolerance = {"double": 1e-12, "float": 1e-5, "half": 4e-3, "bfloat16": 4e-2}[dtype]
+    np.testing.assert_allclose(found, GOLDEN[f"{kind}/losses"], rtol=tolerance, atol=tolerance)
+    slopes = np.array(backend.to_host(gradient), np.float64) / backend.loss_scale
+    largest = abs(GOLDEN[f"{kind}/gradient"]).max()
+    np.testing.assert_allclose(slopes, GOLDEN[f"{kind}/gradient"], rtol=tolerance, atol=tolerance * largest)
+    assert (losses.dtype, gradient.dtype) == (backend.policy.accumulate, backend.policy.storage)
+    backend.give_back(gradient)
+    assert backend.workspace.on_loan == 0
+
+
+def test_every_golden_loss_is_looked_at() -> None:
+    assert {each.partition("/")[0] for each in GOLDEN if "/" in each} == LOSSES.keys()
+
+
+@every_backend
+@pytest.mark.parametrize("kind", LOSSES)
+def test_every_gradient_is_that_of_the_mean_loss(name: str, kind: str) -> None:
+    backend, rng = create_backend(name, "double"), np.random.default_rng(3)
+    outputs, labels = backend.asarray(rng.normal(0, 2, (6, 5))), backend.asarray(rng.integers(0, 5, 6))
+
+    def value() -> float:
+        losses, gradient = LOSSES[kind](backend, outputs, labels)
+        backend.give_back(gradient)
+        return float(losses.mean())
+
+    _, gradient = LOSSES[kind](backend, outputs, labels)
+    check_derivative(value, backend, outputs, gradient.copy(), "outputs")
+    backend.give_back(gradient)
+
+
+@every_backend
+def test_scores_grow_with_what_is_predicted(name: str) -> None:
+    backend = create_backend(name, "float")
+    raw = np.array([[0, np.log(3)], [-1000, 1000]], np.float32)
+    for loss in (MeanSquaredError(), Hinge(), Huber()):
+        np.testing.assert_array_equal(backend.to_host(loss.scores(backend, backend.asarray(raw.copy()))), raw)
+    scores = backend.to_host(BinaryCrossEntropy().scores(backend, backend.asarray(raw.copy())))
+    np.testing.assert_allclose(scores, [[0.5, 0.75], [0.0, 1.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_what_applies_an_activation_itself_is_not_given_it(loss: Loss) -> None:
+    network = Sequential({"output": Dense(3, activation="softmax")})
+    if loss.applies is None:
+        Model(network, Flat(4), create_backend("numpy"), loss=loss)
+        return
+    line = f"layer 'output' has activation softmax, but {type(loss).__name__} applies {loss.applies} itself: use"
+    with pytest.raises(ConfigError, match=line):
+        Model(network, Flat(4), create_backend("numpy"), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: SoftmaxNLL(1.0), "SoftmaxNLL label_smoothing=1.0: must be a number of at least 0 and below 1"),
+        (
+            lambda: SoftmaxNLL(class_weights=[]),
+            r"SoftmaxNLL class_weights=\[\]: must be a list of numbers, one for each",
+        ),
+        (lambda: SoftmaxNLL(class_weights=2.0), "SoftmaxNLL class_weights=2.0: must be a list"),  # type: ignore[arg-type]
+        (lambda: SoftmaxNLL(class_weights=[1, -1]), "SoftmaxNLL class_weights=-1: must be a number of at least 0"),
+        (lambda: Huber(0), "Huber delta=0: must be a number above 0"),
+    ],
+)
+def test_arguments_are_checked(make: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        make()
+
+
+@every_backend
+def test_classes_and_weights_are_as_many(name: str) -> None:
+    backend = create_backend(name)
+    outputs, labels = backend.asarray(np.zeros((2, 3), np.float32)), backend.asarray(np.zeros(2, np.int64))
+    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights are 2, and the network has 3 outputs: give one"):
+        SoftmaxNLL(class_weights=[1, 2])(backend, outputs, labels)
+    for loss in (MeanSquaredError(), Hinge()):
+        with pytest.raises(
+            ConfigError, match=rf"{type(loss).__name__} needs outputs \(N, O\), got \(2, 3, 1\): end in"
+        ):
+            loss(backend, outputs.reshape(2, 3, 1), labels)

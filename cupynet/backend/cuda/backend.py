@@ -469,21 +469,39 @@ class CupyBackend(Backend):
         self._flat(f"pointwise_backward_{self._kind}", dy.size, dy, kept, NAMES.index(name), slope)
         return dy
 
-    def softmax_cross_entropy(self, logits: Array, labels: Array) -> tuple[Array, Array]:
+    def softmax_cross_entropy(
+        self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
+    ) -> tuple[Array, Array]:
         """See `Backend.softmax_cross_entropy`. A label that is no class makes its loss NaN: nobody waits to look."""
         if not self._stores(logits) or max(logits.shape) >= MOST_VALUES:
             self._not_steered("softmax_cross_entropy")
-            return super().softmax_cross_entropy(logits, labels)
-        n, classes = logits.shape
-        checks.shape_of("softmax_cross_entropy", "labels", labels, (n,))
+            return super().softmax_cross_entropy(logits, labels, smoothing, weights)
+        own = None if weights is None else self.constants(weights)
+        if own is not None:
+            checks.shape_of("softmax_cross_entropy", "weights", own, logits.shape[1:])
+        return self._loss("softmax_cross_entropy", logits, labels, (own,), smoothing, len(logits))
+
+    def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
+        """See `Backend.target_loss`. A label that is no class makes its loss NaN: nobody waits to look."""
+        if not self._stores(prediction) or max(prediction.shape) >= MOST_VALUES:
+            self._not_steered("target_loss")
+            return super().target_loss(kind, prediction, labels, parameter)
+        return self._loss(f"{kind}_loss", prediction, labels, (), parameter, prediction.size)
+
+    def _loss(
+        self, name: str, prediction: Array, labels: Array, more: tuple[Any, ...], parameter: float, count: int
+    ) -> tuple[Array, Array]:
+        """The losses (N,) and the gradient (N, O) of a kernel; `count`: what a mean is taken over."""
+        n, outputs = prediction.shape
+        checks.shape_of(name, "labels", labels, (n,))
         labels = self.asarray(labels, np.int64)
         if n not in self._losses:  # none is given up: a recorded step writes there
             self._losses[n] = self.allocate((n,), self.policy.accumulate)
         losses = self._losses[n]
-        gradient = self.borrow(logits.shape)
-        scale = (self.loss_scale if self.controls is None else 1) / max(n, 1)
-        arguments = logits, labels, losses, gradient, scale, self.controls, n, classes
-        self.kernels.rows(f"softmax_cross_entropy_{self._kind}", n, classes, *arguments)
+        gradient = self.borrow(prediction.shape)
+        scale = (self.loss_scale if self.controls is None else 1) / max(count, 1)
+        arguments = prediction, labels, *more, losses, gradient, parameter, scale, self.controls, n, outputs
+        self.kernels.rows(f"{name}_{self._kind}", n, outputs, *arguments)
         return losses, gradient
 
     # normalisation --------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import numpy as np
 
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.rules import RULES
+from cupynet.backend.targets import TARGET_LOSSES
 from cupynet.checks import block_size, grid_size
 from cupynet.errors import ConfigError
 
@@ -68,7 +69,8 @@ TAKES = {
     "reductions": {
         "softmax": "out:S int64 int32",
         "softmax_backward": "out:S in:S int64 int32",
-        "softmax_cross_entropy": "in:S in:int64 out:A out:S A in:float64? int32 int32",
+        "softmax_cross_entropy": "in:S in:int64 in:A? out:A out:S A A in:float64? int32 int32",
+        **{f"{kind}_loss": "in:S in:int64 out:A out:S A A in:float64? int32 int32" for kind in TARGET_LOSSES},
         "column_sums": "in:S out:A int64 int32 int64 int32 int32",
         "sum_vector": "in:A out:A int64 int32",
         "moment_parts": "in:S out:A int64 int32 int64 int32",

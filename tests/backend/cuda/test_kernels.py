@@ -19,6 +19,7 @@ from cupynet.backend import RULES, Control, Move, Rule, Window, create_backend, 
 from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.recording import GIVEN
+from cupynet.backend.targets import TARGET_LOSSES
 from cupynet.errors import ConfigError
 from cupynet.parallel.communicator import SerialCommunicator
 from cupynet.training import scaling
@@ -434,10 +435,16 @@ def test_softmax_and_its_loss(kind: str, grid: Any, block: Any, rows: int, colum
     p = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
     losses, gradient = array(np.ones(rows), wide), array(np.ones((rows, columns)), stored)
     factor, controls = (wide.type(8 / rows), NULL) if rows == 3 else (wide.type(2 / rows), controls_of(SCALE=4))
-    arguments = logits, labels, losses, gradient, factor, controls, np.int32(rows), np.int32(columns)
-    kernel("reductions", f"softmax_cross_entropy_{kind}")(grid, block, arguments)
-    close(losses, -np.log(p[np.arange(rows), labels]), "double" if kind == "double" else "float", 10)
-    close(gradient, (p - np.eye(columns)[labels]) * 8 / rows, kind, 10)
+    targets, sizes = np.eye(columns)[labels], (factor, controls, np.int32(rows), np.int32(columns))
+    for smoothing in (0.0, 0.25):
+        for weights in (NULL, array(rng.uniform(0, 2, columns), wide)):
+            arguments = logits, labels, weights, losses, gradient, wide.type(smoothing), *sizes
+            kernel("reductions", f"softmax_cross_entropy_{kind}")(grid, block, arguments)
+            own = np.ones(columns) if weights is NULL else weights.astype(np.float64)
+            target = (1 - smoothing) * targets * own[labels][:, None] + smoothing / columns * own
+            close(losses, -(target * np.log(p)).sum(axis=1), "double" if kind == "double" else "float", 10)
+            expected = (target.sum(axis=1, keepdims=True) * p - target) * 8 / rows
+            close(gradient, expected, kind, 20)
     size = np.int64(rows), np.int32(columns)
     kernel("reductions", f"softmax_{kind}")(grid, block, (logits, *size))
     close(logits, p, kind, 10)
@@ -448,16 +455,44 @@ def test_softmax_and_its_loss(kind: str, grid: Any, block: Any, rows: int, colum
 
 
 @every_kind
+@pytest.mark.parametrize(("grid", "block"), [((1,), (1, 1)), ((2,), (4, 8)), ((3,), (32, 1))])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 3), (9, 40)])
+@pytest.mark.parametrize("loss", TARGET_LOSSES)
+def test_losses_of_each_output(kind: str, grid: Any, block: Any, rows: int, columns: int, loss: str) -> None:
+    """Far from their kinks, and where exponentials overflow."""
+    (stored, wide), rng = types(kind), np.random.default_rng(7)
+    prediction = array(rng.integers(-9, 10, (rows, columns)) + 0.3, stored)
+    prediction[0, 0] = 1000 if columns > 1 else -1000
+    labels = array(rng.integers(0, columns, rows), np.int64)
+    values, slopes = TARGET_LOSSES[loss](np, prediction.astype(np.float64), np.eye(columns)[labels], 0.75)
+    losses, gradient = array(np.ones(rows), wide), array(np.ones((rows, columns)), stored)
+    factor, controls = (wide.type(8), NULL) if rows > 1 else (wide.type(2), controls_of(SCALE=4))
+    sizes = factor, controls, np.int32(rows), np.int32(columns)
+    arguments = prediction, labels, losses, gradient, wide.type(0.75), *sizes
+    kernel("reductions", f"{loss}_loss_{kind}")(grid, block, arguments)
+    close(losses, values.mean(axis=1), "double" if kind == "double" else "float", 10)
+    close(gradient, slopes * 8, kind, 10)
+
+
+@every_kind
 def test_a_row_with_nan_and_a_label_that_is_no_class_are_nan_and_others_are_not(kind: str) -> None:
     stored, wide = types(kind)
     logits = array([[0, np.nan, 1], [0, 1, 2], [0, 1, 2], [3, 2, 1]], stored)
     logits[3, 1] = -np.inf
     labels = array([0, 3, -1, 0], np.int64)
     losses, gradient = array(np.ones(4), wide), array(np.ones((4, 3)), stored)
-    arguments = logits, labels, losses, gradient, wide.type(1), NULL, np.int32(4), np.int32(3)
-    kernel("reductions", f"softmax_cross_entropy_{kind}")((1,), (4, 2), arguments)
-    assert np.isnan(losses).tolist() == [True, True, True, False]
-    assert np.isnan(gradient.astype(np.float64)).all(axis=1).tolist() == [True, True, True, False]
+    sizes = wide.type(1), NULL, np.int32(4), np.int32(3)
+    for weights in (NULL, array(np.ones(3), wide)):
+        arguments = logits, labels, weights, losses, gradient, wide.type(0), *sizes
+        kernel("reductions", f"softmax_cross_entropy_{kind}")((1,), (4, 2), arguments)
+        assert np.isnan(losses).tolist() == [True, True, True, False]
+        assert np.isnan(gradient.astype(np.float64)).all(axis=1).tolist() == [True, True, True, False]
+    outputs = array(np.where(np.isinf(logits.astype(np.float64)), 0, logits.astype(np.float64)), stored)
+    for loss in TARGET_LOSSES:
+        arguments = outputs, labels, losses, gradient, wide.type(1), *sizes
+        kernel("reductions", f"{loss}_loss_{kind}")((1,), (4, 2), arguments)
+        assert np.isnan(losses).tolist() == [True, True, True, False]
+        assert np.isnan(gradient.astype(np.float64)).all(axis=1).tolist()[1:3] == [True, True]
     kernel("reductions", f"softmax_{kind}")((1,), (4, 2), (logits, np.int64(4), np.int32(3)))
     assert np.isnan(logits.astype(np.float64)).all(axis=1).tolist() == [True, False, False, False]
 

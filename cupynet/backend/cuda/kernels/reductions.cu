@@ -107,27 +107,108 @@ __device__ void softmax_backward(S* dy, const S* y, long long rows, int columns)
   }
 }
 
-// losses (rows,) = -log softmax(logits)[label]; gradient = (softmax(logits) - onehot) · scale, and times the loss scale in
-// `controls` if there are any. NaN where a label is no column.
+// losses (rows,) = -sum t · log softmax(logits), gradient = (sum t · softmax(logits) - t) · scale, where the target t is
+// (1 - smoothing) · weights[label] at the label, and smoothing / columns · weights[c] at each c; without `weights` they are
+// 1. Scale is `factor`, and times the loss scale in `controls` if there are any. NaN where a label is no column.
 template <class S>
 __device__ void softmax_cross_entropy(
-    const S* logits, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> factor, const double* controls,
-    int rows, int columns) {
-  const Wide<S> scale = steered(factor, controls, SCALE);
+    const S* logits, const long long* labels, const Wide<S>* weights, Wide<S>* losses, S* gradient, Wide<S> smoothing,
+    Wide<S> factor, const double* controls, int rows, int columns) {
+  using A = Wide<S>;
+  const A scale = steered(factor, controls, SCALE), even = smoothing / columns;
   EACH_ROW(row, rows) {
     const S* line = row < rows ? logits + row * columns : nullptr;
-    const Wide<S> largest = largest_of(line, columns), sum = sum_of_exponentials(line, columns, largest);
+    const A largest = largest_of(line, columns), sum = sum_of_exponentials(line, columns, largest);
+    A all = 0, some = 0;
+    if (smoothing > 0) {
+      if (line)
+        for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+          const A weight = weights ? weights[c] : A(1);
+          all += weight;
+          some += weight * (wide(line[c]) - largest);
+        }
+      all = across(all, Add());
+      some = across(some, Add());
+    }
     if (!line) continue;  // there is no barrier behind this
     const long long label = labels[row];
     const bool known = label >= 0 && label < columns;
-    const Wide<S> nothing = known ? Wide<S>(0) : static_cast<Wide<S>>(nanf(""));
+    const A nothing = known ? A(0) : static_cast<A>(nanf(""));
+    const A own = (1 - smoothing) * (weights && known ? weights[label] : A(1)), total = own + even * all;
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-      const Wide<S> probability = exponential(wide(line[c]) - largest) / sum;
-      store(gradient[row * columns + c], (probability - (c == label ? 1 : 0) + nothing) * scale);
+      const A probability = exponential(wide(line[c]) - largest) / sum;
+      A target = c == label ? own : A(0);
+      if (smoothing > 0) target += even * (weights ? weights[c] : A(1));
+      store(gradient[row * columns + c], (total * probability - target + nothing) * scale);
     }
     if (threadIdx.x == 0) {
-      losses[row] = known ? logarithm(sum) - (wide(line[label]) - largest) : nothing;
+      const A spread = smoothing > 0 ? even * (all * logarithm(sum) - some) : A(0);
+      losses[row] = known ? own * (logarithm(sum) - (wide(line[label]) - largest)) + spread : nothing;
     }
+  }
+}
+
+// losses of one output z against a target of 0 or 1: its value, and its slope; as in `targets.py` ---------------------------
+
+__device__ __forceinline__ float magnitude(float x) { return fabsf(x); }
+__device__ __forceinline__ double magnitude(double x) { return fabs(x); }
+__device__ __forceinline__ float logarithm_of_one_more(float x) { return log1pf(x); }
+__device__ __forceinline__ double logarithm_of_one_more(double x) { return log1p(x); }
+
+struct squared {
+  template <class A>
+  static __device__ __forceinline__ A of(A z, A t, A, A& slope) {
+    const A off = z - t;
+    slope = 2 * off;
+    return off * off;
+  }
+};
+struct logistic {
+  template <class A>
+  static __device__ __forceinline__ A of(A z, A t, A, A& slope) {
+    const A e = exponential(-magnitude(z));
+    slope = (z >= 0 ? 1 / (1 + e) : e / (1 + e)) - t;
+    return (z > 0 ? z : z <= 0 ? A(0) : z) - z * t + logarithm_of_one_more(e);
+  }
+};
+struct hinge {
+  template <class A>
+  static __device__ __forceinline__ A of(A z, A t, A, A& slope) {
+    const A sign = 2 * t - 1, margin = 1 - sign * z;
+    slope = margin > 0 ? -sign : A(0);
+    return margin <= 0 ? A(0) : margin;
+  }
+};
+struct huber {
+  template <class A>
+  static __device__ __forceinline__ A of(A z, A t, A delta, A& slope) {
+    const A off = z - t, size = magnitude(off);
+    slope = off > delta ? delta : off < -delta ? -delta : off;
+    return size <= delta ? off * off / 2 : delta * (size - delta / 2);
+  }
+};
+
+// losses (rows,) = the mean over the columns of such a loss, the target being 1 at the label and 0 elsewhere; gradient =
+// slope · scale, which is as above. NaN where a label is no column.
+template <class Kind, class S>
+__device__ void target_loss(
+    const S* prediction, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> parameter, Wide<S> factor,
+    const double* controls, int rows, int columns) {
+  using A = Wide<S>;
+  const A scale = steered(factor, controls, SCALE);
+  EACH_ROW(row, rows) {
+    A sum = 0;
+    const bool here = row < rows;
+    const long long label = here ? labels[row] : 0;
+    const A nothing = label >= 0 && label < columns ? A(0) : static_cast<A>(nanf(""));
+    if (here)
+      for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        A slope;
+        sum += Kind::template of<A>(wide(prediction[row * columns + c]), c == label ? A(1) : A(0), parameter, slope);
+        store(gradient[row * columns + c], (slope + nothing) * scale);
+      }
+    sum = across(sum, Add());
+    if (here && threadIdx.x == 0) losses[row] = sum / columns + nothing;
   }
 }
 
@@ -329,6 +410,13 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
+#define TARGET_LOSS(loss, kind, S)                                                                                    \
+  KERNEL loss##_loss_##kind(                                                                                          \
+      const S* prediction, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> parameter, Wide<S> factor,  \
+      const double* controls, int rows, int columns) {                                                                \
+    target_loss<loss, S>(prediction, labels, losses, gradient, parameter, factor, controls, rows, columns);           \
+  }
+
 #define INSTANCES(kind, S)                                                                                            \
   KERNEL softmax_##kind(S* x, long long rows, int columns) {                                                          \
     softmax<S>(x, rows, columns);                                                                                     \
@@ -338,9 +426,10 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
     softmax_backward<S>(dy, y, rows, columns);                                                                        \
   }                                                                                                                   \
   KERNEL softmax_cross_entropy_##kind(                                                                                \
-      const S* logits, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> factor,                         \
-      const double* controls, int rows, int columns) {                                                                \
-    softmax_cross_entropy<S>(logits, labels, losses, gradient, factor, controls, rows, columns);                      \
+      const S* logits, const long long* labels, const Wide<S>* weights, Wide<S>* losses, S* gradient,                 \
+      Wide<S> smoothing, Wide<S> factor, const double* controls, int rows, int columns) {                             \
+    softmax_cross_entropy<S>(                                                                                         \
+        logits, labels, weights, losses, gradient, smoothing, factor, controls, rows, columns);                       \
   }                                                                                                                   \
   KERNEL moment_parts_##kind(                                                                                         \
       const S* x, Wide<S>* parts, long long rows, int columns, long long length, int chunks) {                        \
@@ -365,6 +454,10 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
       S* dy, const S* x, const Wide<S>* moments, const S* scale, long long rows, int columns) {                       \
     normalize_rows_backward<S>(dy, x, moments, scale, rows, columns);                                                 \
   }                                                                                                                   \
+  TARGET_LOSS(squared, kind, S)                                                                                       \
+  TARGET_LOSS(logistic, kind, S)                                                                                      \
+  TARGET_LOSS(hinge, kind, S)                                                                                         \
+  TARGET_LOSS(huber, kind, S)                                                                                         \
   KERNEL column_sums_##kind(                                                                                          \
       const S* values, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {           \
     column_sums<S>(values, sums, rows, columns, length, chunks, add);                                                 \

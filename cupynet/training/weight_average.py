@@ -1,0 +1,129 @@
+"""The mean of the weights along their way, as the result of training: Polyak averaging, exponential means, SWA."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.checks import flag, integer, number, one_of
+from cupynet.runs import Run
+from cupynet.training.callbacks import Callback
+from cupynet.training.records import EpochRecord, StopReason, TrainerView
+
+log = logging.getLogger(__name__)
+
+
+class WeightAverage(Callback):
+    """Follows the weights of each replica, and at the end of a fit gives all of them the mean of what was found.
+
+    Nothing of the training itself changes: epochs are evaluated with the weights that are trained, and the result once
+    more with the mean, which is what is saved. With several workers each follows its own replica, and the result is
+    the mean of all. A further fit begins with it, and follows anew. The optimizer's state stays that of the last
+    weights. Where EarlyStopping is to give back the best weights too, whichever of the two stands last has the last
+    word.
+
+    Args:
+        decay: the fraction of the mean that is kept whenever weights are added to it, 0.999 say (an exponential mean;
+            Polyak & Juditsky 1992); None: all that was added counts alike (stochastic weight averaging, Izmailov et al.
+            2018).
+        by: what is counted, `iteration` or `epoch`.
+        every: weights are added after each of so many.
+        after: nothing is added before so many of the fit are complete.
+        when_stopped: the mean is the result also where a signal or somebody else stopped the fit. Not by default: what
+            was broken off can be continued only with the weights that it had.
+
+    Attributes:
+        added: how often weights were added in this fit.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    every_rank = True
+
+    def __init__(
+        self,
+        decay: float | None = 0.999,
+        by: str = "iteration",
+        every: int = 1,
+        after: int = 0,
+        when_stopped: bool = False,
+    ) -> None:
+        none = ", or null for a mean in which all count alike"
+        self.decay = None if decay is None else number("WeightAverage decay", decay, above=0, below=1, also=none)
+        self.by = one_of("WeightAverage by", by, ("iteration", "epoch"))
+        self.every = integer("WeightAverage every", every, 1)
+        self.after = integer("WeightAverage after", after, 0)
+        self.when_stopped = flag("WeightAverage when_stopped", when_stopped)
+        self.added = 0
+        self._passed = 0  # iterations or epochs of this fit
+        self._mean: Array = None
+        self._continues = False  # whether the next fit goes on from a restored state
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        self._params, self._backend = trainer.params, trainer.backend
+        master = trainer.params.master
+        self._mean = trainer.backend.allocate(master.shape, master.dtype)
+        with trainer.backend.here():
+            self._mean[...] = 0  # what lies between weights stays zero
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        if not self._continues:
+            self.added = self._passed = 0
+        self._continues = False
+
+    def on_iteration_end(self, trainer: TrainerView) -> None:
+        if self.by == "iteration":
+            self._pass()
+
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        if self.by == "epoch":
+            self._pass()
+
+    def _pass(self) -> None:
+        """An iteration or epoch is complete."""
+        self._passed += 1
+        if self._passed > self.after and (self._passed - self.after) % self.every == 0:
+            self._add()
+
+    def _add(self) -> None:
+        master = self._params.master
+        if self.added == 0:
+            with self._backend.here():
+                self._mean[...] = master
+        else:
+            kept = self.added / (self.added + 1) if self.decay is None else self.decay
+            self._backend.weighted_sum(self._mean, [self._mean, master], [kept, 1 - kept])
+        self.added += 1
+
+    def after_finish(self, trainer: TrainerView) -> None:
+        stopped = trainer.stopped is not None and trainer.stopped.reason in (StopReason.SIGNAL, StopReason.REQUEST)
+        if not self.added or (stopped and not self.when_stopped):
+            return
+        trainer.replicas.allreduce_mean([self._mean], 1.0)
+        with self._backend.here():
+            self._params.master[...] = self._mean
+        self._params.publish()
+        if trainer.rank == 0:
+            log.info("the weights are the mean of those after %d %ss", self.added, self.by)
+
+    # resuming -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        views = self._params.views(self._mean) if self.added else ()
+        mean = {name: np.array(self._backend.to_host(view)) for name, view in views}
+        return {"added": self.added, "passed": self._passed, "mean": mean}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rewind(state)
+        self._continues = True
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        self.added, self._passed = int(state["added"]), int(state["passed"])
+        if self.added:
+            with self._backend.here():
+                for name, view in self._params.views(self._mean):
+                    view[...] = self._backend.asarray(state["mean"][name], view.dtype)
