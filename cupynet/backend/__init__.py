@@ -4,6 +4,7 @@ from cupynet.backend.base import Backend
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
 from cupynet.backend.feed import Device, Feed, Shared, check_on_device
 from cupynet.backend.pairs import Convolution, MaxPool, Pair
+from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Control, Recorder, Scaling
 from cupynet.backend.select import create_backend, device_count, select_backend
@@ -14,6 +15,7 @@ from cupynet.checks import BACKENDS, DTYPES
 __all__ = [
     "BACKENDS",
     "DTYPES",
+    "FRACTIONS",
     "Backend",
     "Control",
     "Convolution",
@@ -23,6 +25,7 @@ __all__ = [
     "Loans",
     "MaxPool",
     "Pair",
+    "PixelScale",
     "Recorder",
     "Scaling",
     "Shared",
