@@ -74,6 +74,7 @@ class NumbaBackend(NumpyBackend):
             raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
         whole = samples.ndim == 1 and samples.dtype.kind in "iu" and samples.size and images.size
         halved = self.policy.compute != self.policy.storage
+        whole = whole and len(pixels.scale) in (1, images.shape[-1])  # NumPy says what is wrong with another number
         if halved or not whole or images.dtype != np.uint8 or not images.flags.c_contiguous:
             return super().load_images(images, samples, pixels)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
@@ -83,8 +84,9 @@ class NumbaBackend(NumpyBackend):
         if len(pixels.scale) == 1:
             self.kernels.gather_scale(rows, samples, wide(pixels.scale[0]), wide(pixels.shift[0]), target)
         else:
-            scale, shift = np.array(pixels.scale, wide), np.array(pixels.shift, wide)
-            self.kernels.gather_scale_channels(rows, samples, scale, shift, target)
+            repeats = rows.shape[1] // len(pixels.scale)  # tables of a whole image: the loop has no inner one
+            scale, shift = (np.tile(np.array(each, wide), repeats) for each in (pixels.scale, pixels.shift))
+            self.kernels.gather_scale_each(rows, samples, scale, shift, target)
         return batch
 
     def im2col(self, x: Array, window: Window) -> Array:

@@ -162,7 +162,8 @@ class CupyBackend(Backend):
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         """See `Backend.load_images`. Images on the device are gathered there, by samples that are on the host."""
-        if images.dtype != np.uint8 or images.ndim != 4 or not images.flags.c_contiguous:
+        fits = images.ndim == 4 and len(pixels.scale) in (1, images.shape[3])
+        if images.dtype != np.uint8 or not fits or not images.flags.c_contiguous:
             with self.here():
                 return super().load_images(images, samples, pixels)
         if not isinstance(images, self.xp.ndarray):

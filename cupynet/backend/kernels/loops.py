@@ -53,14 +53,13 @@ def gather_scale(images: Array, samples: Array, scale: float, shift: float, batc
 
 
 @kernel
-def gather_scale_channels(images: Array, samples: Array, scale: Array, shift: Array, batch: Array) -> None:
-    """batch[i] = images[samples[i]] * scale + shift, by channel; (S, H·W·C) uint8, (N,), (C,), (C,), (N, H·W·C)."""
+def gather_scale_each(images: Array, samples: Array, scale: Array, shift: Array, batch: Array) -> None:
+    """batch[i] = images[samples[i]] * scale + shift, each by its own; (S, F) uint8, (N,), (F,), (F,), (N, F)."""
     for i in range(samples.size):
         source = images[samples[i]]
         target = batch[i]
-        for j in range(0, target.size, scale.size):
-            for c in range(scale.size):
-                target[j + c] = source[j + c] * scale[c] + shift[c]
+        for j in range(target.size):
+            target[j] = source[j] * scale[j] + shift[j]
 
 
 @kernel
