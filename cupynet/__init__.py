@@ -12,14 +12,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes them public
     from cupynet.backend import Backend as Backend
     from cupynet.backend import create_backend as create_backend
+    from cupynet.data import CIFAR10 as CIFAR10
+    from cupynet.data import KMNIST as KMNIST
     from cupynet.data import MNIST as MNIST
+    from cupynet.data import Augmentation as Augmentation
     from cupynet.data import Batch as Batch
+    from cupynet.data import CutOut as CutOut
     from cupynet.data import Data as Data
     from cupynet.data import Dataset as Dataset
+    from cupynet.data import Draws as Draws
+    from cupynet.data import Elastic as Elastic
+    from cupynet.data import FashionMNIST as FashionMNIST
+    from cupynet.data import Folder as Folder
+    from cupynet.data import HorizontalFlip as HorizontalFlip
+    from cupynet.data import Idx as Idx
     from cupynet.data import Loader as Loader
+    from cupynet.data import Npz as Npz
     from cupynet.data import Prefetcher as Prefetcher
+    from cupynet.data import Rotate as Rotate
     from cupynet.data import ShardedLoader as ShardedLoader
     from cupynet.data import Shards as Shards
+    from cupynet.data import Shift as Shift
     from cupynet.data import Source as Source
     from cupynet.data import Synthetic as Synthetic
     from cupynet.data import write_shards as write_shards
@@ -32,6 +45,8 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.errors import OutputError as OutputError
     from cupynet.files import load_weights as load_weights
     from cupynet.files import save_weights as save_weights
+    from cupynet.importing import import_keras as import_keras
+    from cupynet.importing import import_torch as import_torch
     from cupynet.nn import Activation as Activation
     from cupynet.nn import AvgPool2D as AvgPool2D
     from cupynet.nn import BatchNorm as BatchNorm
@@ -127,8 +142,9 @@ _ROOMS = {
     "optim": ("Optimizer", "SGD", "Momentum", "Nesterov", "Adam", "AdamW", "Nadam", "AMSGrad", "AdaMax", "AdaGrad",
               "RMSProp", "AdaDelta", "LAMB", "Schedule", "Constant", "OneCycle", "Scaled", "Step", "Map", "Exponential",
               "Inverse", "Polynomial", "Sigmoid", "Cosine", "ReduceOnPlateau", "Warmup"),
-    "data": ("Source", "MNIST", "Synthetic", "Data", "Dataset", "Loader", "Batch", "Prefetcher", "Shards",
-             "ShardedLoader", "write_shards"),
+    "data": ("Source", "MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "Synthetic", "Idx", "Npz", "Folder", "Data",
+             "Dataset", "Loader", "Batch", "Prefetcher", "Shards", "ShardedLoader", "write_shards",
+             "Augmentation", "Draws", "Shift", "Rotate", "Elastic", "CutOut", "HorizontalFlip"),
     "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",
                  "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",
                  "TargetSparsity", "Pipeline"),
@@ -137,6 +153,7 @@ _ROOMS = {
                  "EpochRecord", "WeightAverage"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
+    "importing": ("import_torch", "import_keras"),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",
                "Interrupted"),
 }

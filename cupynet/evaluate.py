@@ -48,8 +48,11 @@ def evaluate(folder: Path, overrides: list[str]) -> None:
 
     run = Run(folder)
     summary = run.summary()
-    settings = config.load(folder, [f"workers={summary.workers}", *overrides])
-    experiment = Experiment(without_training(settings))
+    settings = without_training(config.load(folder, [f"workers={summary.workers}", *overrides]))
+    changed = [override.lstrip("+~").partition("=")[0].split(".") for override in overrides]
+    if not any(keys == ["data"] or keys[0] == "data" and keys[1] in ("_target_", "normalize") for keys in changed):
+        settings = normalized_as(settings, summary)
+    experiment = Experiment(settings)
     weights, data = run.weights(), experiment.load()
     if not any(override.startswith(("data=", "data.")) for override in overrides):
         check_same_data(data.name, summary)
@@ -69,7 +72,15 @@ def without_training(settings: Settings) -> Settings:
     averaging = replace(
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}
     )
-    return replace(settings, callbacks={}, optimizer=idle, parallel=averaging)
+    data = {name: [] if name == "augment" else value for name, value in settings.data.items()}
+    return replace(settings, callbacks={}, optimizer=idle, parallel=averaging, data=data)
+
+
+def normalized_as(settings: Settings, summary: Summary) -> Settings:
+    """The settings with the run's own mean and deviation, whatever these training images would give now."""
+    if summary.normalize is None or settings.data.get("storage") == "sharded":  # shards have their own
+        return settings
+    return replace(settings, data={**settings.data, "normalize": summary.normalize})
 
 
 def check_same_data(name: str, summary: Summary) -> None:

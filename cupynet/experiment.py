@@ -276,7 +276,7 @@ class Experiment:
 
     def train_loader(self, data: Data) -> Batches:
         """Shuffled batches of the training set."""
-        return as_loader(data.train, self.settings.batch_size, seed=self.source.seed)
+        return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
 
     def evaluation_loader(self, dataset: Dataset) -> Loader:
         """Batches in the data set's order."""

@@ -75,15 +75,26 @@ def load_weights(path: PathLike) -> dict[str, Any]:
     Raises:
         DataError: the file is missing, not safetensors, without a digest, or differs from its digest.
     """
-    try:
-        with safe_open(os.fspath(path), framework="numpy") as file:
-            expected = (file.metadata() or {}).get("sha256")
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:  # a dtype that NumPy has not
-        raise DataError(f"{path}: cannot be read as weights ({error})") from error
+    weights, metadata = _read(path)
+    expected = metadata.get("sha256")
     if expected is None:
         raise DataError(f"{path}: has no SHA-256 of its weights in its metadata: it was not written by save_weights")
     found = digest(weights)
     if found != expected:
         raise DataError(f"{path}: damaged weights, expected SHA-256 {expected}, found {found}")
     return weights
+
+
+def load_tensors(path: PathLike) -> dict[str, Any]:
+    """Read name -> array from a safetensors file of anybody's, which has no digest. Raises DataError."""
+    return _read(path)[0]
+
+
+def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors of a safetensors file, and its metadata. DataError."""
+    try:
+        with safe_open(os.fspath(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:  # a dtype that NumPy has not
+        raise DataError(f"{path}: cannot be read as weights ({error})") from error

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from cupynet import config
 from cupynet.backend import create_backend
-from cupynet.data import Batch, Data
+from cupynet.data import Augmentation, Batch, Data
+from cupynet.data.augment import augmented
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.mpiexec import find_mpiexec
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
@@ -168,12 +169,20 @@ def operations(experiment: Experiment, one_core: float) -> list[Row]:
         update = timed(lambda: optimizer.step(model.params, 0), backend)
         pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
         images = timed(lambda: backend.load_images(pixels, batch.samples), backend)
+        rows += [augmentation_row(part, pixels, backend) for part in experiment.source.augment]
     rows += [{"operation": n, "ms": 1e3 * s} for n, s in (("loss", loss), ("update", update), ("load batch", images))]
     for row in rows:
         if "mflop" in row:
             row["gflop_per_s"] = row["mflop"] / row["ms"]
             row["share_of_ceiling"] = row["gflop_per_s"] / one_core
     return rows
+
+
+def augmentation_row(part: Augmentation, pixels: Any, backend: Backend) -> Row:
+    """The time of one augmentation of a batch (N, H, W, C) on the host."""
+    samples = np.arange(len(pixels))
+    seconds = timed(lambda: augmented([part], pixels, 0, 0, samples), backend)
+    return {"operation": f"augment {type(part).__name__}", "ms": 1e3 * seconds}
 
 
 def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -> tuple[list[Row], Any]:

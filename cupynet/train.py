@@ -275,6 +275,8 @@ def summarise(
         skipped_steps=wrapper.trainer.skipped_steps,
         memory=_memory(wrapper),
         advice=None if spent is None else _advice(experiment, wrapper, data, spent),
+        normalize=data.train.pixels.normalization(),
+        class_names=list(experiment.source.class_names) or None,
     )
 
 

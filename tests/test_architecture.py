@@ -67,10 +67,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
+    "importing": ("files", "nn"),
     "equipped": ("backend",),  # begins with nothing but Python
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
-    "__init__": (*LIBRARY, *FILES),  # resolved lazily: tests/test_init.py
+    "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
 }
 
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
@@ -87,6 +88,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "omegaconf": ("config/",),
     "packaging": ("doctor/",),
     "mnist": ("data/mnist.py",),
+    "PIL": ("data/pictures.py",),
+    "h5py": ("importing.py",),
     "platformdirs": ("data/",),
     "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
@@ -95,10 +98,12 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("peer.py",),
 }
 OPTIONAL = (
+    "PIL",
     "cuda",
     "cupy",
     "cupy_backends",
     "cupyx",
+    "h5py",
     "llvmlite",
     "ml_dtypes",
     "mpi4py",

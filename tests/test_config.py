@@ -585,7 +585,8 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
         "headless": "experiment/headless: experiment: there is no setting 'experiment'; "
         "does the file begin with '# @package _global_'?",
         "typed": "experiment/typed: workers: must be an integer of at least 1, or null for one per device",
-        "group": "data=nothing: there is no 'nothing' in conf/data; the names are mnist and synthetic",
+        "group": "data=nothing: there is no 'nothing' in conf/data; the names are cifar10, fashion_mnist, "
+        "folder, idx, kmnist, mnist, npz and synthetic",
     }.items():
         assert command("-cd", "mine", f"experiment={name}")[0] == 2
         assert capsys.readouterr().err == f"cupynet: {line}\n"

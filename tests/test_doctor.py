@@ -370,10 +370,11 @@ def test_without_mpi(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_mnist(tmp_path, monkeypatch):
-    """A data set of two small files, and where they belong."""
+    """A data set of four small files, and where they belong."""
     files = []
     (tmp_path / "mnist").mkdir()
-    for name, shape in (("images.gz", (2, 3, 3)), ("labels.gz", (2,))):
+    shapes = {"images.gz": (2, 3, 3), "labels.gz": (2,), "test-images.gz": (2, 3, 3), "test-labels.gz": (2,)}
+    for name, shape in shapes.items():
         content = IdxFile(name, shape, "").header + bytes(2 if len(shape) == 1 else 18)
         files.append(IdxFile(name, shape, hashlib.sha256(content).hexdigest()))
         (tmp_path / "mnist" / name).write_bytes(gzip.compress(content))

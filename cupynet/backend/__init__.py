@@ -4,6 +4,7 @@ from cupynet.backend.base import Backend
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
 from cupynet.backend.feed import Device, Feed, Shared, check_on_device
 from cupynet.backend.pairs import Convolution, MaxPool, Pair
+from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Control, Recorder, Scaling
 from cupynet.backend.rules import RULES, Layers, Move, Rule
@@ -16,6 +17,7 @@ __all__ = [
     "BACKENDS",
     "DTYPES",
     "RULES",
+    "FRACTIONS",
     "Backend",
     "Control",
     "Convolution",
@@ -27,6 +29,7 @@ __all__ = [
     "MaxPool",
     "Move",
     "Pair",
+    "PixelScale",
     "Recorder",
     "Rule",
     "Scaling",

@@ -25,6 +25,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.failure import Failure
 from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, Operation, Pair
+from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Recorder
 from cupynet.backend.rules import Layers, Move, Rule
@@ -129,16 +130,28 @@ class Backend:
         """A context that gives back what was borrowed in it if an exception ends it, see `Loans`."""
         return Loans(self.workspace)
 
-    def load_images(self, images: Any, samples: Any) -> Array:
-        """The images of a batch, scaled to 0..1: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C).
+    def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
+        """The images of a batch, scaled: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
 
         Not borrowed: a prefetcher's thread calls this. IndexError: there is no such image.
         """
-        batch = self.asarray(images[samples])
-        return (batch * self.policy.accumulate.type(1 / 255)).astype(self.policy.storage)
+        batch, wide = self.asarray(images[samples]), self.policy.accumulate
+        x = batch * self.asarray(np.array(pixels.scale, wide))
+        if any(pixels.shift):
+            x += self.asarray(np.array(pixels.shift, wide))
+        return x.astype(self.policy.storage)
 
     def feed(
-        self, images: Any, labels: Any, *, batch_size: int, ahead: int, on_device: bool | str, shared: Shared
+        self,
+        images: Any,
+        labels: Any,
+        *,
+        batch_size: int,
+        ahead: int,
+        on_device: bool | str,
+        shared: Shared,
+        pixels: PixelScale = FRACTIONS,
+        edited: bool = False,
     ) -> Feed:
         """What turns rows of a data set into batches for this backend's worker, who asks in its own thread.
 
@@ -148,8 +161,10 @@ class Backend:
             batch_size: of no batch more. ahead: how many of them another thread makes ahead, at most.
             on_device: whether the images stay on the device: true, false, or `auto`, where they fit.
             shared: of all workers of the process.
+            pixels: what becomes of them.
+            edited: whether images are changed on the host before they are scaled, see `Feed.make`.
         """
-        return Feed(self, images, labels)
+        return Feed(self, images, labels, pixels)
 
     def convert(self, source: Array, target: Array) -> None:
         """target = source, in the precision of target; of one shape."""

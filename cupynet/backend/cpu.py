@@ -11,6 +11,7 @@ from cupynet.backend import checks, convpool, philox
 from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
+from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.rules import Move, Rule
 from cupynet.backend.window import Window
@@ -76,18 +77,25 @@ class NumbaBackend(NumpyBackend):
             return super()._add_column_sums(grad, dy)
         self.kernels.add_column_sums(dy, grad)
 
-    def load_images(self, images: Any, samples: Any) -> Array:
+    def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         samples = np.asarray(samples)
         if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # compiled code reads anywhere
             raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
         whole = samples.ndim == 1 and samples.dtype.kind in "iu" and samples.size and images.size
         halved = self.policy.compute != self.policy.storage
+        whole = whole and len(pixels.scale) in (1, images.shape[-1])  # NumPy says what is wrong with another number
         if halved or not whole or images.dtype != np.uint8 or not images.flags.c_contiguous:
-            return super().load_images(images, samples)
+            return super().load_images(images, samples, pixels)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
-        pixels = images.reshape(len(images), -1)
-        pixels.flags.writeable = False  # of this view: files are mapped read-only, and both kinds run the same code
-        self.kernels.gather_scale(pixels, samples, batch.reshape(len(samples), -1))
+        rows, wide = images.reshape(len(images), -1), self.policy.storage.type
+        rows.flags.writeable = False  # of this view: files are mapped read-only, and both kinds run the same code
+        target = batch.reshape(len(samples), -1)
+        if len(pixels.scale) == 1:
+            self.kernels.gather_scale(rows, samples, wide(pixels.scale[0]), wide(pixels.shift[0]), target)
+        else:
+            repeats = rows.shape[1] // len(pixels.scale)  # tables of a whole image: the loop has no inner one
+            scale, shift = (np.tile(np.array(each, wide), repeats) for each in (pixels.scale, pixels.shift))
+            self.kernels.gather_scale_each(rows, samples, scale, shift, target)
         return batch
 
     def im2col(self, x: Array, window: Window) -> Array:

@@ -7,21 +7,24 @@ GPUs are in cuda/feeds.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from cupynet import checks
 from cupynet.backend.array import Array
+from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.errors import ConfigError
+
+Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> as many, changed
 
 
 class Device(Protocol):
     """What a feed needs of a backend."""
 
-    def load_images(self, images: Array, samples: Array, /) -> Array:
-        """`images` (S, H, W, C) uint8 at `samples` (N,) as (N, H, W, C) in the storage dtype, pixels / 255."""
+    def load_images(self, images: Array, samples: Array, pixels: PixelScale, /) -> Array:
+        """`images` (S, H, W, C) uint8 at `samples` (N,) as (N, H, W, C) in the storage dtype, scaled."""
 
     def asarray(self, a: Array, dtype: Any = None) -> Array:
         """`a` as an array of the backend."""
@@ -49,6 +52,7 @@ class Feed:
         device: where batches are to be.
         images: (S, H, W, C) uint8 on the host; None where batches come without.
         labels: (S,) integers on the host.
+        pixels: what becomes of them.
 
     Attributes:
         ahead: whether batches are made ahead by another thread; else the worker makes each when it takes it.
@@ -57,15 +61,22 @@ class Feed:
 
     ahead, steady = True, False
 
-    def __init__(self, device: Device, images: Array | None, labels: Array) -> None:
-        self._device, self._images, self._labels = device, images, labels
+    def __init__(self, device: Device, images: Array | None, labels: Array, pixels: PixelScale = FRACTIONS) -> None:
+        self._device, self._images, self._labels, self._pixel_scale = device, images, labels, pixels
 
     def begin(self, rows: Sequence[Array]) -> None:
         """An epoch begins, whose batches have these rows; what is left of the one before is not wanted any more."""
 
-    def make(self, rows: Array) -> tuple[Array | None, Array]:
-        """Images (N, H, W, C) in the storage dtype, or None, and labels (N,) int64 of the epoch's next batch."""
-        images = None if self._images is None else self._device.load_images(self._images, rows)
+    def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
+        """Images (N, H, W, C) in the storage dtype, or None, and labels (N,) int64 of the epoch's next batch.
+
+        edit: what the images, (N, H, W, C) uint8 on the host, go through before they are scaled.
+        """
+        images = self._images
+        if images is not None and edit is not None:
+            images = self._device.load_images(edit(images[rows]), np.arange(len(rows)), self._pixel_scale)
+        elif images is not None:
+            images = self._device.load_images(images, rows, self._pixel_scale)
         return images, self._device.asarray(self._labels[rows], dtype=np.int64)
 
     def take(self) -> None:

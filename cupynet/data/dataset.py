@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupynet import checks
+from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 
@@ -43,6 +44,10 @@ class Labelled(Protocol):
     def image_shape(self) -> tuple[int, ...]:
         """(H, W, C)."""
 
+    @property
+    def pixels(self) -> PixelScale:
+        """What becomes of their pixels in a batch."""
+
     def __len__(self) -> int:
         """How many samples there are, over all workers."""
 
@@ -57,6 +62,7 @@ class Dataset:
             converted; a view whose bytes do not lie in this order is copied, once.
         labels: (S,) integers of any type in 0 .. classes - 1; kept as int64.
         classes: how many there are.
+        pixels: what becomes of their pixels in a batch: fractions of 255, unless they are normalised.
 
     Raises:
         ConfigError: anything else, such as images of floating-point numbers.
@@ -66,11 +72,15 @@ class Dataset:
     images: Array
     labels: Array
     classes: int
+    pixels: PixelScale = FRACTIONS
 
     def __post_init__(self) -> None:
         where = f"data set {self.name!r}"
         images = image_bytes(where, self.images)
         labels = label_numbers(where, self.labels)
+        if len(self.pixels.scale) not in (1, images.shape[3]):
+            count = f"{len(self.pixels.scale)} channels are normalised"
+            raise ConfigError(f"{where}: {count}, and its images have {images.shape[3]}: give a number for each")
         classes = checks.integer(f"{where}: classes", self.classes, 1)
         if labels.shape != images.shape[:1]:
             raise ConfigError(f"{where}: labels must be ({len(images)},), one per image, got {labels.shape}")
@@ -93,7 +103,7 @@ class Dataset:
 
         A copy, or views where `indices` is a slice of adjacent ones.
         """
-        return Dataset(self.name, self.images[indices], self.labels[indices], self.classes)
+        return Dataset(self.name, self.images[indices], self.labels[indices], self.classes, self.pixels)
 
 
 def image_bytes(where: str, images: Any) -> Array:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +25,7 @@ TRIES = 3
 BACKOFF_S = 0.5  # doubled for each further try
 TOLD_S = 10.0  # between two lines about a file that is still coming
 JUST_NOW_S = 60.0  # for so long a process believes another that has tried in vain
-MAX_BYTES = 12_000_000  # of one file, packed: the largest of MNIST has 9.9 MB
+MAX_BYTES = 12_000_000  # of one file of which nothing else is said
 _STARTED = time.time()  # this process
 _IN_VAIN = ".unavailable"  # beside the files: which process was the last to try in vain, and why
 
@@ -37,13 +37,19 @@ class Unavailable(Exception):
 
 
 def fetch(
-    checks: dict[str, Check], folder: Path, mirrors: Sequence[str], timeout_s: float, opener: Opener = open_url
+    checks: dict[str, Check],
+    folder: Path,
+    mirrors: Sequence[str],
+    timeout_s: float,
+    opener: Opener = open_url,
+    most: Mapping[str, int] | None = None,
 ) -> None:
     """Fetches the files named by `checks` into `folder` from the first of `mirrors` (URLs ending in /) that has them.
 
     A file that another process has fetched meanwhile is left as it is; while another fetches, it is waited for.
 
     timeout_s: in which nothing comes, for all files, mirrors and tries together. Bytes that come may come slowly.
+    most: bytes of a file, by its name; `MAX_BYTES` of one that is not named.
 
     Raises Unavailable. What is complete by then stays, and so does the beginning of what is not.
     """
@@ -64,7 +70,9 @@ def fetch(
                 for name, check in missing.items():
                     part = folder / (f".{name}.part" if alone else f".{name}.{os.getpid()}.part")
                     try:
-                        _fetch_one(check, folder / name, part, usable, patience, opener)
+                        _fetch_one(
+                            check, folder / name, part, usable, patience, opener, (most or {}).get(name, MAX_BYTES)
+                        )
                     finally:
                         if not alone:
                             part.unlink(missing_ok=True)
@@ -102,7 +110,9 @@ def _ask_others(folder: Path) -> None:
             raise Unavailable(f"as another process has just found: {reason}")
 
 
-def _fetch_one(check: Check, target: Path, part: Path, mirrors: list[str], patience: Patience, opener: Opener) -> None:
+def _fetch_one(
+    check: Check, target: Path, part: Path, mirrors: list[str], patience: Patience, opener: Opener, most: int
+) -> None:
     """Tries each mirror in turn, up to TRIES times; one that proves useless is removed from `mirrors` for good."""
     reason = "no mirror was tried"
     for attempt in range(TRIES):
@@ -114,7 +124,7 @@ def _fetch_one(check: Check, target: Path, part: Path, mirrors: list[str], patie
             url = mirror + target.name
             logger.info("downloading %s", url)
             try:
-                _download(url, target, part, check, patience, opener)
+                _download(url, target, part, check, patience, opener, most)
                 return
             except (Useless, ConnectionError, TimeoutError) as error:
                 mirrors.remove(mirror)
@@ -125,13 +135,13 @@ def _fetch_one(check: Check, target: Path, part: Path, mirrors: list[str], patie
     raise Unavailable(reason)
 
 
-def _download(url: str, target: Path, part: Path, check: Check, patience: Patience, opener: Opener) -> None:
+def _download(url: str, target: Path, part: Path, check: Check, patience: Patience, opener: Opener, most: int) -> None:
     """Streams to the part what it lacks of `url`, checks it, and gives it the final name in one step.
 
     The part is left as it is where the mirror breaks off, or is told to stop; it is removed where it is of no use.
     """
     try:
-        before = _stream(url, part, patience, opener)
+        before = _stream(url, part, patience, opener, most)
         try:
             check(part)
         except Exception as error:
@@ -152,19 +162,19 @@ def _download(url: str, target: Path, part: Path, check: Check, patience: Patien
         raise
 
 
-def _stream(url: str, part: Path, patience: Patience, opener: Opener) -> int:
+def _stream(url: str, part: Path, patience: Patience, opener: Opener, most: int) -> int:
     """Appends to the part what it lacks; the number of bytes of it that were there before."""
     with part.open("ab") as file:
-        before = file.tell() if file.tell() < MAX_BYTES else 0
-        with contextlib.closing(pieces(url, before, MAX_BYTES, patience, opener)) as stream:
+        before = file.tell() if file.tell() < most else 0
+        with contextlib.closing(pieces(url, before, most, patience, opener)) as stream:
             before = int(next(stream))
             if not before:  # the mirror begins at the beginning
                 file.truncate(0)
             size, told = before, time.monotonic()
             for piece in stream:
                 size += len(piece)
-                if size > MAX_BYTES:
-                    raise Useless(f"it is larger than the {MAX_BYTES} bytes that are allowed")
+                if size > most:
+                    raise Useless(f"it is larger than the {most} bytes that are allowed")
                 file.write(piece)
                 if time.monotonic() > told + TOLD_S:
                     logger.info("%.1f MB of %s so far", size / 1e6, part.name[1:].removesuffix(".part"))

@@ -53,6 +53,8 @@ class Feeding:
                 ahead=ahead,
                 on_device=on_device,
                 shared=Shared() if shared is None else shared,
+                pixels=part.pixels,
+                edited=bool(loader.augment),
             )
         self._ahead = ahead if self._feed.ahead else 0
 

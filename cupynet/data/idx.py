@@ -1,10 +1,12 @@
 """Reading a gzipped IDX file (http://yann.lecun.com/exdb/mnist/) that may turn out to be anything.
 
 What a file has to be is known beforehand (`IdxFile`), so it is checked from the outside in: a file of a size that can
-be, gzip, magic, dimensions, length, SHA-256. The digest is that of the *unpacked* bytes: a file that was packed again
-is as good as the official one. Nothing is allocated for what a header claims, no more is read than so many bytes can be
-packed into, and at most one byte more is unpacked than the file should hold. (zlib unpacks: the gzip module reads a
-name in the header, or zeros after the data, byte by byte, however many there are.)
+be, gzip, magic, dimensions, length, SHA-256. Where the digest of the *unpacked* bytes is known it is that one: a file
+that was packed again is as good as the official one; else it is that of the file as it is. Of files of one's own
+(`opened`) the shape is what their header says, and the file must bear it out. Nothing is allocated for what a header
+claims, no more is read than so many bytes can be packed into, and at most one byte more is unpacked than the file
+should hold. (zlib unpacks: the gzip module reads a name in the header, or zeros after the data, byte by byte, however
+many there are.)
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
+from cupynet.backend.array import Array
 from cupynet.errors import DataError
 
 _GZIP = b"\x1f\x8b"
@@ -29,11 +34,15 @@ _MEMBERS = 10_000  # of one gzip file; bgzip, which makes many, has one for each
 
 @dataclass(frozen=True)
 class IdxFile:
-    """What one file of a data set has to be: unsigned bytes of `shape`; `sha256` is that of the unpacked file."""
+    """What one file of a data set has to be: unsigned bytes of `shape`.
+
+    `sha256` is that of the unpacked file, `packed_sha256` that of the gzip file; one that is "" is not known.
+    """
 
     name: str
     shape: tuple[int, ...]
     sha256: str
+    packed_sha256: str = ""
 
     @property
     def header(self) -> bytes:
@@ -44,6 +53,11 @@ class IdxFile:
     def size(self) -> int:
         """Bytes of the unpacked file."""
         return len(self.header) + math.prod(self.shape)
+
+    @property
+    def digest(self) -> str:
+        """What is known of its contents."""
+        return self.sha256 or self.packed_sha256
 
     @property
     def most_packed(self) -> int:
@@ -72,21 +86,11 @@ def regular(path: Path) -> os.stat_result:
     return found
 
 
-def read_idx(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes:
+def unpack(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes:
     """The unpacked bytes of `path`, which are those of `file`; `siblings` are the files it may have been mistaken for.
 
-    Raises DataError, which names the file, what was expected and found, and the way out; never touches the file.
+    Raises Damaged; never touches the file.
     """
-    try:
-        return unpack(path, file, siblings)
-    except Damaged as error:
-        good = f"{path.parent.name}/{file.name}"
-        way_out = f"delete it to download it again, or name a folder with a good {good} in CUPYNET_DATA or folder='...'"
-        raise DataError(f"{path}: {error}; {way_out}") from error.__cause__
-
-
-def unpack(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes:
-    """As `read_idx`, but raises Damaged."""
     try:
         packed = regular(path).st_size
         with path.open("rb") as stream:
@@ -95,6 +99,7 @@ def unpack(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes
                 raise Damaged(f"expected at most {file.most_packed} bytes of gzip data, found {packed}")
             stream.seek(0)
             raw = _unpacked(stream, file, siblings)
+            _check_packed(stream, file, siblings)
     except zlib.error as error:
         reason = str(error).rpartition(": ")[2]  # without zlib's "Error -3 while decompressing data"
         raise Damaged(f"expected gzip data, found damaged ones ({reason})") from error
@@ -104,25 +109,89 @@ def unpack(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> bytes
         found = f"more than {file.size}" if len(raw) > file.size else str(len(raw))
         raise Damaged(f"expected {file.size} unpacked bytes, found {found}")
     digest = hashlib.sha256(raw).hexdigest()
-    if digest != file.sha256:
+    if file.sha256 and digest != file.sha256:
         found = f"{digest[:16]}...{_named(digest, {sibling.sha256: sibling.name for sibling in siblings})}"
         raise Damaged(f"expected SHA-256 {file.sha256[:16]}... (unpacked), found {found}: right shape, wrong contents")
     return bytes(raw)
+
+
+def _check_packed(stream: BinaryIO, file: IdxFile, siblings: Sequence[IdxFile]) -> None:
+    """Compares the gzip file itself with its digest, where only that is known."""
+    if file.sha256 or not file.packed_sha256:
+        return
+    stream.seek(0)
+    hasher = hashlib.sha256()
+    while chunk := stream.read(_CHUNK):
+        hasher.update(chunk)
+    digest = hasher.hexdigest()
+    if digest != file.packed_sha256:
+        found = f"{digest[:16]}...{_named(digest, {sibling.packed_sha256: sibling.name for sibling in siblings})}"
+        raise Damaged(f"expected SHA-256 {file.packed_sha256[:16]}... (gzip), found {found}: wrong contents")
+
+
+def opened(path: Path, axes: Sequence[int]) -> IdxFile:
+    """What the file at `path`, gzip or plain, says that it is: unsigned bytes of one of so many `axes`. Damaged."""
+    try:
+        regular(path)
+        with path.open("rb") as stream:
+            start = stream.read(_CHUNK)
+        if start[:2] == _GZIP:
+            start = zlib.decompressobj(wbits=31).decompress(start, 4 + 4 * max(axes))
+    except zlib.error as error:
+        raise Damaged(f"expected IDX or gzip data, found damaged ones ({error})") from error
+    except OSError as error:
+        raise Damaged(f"expected a file, but it cannot be read ({error.strerror or error})") from error
+    if start[:2] != b"\0\0" or len(start) < 4:
+        raise Damaged(f"expected an IDX file, plain or gzip, found {_described(start)}")
+    if start[2] != _UNSIGNED_BYTE:
+        raise Damaged(f"expected IDX data of unsigned bytes (0x08), found data type 0x{start[2]:02x}")
+    wanted = " or ".join(map(str, axes))
+    if start[3] not in axes or len(start) < 4 + 4 * start[3]:
+        raise Damaged(f"expected IDX data of {wanted} {'axis' if wanted == '1' else 'axes'}, found {start[3]}")
+    shape = tuple(int.from_bytes(start[4 + 4 * i : 8 + 4 * i], "big") for i in range(start[3]))
+    return IdxFile(path.name, shape, "")
+
+
+def read_opened(path: Path, file: IdxFile, sha256: str = "") -> Array:
+    """The bytes of `path`, of which `opened` has said what they are, as an array of that shape. Damaged.
+
+    sha256: of the file as it is, or of what is unpacked; either will do.
+    """
+    try:
+        size = regular(path).st_size
+        with path.open("rb") as stream:
+            packed = stream.read(2) == _GZIP
+        if packed:
+            raw = unpack(path, file)
+        elif size != file.size:
+            raise Damaged(f"expected {file.size} bytes, as its header says, found {size}")
+        else:
+            raw = path.read_bytes()
+            if len(raw) != size or raw[: len(file.header)] != file.header:
+                raise Damaged("it was changed while it was read")
+        if sha256 and sha256 not in (hashlib.sha256(raw).hexdigest(), hashlib.sha256(path.read_bytes()).hexdigest()):
+            raise Damaged(f"expected SHA-256 {sha256[:16]}..., found {hashlib.sha256(raw).hexdigest()[:16]}...")
+    except OSError as error:
+        raise Damaged(f"expected a file, but it cannot be read ({error.strerror or error})") from error
+    return np.frombuffer(raw, np.uint8, offset=len(file.header)).reshape(file.shape)
 
 
 def _check_start(start: bytes) -> None:
     """Says what a file without gzip's magic really is: a web page saved under the name, an unpacked file, nothing."""
     if start[:2] == _GZIP:
         return
-    if not start:
-        found = "an empty file"
-    elif start.lstrip()[:1] == b"<":
-        found = f"a web page ({start.lstrip()[:15].decode('ascii', 'replace').splitlines()[0]!r}...)"
-    elif start[:3] == bytes([0, 0, _UNSIGNED_BYTE]):
-        found = "an unpacked IDX file (gzip it, or take the .gz one)"
-    else:
-        found = f"bytes 0x{start[:4].hex()}..."
+    plain = start[:3] == bytes([0, 0, _UNSIGNED_BYTE])
+    found = "an unpacked IDX file (gzip it, or take the .gz one)" if plain else _described(start)
     raise Damaged(f"expected gzip data, found {found}")
+
+
+def _described(start: bytes) -> str:
+    """What a file with such a beginning may be."""
+    if not start:
+        return "an empty file"
+    if start.lstrip()[:1] == b"<":
+        return f"a web page ({start.lstrip()[:15].decode('ascii', 'replace').splitlines()[0]!r}...)"
+    return f"bytes 0x{start[:4].hex()}..."
 
 
 def _unpacked(stream: BinaryIO, file: IdxFile, siblings: Sequence[IdxFile]) -> bytearray:

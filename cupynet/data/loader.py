@@ -2,24 +2,25 @@
 
 The order follows from (seed, epoch) alone, and batch i of an epoch belongs to worker i mod W; where each worker has a
 shard of its own, the order follows from the shard too, and its batches belong to that worker. What a worker trains on
-never depends on how fast anybody is, and nothing is dropped.
+never depends on how fast anybody is, and nothing is dropped. (Over 300 lines: both orders are read side by side.)
 """
 
 from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from cupynet import checks
-from cupynet.backend import Device, Feed
+from cupynet.backend import FRACTIONS, Device, Feed
 from cupynet.backend.array import Array
+from cupynet.data.augment import Augmentation, augmentations, augmented
 from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
 from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
@@ -58,12 +59,14 @@ class Batches(ABC):
     Attributes:
         dataset: what is known of the images.
         batch_size: samples of a batch; the last of a worker may be short.
-        seed: from it and the epoch the order follows.
+        seed: from it and the epoch the order follows, and what augmentation draws.
+        augment: what images go through before they are batches, in this order.
     """
 
     dataset: Labelled
     batch_size: int
     seed: int
+    augment: tuple[Augmentation, ...] = ()
 
     @property
     @abstractmethod
@@ -123,15 +126,23 @@ class Batches(ABC):
             part = self.part(rank, size)
             dealt = list(self._dealt(epoch, rank, size, start))
             if feed is None:
-                feed = Feed(backend, part.images if images else None, part.labels)
+                feed = Feed(backend, part.images if images else None, part.labels, part.pixels)
             feed.begin([rows for _, rows, _ in dealt])
         return self._made(dealt, epoch, feed)
 
     def _made(self, dealt: list[tuple[int, Array, Array]], epoch: int, feed: Feed) -> Iterator[Batch]:
         with read_of(self.dataset):
             for index, rows, samples in dealt:
-                images, labels = feed.make(rows)  # (N, H, W, C), (N,)
+                edit = None
+                if self.augment:
+                    edit = partial(augmented, self.augment, seed=self.seed, epoch=epoch, samples=samples)
+                images, labels = feed.make(rows, edit)  # (N, H, W, C), (N,)
                 yield Batch(index, images, labels, samples, epoch, feed.steady)
+
+    def _about(self) -> tuple[object, ...]:
+        """What of augmentation and normalisation belongs to the signature; nothing where there is none."""
+        pixels = self.dataset.pixels
+        return (() if pixels == FRACTIONS else (pixels,)) + (self.augment and (repr(self.augment),))
 
 
 @contextmanager
@@ -147,7 +158,7 @@ class Loader(Batches):
     """Cuts `dataset` into batches of `batch_size`, the last of which may be short; an empty data set has none.
 
     Batch i of an epoch belongs to worker i mod size. With `shuffle=False` the samples come in the data set's own order,
-    as evaluation wants them.
+    as evaluation wants them. `augment` is for training alone.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -155,11 +166,19 @@ class Loader(Batches):
 
     dataset: Dataset
 
-    def __init__(self, dataset: Dataset, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        augment: Sequence[Augmentation] = (),
+    ) -> None:
         self.dataset = checks.instance("dataset", dataset, Dataset, "Synthetic().load().train")
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
+        self.augment = augmentations(augment)
 
     @property
     def batches(self) -> int:
@@ -178,7 +197,8 @@ class Loader(Batches):
     @cached_property
     def signature(self) -> int:
         dataset = self.dataset
-        about = (dataset.name, dataset.images.shape, dataset.classes, self.batch_size, self.seed, self.shuffle)
+        about: tuple[object, ...] = (dataset.name, dataset.images.shape, dataset.classes, self.batch_size, self.seed)
+        about = (*about, self.shuffle, *self._about())
         step = max(1, dataset.images.nbytes // _LOOKED_AT)
         return zlib.crc32(
             dataset.images[::step].tobytes(), zlib.crc32(dataset.labels, zlib.crc32(repr(about).encode()))
@@ -214,11 +234,19 @@ class ShardedLoader(Batches):
 
     dataset: Shards
 
-    def __init__(self, shards: Shards, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        augment: Sequence[Augmentation] = (),
+    ) -> None:
         self.dataset = checks.instance("shards", shards, Shards, "Shards('folder')")
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
+        self.augment = augmentations(augment)
 
     @property
     def batches(self) -> int:
@@ -237,7 +265,8 @@ class ShardedLoader(Batches):
 
     @cached_property
     def signature(self) -> int:
-        return zlib.crc32(repr((self.dataset.manifest["set"], self.batch_size, self.seed, self.shuffle)).encode())
+        about = self.dataset.manifest["set"], self.batch_size, self.seed, self.shuffle
+        return zlib.crc32(repr((*about, *self._about())).encode())
 
     def order(self, epoch: int, number: int) -> Array:
         """The samples of shard `number` in the order they are trained on in `epoch`, counted within the shard."""
@@ -264,13 +293,14 @@ def as_loader(
     shuffle: bool = True,
     *,
     classes: int | None = None,
+    augment: Sequence[Augmentation] = (),
 ) -> Batches:
     """The batches of whatever there is to train or evaluate on.
 
     Args:
         data: a `Loader` or `ShardedLoader`, which is taken as it is, whatever the other arguments say; a `Dataset`;
             `Shards`; or a pair (images, labels) of arrays as `Dataset` takes them.
-        batch_size, seed, shuffle: see `Loader`.
+        batch_size, seed, shuffle, augment: see `Loader`.
         classes: of a pair; the largest label + 1 by default.
 
     Raises:
@@ -279,7 +309,7 @@ def as_loader(
     if isinstance(data, Batches):
         return data
     if isinstance(data, Shards):
-        return ShardedLoader(data, batch_size, seed, shuffle)
+        return ShardedLoader(data, batch_size, seed, shuffle, augment)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data
         labels = label_numbers("data set 'arrays'", labels)
@@ -290,4 +320,4 @@ def as_loader(
         part = {Data: "; take one of its parts: train, validation or test", Source: "; take a part of what it loads"}
         hint = next((text for known, text in part.items() if isinstance(data, known)), "")
         raise ConfigError(f"data must be a Loader, a Dataset or a pair (images, labels), got {kind}{hint}")
-    return Loader(data, batch_size, seed, shuffle)
+    return Loader(data, batch_size, seed, shuffle, augment)

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cupynet import checks
+from cupynet.backend import PixelScale
 from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx import Damaged, expanded
-from cupynet.data.stored import MANIFEST, Manifest, check_mapped, map_array, map_dataset, read_manifest
+from cupynet.data.stored import MANIFEST, Manifest, check_mapped, map_array, map_dataset, pixels_of, read_manifest
 from cupynet.errors import ConfigError, DataError
 
 FORMAT = "cupynet shard 1"
@@ -50,7 +51,7 @@ class Shards:
 
     Attributes:
         folder: where they are.
-        name, classes, image_shape: of the whole training set; its length is that of all shards together.
+        name, classes, image_shape, pixels: of the whole training set; its length is that of all shards together.
         counts: the samples of each shard.
         fallback: whether these are not the data that were asked for when the shards were written.
         manifest: what the first of those that are here says.
@@ -68,6 +69,7 @@ class Shards:
         self.name: str = self.manifest["name"]
         self.classes: int = self.manifest["train"]["classes"]
         self.image_shape: tuple[int, ...] = tuple(self.manifest["train"]["images"]["shape"][1:])
+        self.pixels: PixelScale = pixels_of(self.manifest["train"])
         self.counts: tuple[int, ...] = tuple(self.manifest["counts"])
         self.fallback: bool = self.manifest["fallback"]
         self._opened: dict[int, Shard] = {}
@@ -165,6 +167,7 @@ def _describes_a_shard(manifest: Manifest) -> bool:
         train, test, source = manifest["train"], manifest["test"], manifest["source"]
         parts = [train, test, *([manifest["validation"]] if manifest["validation"] else [])]
         sizes = [train["classes"], manifest["shard"], *manifest["counts"]]
+        pixels_of(train)
         for part in parts:
             sizes += part["images"]["shape"]
         texts = [manifest["name"], manifest["set"]]
@@ -175,5 +178,5 @@ def _describes_a_shard(manifest: Manifest) -> bool:
             and isinstance(manifest["samples"], dict)
             and {"seed", "validation", "limit"} <= source.keys()
         )
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
         return False

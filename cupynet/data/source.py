@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cupynet import checks
+from cupynet.data.augment import Augmentation, augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, philox
+from cupynet.data.normalize import check_pixels, checked, pixels_for
 from cupynet.data.shards import Shards
 from cupynet.errors import ConfigError, DataError
 
@@ -58,14 +61,26 @@ class Source(ABC):
     `validation` images are taken out of training by a permutation that follows from `seed`. Then `limit` keeps only the
     first so many training images, and as many test images: a quick look at a large set.
 
+    `normalize` says what becomes of pixels in a batch: None, fractions of 255; "auto", the training images get mean 0
+    and deviation 1 in each channel; {"mean": [...], "deviation": [...]}, these are what is taken to be 0 and 1, in
+    fractions. The images that are held out or tested on are treated like those trained on.
+
+    `augment` is what training images go through each time they are trained on (see `Augmentation`), in this order.
+
     `storage` says where the data are: `shared`, every worker reads its batches of the one data set; or `sharded`, each
     has its own part of it in the folder `shards` (see `write_shards`), in which `seed`, `validation` and `limit` were
     settled. What else a source is told of its data is settled there too; a source that can tell refuses what differs.
+
+    Attributes:
+        class_names: what people call the classes, in order; empty where they have no names but numbers.
     """
 
     image_shape: tuple[int, int, int]
     classes: int
     name: str = "data"
+    class_names: tuple[str, ...] = ()
+    normalize: str | Mapping[str, Sequence[float]] | None = None  # these, too, of a source made without `__init__`
+    augment: tuple[Augmentation, ...] = ()
     storage: str = "shared"  # of a source that was made without `__init__`
     shards: str | os.PathLike[str] | None = None
 
@@ -76,6 +91,8 @@ class Source(ABC):
         limit: int | None,
         storage: str = "shared",
         shards: str | os.PathLike[str] | None = None,
+        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        augment: Sequence[Augmentation] = (),
     ) -> None:
         self.seed = checks.seed("seed", seed)
         self.validation = checks.integer("validation", validation, 0)
@@ -88,6 +105,8 @@ class Source(ABC):
         if self.storage == "shared" and shards:
             raise ConfigError(f"shards={checks.shown(shards, str)}: is read with storage=sharded only")
         self.shards = shards
+        self.normalize = checked(normalize)
+        self.augment = augmentations(augment)
 
     @abstractmethod
     def load(self) -> Data:
@@ -128,6 +147,7 @@ class Source(ABC):
                     f"{asked}={checks.written(own)}: {shards.folder} was written with {asked}={wanted}: say so here, "
                     "or write the shards again"
                 )
+        check_pixels(self.normalize, shards.pixels, shards.folder)
         return shards
 
     def _sharded(self) -> Data:
@@ -160,4 +180,13 @@ class Source(ABC):
             train = train.take(slice(self.limit))
         if self.limit is not None:
             test = test.take(slice(self.limit))
-        return Data(name, train, validation, test)
+        pixels = pixels_for(self.normalize, train.images)
+        train, test = replace(train, pixels=pixels), replace(test, pixels=pixels)
+        return Data(name, train, validation and replace(validation, pixels=pixels), test)
+
+    def _asked(self) -> str:
+        """What this source makes of its data by its settings, for `fingerprint`."""
+        parts: list[object] = [self.validation, self.limit]
+        if self.normalize is not None:
+            parts.append(f"normalize {self.normalize}")
+        return " ".join(map(str, [*parts, self.seed] if self.validation else parts))

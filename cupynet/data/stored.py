@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx import Damaged, regular
@@ -126,23 +127,37 @@ def _name(folder: Path, entry: Manifest) -> str:
 
 def write_dataset(folder: Path, part: str, dataset: Dataset, rows: Array | None = None) -> Manifest:
     """Write a data set, or its samples `rows`, as part `part` of what is in `folder`; what a manifest says of it."""
-    before = "" if part == "train" else f"{part}-"
+    before, pixels = "" if part == "train" else f"{part}-", dataset.pixels
     return {
         "name": dataset.name,
         "classes": dataset.classes,
         "images": write_array(folder / f"{before}images.npy", dataset.images, rows),
         "labels": write_array(folder / f"{before}labels.npy", dataset.labels, rows),
+        **({} if pixels == FRACTIONS else {"normalize": pixels.normalization()}),
     }
+
+
+def pixels_of(entry: Manifest) -> PixelScale:
+    """What becomes of the pixels of a data set, as `write_dataset` has noted it.
+
+    Raises TypeError, ValueError, KeyError or ArithmeticError.
+    """
+    if "normalize" not in entry:
+        return FRACTIONS
+    pixels = PixelScale.of(entry["normalize"]["mean"], entry["normalize"]["deviation"])
+    if len(pixels.mean) != len(pixels.deviation) or not all(map(math.isfinite, pixels.scale + pixels.shift)):
+        raise ValueError("a mean and a deviation for each channel")
+    return pixels
 
 
 def map_dataset(folder: Path, entry: Manifest) -> Dataset:
     """What `write_dataset` wrote, mapped read-only. Raises Damaged."""
     try:
         images, labels = map_array(folder, entry["images"]), map_array(folder, entry["labels"])
-        return Dataset(entry["name"], images, labels, entry["classes"])
+        return Dataset(entry["name"], images, labels, entry["classes"], pixels_of(entry))
     except ConfigError as error:
         raise Damaged(f"{folder}: {error}") from error
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise Damaged(f"{folder / MANIFEST}: does not describe the files of a data set") from error
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.checks import integer
 from cupynet.data import strokes
+from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
 from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
@@ -59,8 +61,10 @@ class Synthetic(Source):
         limit: int | None = None,
         storage: str = "shared",
         shards: str | os.PathLike[str] | None = None,
+        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        augment: Sequence[Augmentation] = (),
     ) -> None:
-        super().__init__(seed, validation, limit, storage, shards)
+        super().__init__(seed, validation, limit, storage, shards, normalize, augment)
         self.train = integer("train", train, 1)
         self.test = integer("test", test, 1)
         self._check_validation(self.train, self.name)
@@ -98,7 +102,7 @@ class Synthetic(Source):
     def fingerprint(self) -> str:
         """What is drawn, by which version of this file and its glyphs, with whose random numbers and functions."""
         drawn_by = hashlib.sha256(b"".join(Path(file).read_bytes() for file in (__file__, strokes.__file__)))
-        settings = (self.train, self.test, self.seed, self.validation, self.limit)
+        settings = (self.train, self.test, self.seed, self._asked())
         return " ".join(map(str, (self.name, *settings, np.__version__, drawn_by.hexdigest())))
 
     def _drawn(self, part: str, stream: int, samples: int) -> Dataset:

@@ -61,14 +61,13 @@ def check_mpi(asked: list[str]) -> Iterator[Finding]:
 def check_data(asked: list[str]) -> Iterator[Finding]:
     """Whether the data of the run are there and whole, byte by byte."""
     from cupynet.data import MNIST
-    from cupynet.data.idx import read_idx
-    from cupynet.data.mnist import data_folder, offline
+    from cupynet.data.downloaded import Downloaded, data_folder, offline
 
     try:
         source = experiment(asked).source
     except CupynetError:
         source = MNIST()  # check_training says what is wrong with the settings
-    if not isinstance(source, MNIST) or source.storage != "shared":
+    if not isinstance(source, Downloaded) or source.storage != "shared":
         yield Finding("data", "ok", f"{type(source).__name__}: {source.storage}, not looked at")
         return
     folder = data_folder(source.folder) / source.name
@@ -76,7 +75,7 @@ def check_data(asked: list[str]) -> Iterator[Finding]:
     try:
         for file in source.files:
             if file.name not in missing:
-                read_idx(folder / file.name, file, source.files)
+                source.check_file(folder, file)
     except DataError as error:
         yield Finding("data", "problem", one_line(error), "", error.exit_code)
         return

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupynet import checks
-from cupynet.backend import Backend
+from cupynet.backend import FRACTIONS, Backend
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.context import INFERENCE, Context
@@ -35,6 +35,7 @@ class Model:
     Attributes:
         network: the built copy.
         params: its weights.
+        pixels: what becomes of pixels of 0 to 255: as it did of those it was trained on last.
         output: the type of its output for one example.
 
     Raises:
@@ -59,7 +60,7 @@ class Model:
         self.seed = checks.seed("seed", seed)
         self.loss = SoftmaxNLL() if loss is None else checks.instance("loss", loss, Loss, "SoftmaxNLL()")
         self.network, self._needs_dx = copy.deepcopy(network), needs_dx
-        self.params = Params()
+        self.params, self.pixels = Params(), FRACTIONS
         self.output = build(self.network, input, self.params, backend, needs_dx=needs_dx)
         check_loss(self.network, self.loss)
         self.params.allocate(backend, self.seed)
@@ -97,7 +98,7 @@ class Model:
         """Probabilities of images: (N, H, W, C), or (N, H, W) where there is one channel -> (N, O), on the host.
 
         Args:
-            images: uint8, or floating point scaled to 0..1.
+            images: uint8, which are scaled as `pixels` says, or floating point as the network takes it.
             batch_size: how many are computed together.
 
         Raises:
@@ -108,7 +109,7 @@ class Model:
         for start in range(0, len(images), size):
             some = images[start : start + size]
             if images.dtype == np.uint8:
-                x = self.backend.load_images(some, np.arange(len(some)))
+                x = self.backend.load_images(some, np.arange(len(some)), self.pixels)
             else:
                 x = self.backend.asarray(some, self.backend.policy.storage)
             parts.append(self._scores(x))
@@ -145,6 +146,7 @@ class Model:
         """The same network with the same weights on another backend."""
         replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
         replica.load_weights(self.weights())
+        replica.pixels = self.pixels
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:

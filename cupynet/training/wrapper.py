@@ -233,6 +233,7 @@ class ParallelWrapper:
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         Fit.check(epochs, evaluate_every, split, least=0 if unfinished else 1)  # before any worker begins: no harm done
         several = self.placement.workers > 1
+        self.model.pixels = loader.dataset.pixels
         self._warn_of_idle(loader)
         self._check_memory(loader)
         evaluated = None if held_out is None else split

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, MaxPool, Move, Window
+from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, MaxPool, Move, PixelScale, Window
 from cupynet.backend.pointwise import NAMES, OF_INPUT
 from cupynet.backend.targets import TARGET_LOSSES
 
@@ -104,8 +104,14 @@ class Call:
 
 
 def load_images(backend: Backend, call: Call, shape: Shape) -> Results:
-    images = call.rng.integers(0, 256, (7, *shape.image[1:]), np.uint8)
-    return {"y": backend.load_images(images, call.rng.integers(0, 7, shape.batch))}
+    images, channels = call.rng.integers(0, 256, (7, *shape.image[1:]), np.uint8), shape.image[3]
+    samples = call.rng.integers(0, 7, shape.batch)
+    each = PixelScale.of(call.rng.uniform(0.1, 0.9, channels), call.rng.uniform(0.2, 0.4, channels))
+    return {
+        "y": backend.load_images(images, samples),
+        "one": backend.load_images(images, samples, PixelScale.of([0.5], [0.25])),
+        "each": backend.load_images(images, samples, each),
+    }
 
 
 def matmul(backend: Backend, call: Call, shape: Shape) -> Results:

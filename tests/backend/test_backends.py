@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, create_backend, device_count, select_backend
+from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, PixelScale, create_backend, device_count, select_backend
 from cupynet.backend import select as selection
 from cupynet.errors import ConfigError
 from tests.backends import every_backend, every_dtype
@@ -56,6 +56,13 @@ def test_an_image_that_does_not_exist_is_refused(name: str, dtype: str) -> None:
     images = np.zeros((4, 2, 2, 1), np.uint8)
     with pytest.raises(IndexError):
         create_backend(name, dtype).load_images(images, np.array([0, 4]))
+
+
+@every_backend
+def test_a_scale_for_other_channels_is_refused(name: str) -> None:
+    images, pixels = np.zeros((4, 2, 2, 2), np.uint8), PixelScale.of([0.5] * 3, [0.5] * 3)
+    with pytest.raises(ValueError):
+        create_backend(name).load_images(images, np.array([0]), pixels)
 
 
 def test_policies() -> None:

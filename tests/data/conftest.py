@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.backend import PixelScale
 from cupynet.data import MNIST
 from cupynet.data.idx import IdxFile
 
@@ -64,8 +65,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyMNIST:
 class HostBackend:
     """NumPy, as far as a loader is concerned."""
 
-    def load_images(self, images: Any, samples: Any) -> Any:
-        return images[samples].astype(np.float32) / np.float32(255)
+    def load_images(self, images: Any, samples: Any, pixels: PixelScale) -> Any:
+        return images[samples].astype(np.float32) * np.float32(pixels.scale) + np.float32(pixels.shift)
 
     def asarray(self, a: Any, dtype: Any = None) -> Any:
         return np.asarray(a, dtype)

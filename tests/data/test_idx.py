@@ -8,15 +8,15 @@ import io
 import os
 import socket
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.data import idx
-from cupynet.data.idx import IdxFile, read_idx
+from cupynet.data import MNIST, idx
+from cupynet.data.idx import IdxFile
 from cupynet.errors import DataError
 
 IMAGES, LABELS, TEST_IMAGES = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz"
@@ -45,6 +45,14 @@ def refused(tiny: Any, name: str, contents: bytes) -> str:
 def header(*axes: int, kind: int = 8, zeros: int = 0, count: int | None = None) -> bytes:
     start = zeros.to_bytes(2, "big") + bytes([kind, len(axes) if count is None else count])
     return start + b"".join(axis.to_bytes(4, "big") for axis in axes)
+
+
+def read_idx(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> Any:
+    """The unpacked bytes of a file of a set, or a DataError that says what to do."""
+    source = MNIST()
+    source.files = tuple(siblings) or (file,)
+    assert path.name == file.name
+    return source.check_file(path.parent, file)
 
 
 def test_header_is_that_of_the_format() -> None:

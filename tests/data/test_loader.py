@@ -22,7 +22,7 @@ def numbered(samples: int) -> Dataset:
 class Recorder:
     """A backend that hands everything back."""
 
-    def load_images(self, images: Any, samples: Any) -> Any:
+    def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
         return images[samples]
 
     def asarray(self, a: Any, dtype: Any = None) -> Any:
@@ -134,7 +134,7 @@ def test_what_is_left_out_is_not_made() -> None:
     made: list[int] = []
 
     class Counter(Recorder):
-        def load_images(self, images: Any, samples: Any) -> Any:
+        def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
             made.append(len(samples))
             return images[samples]
 
@@ -252,7 +252,7 @@ def test_a_loader_needs_a_data_set() -> None:
 
 def test_batches_for_who_needs_no_images_have_none() -> None:
     class NoImages(Recorder):
-        def load_images(self, images: Any, samples: Any) -> Any:
+        def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
             raise AssertionError("nobody needs them")
 
     loader = Loader(numbered(10), 4, seed=1)
@@ -270,10 +270,10 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_data() -> None:
     """Whoever reads it: the system says the same of a disk that cannot be written to."""
 
     class Broken(Recorder):
-        def load_images(self, images: Any, samples: Any) -> Any:
+        def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
             if 9 in samples:
                 raise OSError(errno.EIO, "Input/output error", "images.npy")
-            return super().load_images(images, samples)
+            return super().load_images(images, samples, pixels)
 
     batches = Loader(numbered(20), 5, shuffle=False).epoch(0, Broken())
     assert len(next(batches)) == 5

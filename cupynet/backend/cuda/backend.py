@@ -26,6 +26,7 @@ from cupynet.backend.cuda.staging import check_rows
 from cupynet.backend.failure import Failure
 from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
+from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.pointwise import NAMES
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.rules import Layers, Move, Rule
@@ -174,27 +175,35 @@ class CupyBackend(Backend):
                 out.data.ptr, self.device, array.data.ptr, source.device, out.nbytes, stream
             )
 
-    def load_images(self, images: Any, samples: Any) -> Array:
+    def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         """See `Backend.load_images`. Images on the device are gathered there, by samples that are on the host."""
-        if images.dtype != np.uint8 or images.ndim != 4 or not images.flags.c_contiguous:
+        fits = images.ndim == 4 and len(pixels.scale) in (1, images.shape[3])
+        if images.dtype != np.uint8 or not fits or not images.flags.c_contiguous:
             with self.here():
-                return super().load_images(images, samples)
+                return super().load_images(images, samples, pixels)
         if not isinstance(images, self.xp.ndarray):
-            pixels, order = self.asarray(images[samples]), None
-            count = len(pixels)
+            chosen, order = self.asarray(images[samples]), None
+            count = len(chosen)
         else:
             samples = np.asarray(samples, np.int64)
             check_rows(samples, len(images))
-            pixels, order, count = images, self.asarray(samples), len(samples)
+            chosen, order, count = images, self.asarray(samples), len(samples)
         batch = self.allocate((count, *images.shape[1:]), self.policy.storage)
-        self._gather(pixels, order, batch, self.kernels)
+        self._gather(chosen, order, batch, self.kernels, self._tables(pixels))
         return batch
 
-    def _gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
-        """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64 / 255, all on the device; on the stream of
-        `kernels`. Without samples the first N."""
-        count, size = len(out), int(np.prod(out.shape[1:]))
-        kernels.images(f"load_images_{self._kind}", count, size, images, samples, out, count, size)
+    def _tables(self, pixels: PixelScale) -> tuple[Array, Array]:
+        """Scale and shift on the device, on the worker's stream."""
+        wide = self.policy.accumulate
+        return self.asarray(np.array(pixels.scale, wide)), self.asarray(np.array(pixels.shift, wide))
+
+    def _gather(
+        self, images: Array, samples: Array | None, out: Array, kernels: Kernels, tables: tuple[Array, Array]
+    ) -> None:
+        """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64, scaled by what `_tables` has made, all on
+        the device; on the stream of `kernels`. Without samples the first N."""
+        count, size, channels = len(out), int(np.prod(out.shape[1:])), len(tables[0])
+        kernels.images(f"load_images_{self._kind}", count, size, images, samples, *tables, out, count, size, channels)
 
     @property
     def _arrivals(self) -> Any:
@@ -205,9 +214,18 @@ class CupyBackend(Backend):
         return self._second_stream
 
     def feed(
-        self, images: Any, labels: Any, *, batch_size: int, ahead: int, on_device: bool | str, shared: Shared
+        self,
+        images: Any,
+        labels: Any,
+        *,
+        batch_size: int,
+        ahead: int,
+        on_device: bool | str,
+        shared: Shared,
+        pixels: PixelScale = FRACTIONS,
+        edited: bool = False,
     ) -> Feed:
-        return feeds.feed(self, images, labels, batch_size, ahead, on_device, shared)
+        return feeds.feed(self, images, labels, batch_size, ahead, on_device, shared, pixels, edited)
 
     def convert(self, source: Array, target: Array) -> None:
         checks.alike("convert", source, target)

@@ -45,7 +45,7 @@ _IMAGES = "int32 " * 12  # N, then the geometry: H W C, rows cols, kernel, strid
 # file -> kernel -> what it takes: a word for each parameter, `in:` or `out:` before an array's, `?` behind one that may
 # be null; S, A and W stand for the types of an instance: what is stored and accumulated in, and the winners' integer.
 TAKES = {
-    "images": {"load_images": "in:uint8 in:int64? out:S int32 int32"},
+    "images": {"load_images": "in:uint8 in:int64? in:A in:A out:S int32 int32 int32"},
     "windows": {
         "im2col": f"in:S out:S {_IMAGES} int32 int32",
         "col2im": f"in:S out:S {_IMAGES} int32 int32",

@@ -9,7 +9,8 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.staging import Gpu, Staging, batch_of, check_rows
-from cupynet.backend.feed import Feed, Shared
+from cupynet.backend.feed import Edit, Feed, Shared
+from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.checks import amount
 from cupynet.errors import ConfigError
 
@@ -101,15 +102,24 @@ class ResidentFeed(Feed):
 
     Args:
         resident: the images; None where batches come without. `leave` it where this fails.
-        labels, batch_size: see `Backend.feed`. shared: where the images are from.
+        labels, batch_size, pixels: see `Backend.feed`. shared: where the images are from.
     """
 
     ahead, steady = False, True
 
-    def __init__(self, backend: Gpu, resident: Resident | None, labels: Any, batch_size: int, shared: Shared) -> None:
+    def __init__(
+        self,
+        backend: Gpu,
+        resident: Resident | None,
+        labels: Any,
+        batch_size: int,
+        shared: Shared,
+        pixels: PixelScale = FRACTIONS,
+    ) -> None:
         self._backend, self._resident, self._shared = backend, resident, shared
         self._host_labels, self._at = labels, 0
         self._batch: Array | None = None
+        self._tables = backend._tables(pixels)
         if resident is not None:
             self._batch = backend.allocate((batch_size, *resident.images.shape[1:]), backend.policy.storage)
         self._reserve(len(labels))
@@ -138,18 +148,21 @@ class ResidentFeed(Feed):
             self._staging.send(numbers)
         self._order, self._labels, self._at = numbers[0], numbers[1], 0
 
-    def make(self, rows: Array) -> tuple[Array | None, Array]:
+    def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         first, count = self._at, len(rows)
         self._at += count
         labels = self._labels[first : self._at]
         if self._resident is None:
             return None, labels
-        images = batch_of(self._batch, count)
-        self._backend._gather(self._resident.images, self._order[first : self._at], images, self._backend.kernels)
+        if edit is not None:
+            raise ConfigError("images that stay on a device cannot be edited on the host: ask for an edited feed")
+        images, order = batch_of(self._batch, count), self._order[first : self._at]
+        self._backend._gather(self._resident.images, order, images, self._backend.kernels, self._tables)
         return images, labels
 
     def close(self) -> None:
         self._staging.close()
+        del self._tables
         self._numbers = self._order = self._labels = self._batch = None
         if self._resident is not None:
             resident, self._resident = self._resident, None

@@ -11,7 +11,8 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.staging import Gpu, Staging, batch_of, check_rows
-from cupynet.backend.feed import Feed
+from cupynet.backend.feed import Edit, Feed
+from cupynet.backend.pixels import FRACTIONS, PixelScale
 
 
 class Slot:
@@ -36,14 +37,17 @@ class RingFeed(Feed):
     to be free when the worker takes the next. `make` may come before that.
 
     Args:
-        images, labels, batch_size, ahead: see `Backend.feed`.
+        images, labels, batch_size, ahead, pixels: see `Backend.feed`.
     """
 
-    def __init__(self, backend: Gpu, images: Any, labels: Any, batch_size: int, ahead: int) -> None:
+    def __init__(
+        self, backend: Gpu, images: Any, labels: Any, batch_size: int, ahead: int, pixels: PixelScale = FRACTIONS
+    ) -> None:
         self._backend, self._host, self._labels = backend, images, labels
         shape, xp = images.shape[1:], backend.xp
         self._stream = backend._arrivals
         self._kernels = backend.kernels.launched(self._there)
+        self._tables = backend._tables(pixels)
         with backend.here():
             self._slots = [Slot(backend, batch_size, shape) for _ in range(ahead + 2)]
             self._pixels = backend.allocate((batch_size, *shape), np.uint8)  # one: copies and kernels take turns
@@ -70,18 +74,22 @@ class RingFeed(Feed):
         self._waiting.clear()
         self._made, self._used = 0, None
 
-    def make(self, rows: Array) -> tuple[Array | None, Array]:
+    def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         slot, count = self._slots[self._made % len(self._slots)], len(rows)
         self._made += 1
         check_rows(rows, len(self._labels))
         images, labels, pixels = batch_of(slot.images, count), slot.labels[:count], self._pixels[:count]
         np.take(self._labels, rows, out=self._labels_ahead.room(labels), mode="clip")
-        np.take(self._host, rows, axis=0, out=self._pixels_ahead.room(pixels), mode="clip")
+        room = self._pixels_ahead.room(pixels)
+        if edit is None:
+            np.take(self._host, rows, axis=0, out=room, mode="clip")
+        else:
+            np.copyto(room, edit(self._host[rows]))
         with self._there():
             self._stream.wait_event(slot.free)
             self._labels_ahead.send(labels)
             self._pixels_ahead.send(pixels)
-            self._backend._gather(pixels, None, images, self._kernels)
+            self._backend._gather(pixels, None, images, self._kernels, self._tables)
             slot.made.record()
         self._waiting.append(slot)
         return images, labels
@@ -102,4 +110,5 @@ class RingFeed(Feed):
         self._backend.after(self._slots[0].made)  # what was made and never taken is freed on the worker's stream
         self._slots.clear()
         self._waiting.clear()
+        del self._tables
         self._used = self._pixels = self._host = None

@@ -16,6 +16,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.launch import Kernels
+from cupynet.backend.pixels import PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.errors import ConfigError
 
@@ -39,7 +40,12 @@ class Gpu(Protocol):
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """A new array."""
 
-    def _gather(self, images: Array, samples: Array | None, out: Array, kernels: Kernels) -> None:
+    def _tables(self, pixels: PixelScale) -> tuple[Array, Array]:
+        """What becomes of pixels, on the device."""
+
+    def _gather(
+        self, images: Array, samples: Array | None, out: Array, kernels: Kernels, tables: tuple[Array, Array]
+    ) -> None:
         """The images of a batch, scaled, into `out`; on the stream of `kernels`."""
 
     def mark(self) -> Any:

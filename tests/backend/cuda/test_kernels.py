@@ -524,9 +524,18 @@ def test_images_are_gathered_and_scaled(kind: str, grid: Any, block: Any, size: 
         samples = array([3, 0, 3], np.int64)
         for order, chosen in ((samples, images[samples]), (NULL, images[:3])):
             batch = array(np.ones((3, size)), stored)
-            arguments = images, order, batch, np.int32(3), np.int32(size)
+            scale, shift = array(np.full(1, 1 / 255), wide), array(np.zeros(1), wide)
+            arguments = images, order, scale, shift, batch, np.int32(3), np.int32(size), np.int32(1)
             kernel("images", f"load_images_{kind}")(grid, block, arguments)
             np.testing.assert_array_equal(batch, (chosen * wide.type(1 / 255)).astype(stored))
+        if size % 3:
+            continue
+        scale, shift = array(np.array([0.5, 1 / 255, 2]), wide), array(np.array([0, -1, 7]), wide)
+        batch = array(np.ones((3, size)), stored)
+        arguments = images, samples, scale, shift, batch, np.int32(3), np.int32(size), np.int32(3)
+        kernel("images", f"load_images_{kind}")(grid, block, arguments)
+        exact = images[samples].reshape(3, -1, 3) * scale.astype(np.float64) + shift.astype(np.float64)
+        close(batch, exact.reshape(3, size), kind)
 
 
 NONE = ((0, 0), (0, 0))

@@ -169,7 +169,7 @@ def test_nothing_is_launched_for_nothing(xp: Recorded) -> None:
     own, x = kernels(xp), asarray(np.zeros(0, np.float32))
     own.flat("relu_float", 0, x, 0)
     own.rows("softmax_float", 0, 10, x, 0, 10)
-    own.images("load_images_float", 0, 4, x, None, x, 0, 4)
+    own.images("load_images_float", 0, 4, x, None, x, x, x, 0, 4, 1)
     assert xp.launched == []
 
 

@@ -1,24 +1,34 @@
-// Pixels as fractions.
+// Pixels as numbers that a network is fed.
 
 #include "common.cuh"
 
-// batch[n] = images[samples[n]] / 255, or images[n] / 255 without samples; images (., size) of uint8, batch
-// (count, size). The blocks along y share the images. Samples are not checked here.
+// batch[n] = images[samples[n]] * scale + shift, or of images[n] without samples; images (., size) of uint8, batch
+// (count, size), scale and shift (channels), of which size is a multiple: one for each of neighbouring pixels. The
+// blocks along y share the images. Samples are not checked here.
 template <class S>
 __device__ void load_images(
-    const unsigned char* images, const long long* samples, S* batch, int count, int size) {
-  const auto scale = [](const unsigned char& pixel, S& to) { store(to, pixel * static_cast<Wide<S>>(1.0 / 255)); };
+    const unsigned char* images, const long long* samples, const Wide<S>* scale, const Wide<S>* shift, S* batch,
+    int count, int size, int channels) {
+  const Wide<S> factor = scale[0], added = shift[0];
+  const auto scaled = [=](const unsigned char& pixel, S& to) { store(to, pixel * factor + added); };
+  const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
   for (int n = blockIdx.y; n < count; n += gridDim.y) {
-    const long long sample = samples ? samples[n] : n;
-    each<16 / sizeof(S)>(
-        size, scale, Read<unsigned char>{images + sample * size}, Write<S>{batch + static_cast<long long>(n) * size});
+    const unsigned char* source = images + (samples ? samples[n] : n) * size;
+    S* target = batch + static_cast<long long>(n) * size;
+    if (channels == 1) {
+      each<16 / sizeof(S)>(size, scaled, Read<unsigned char>{source}, Write<S>{target});
+    } else {
+      for (long long i = first; i < size; i += step)
+        store(target[i], source[i] * scale[i % channels] + shift[i % channels]);
+    }
   }
 }
 
 #define INSTANCES(kind, S)                                                                                            \
   KERNEL load_images_##kind(                                                                                          \
-      const unsigned char* images, const long long* samples, S* batch, int count, int size) {                         \
-    load_images<S>(images, samples, batch, count, size);                                                              \
+      const unsigned char* images, const long long* samples, const Wide<S>* scale, const Wide<S>* shift, S* batch,    \
+      int count, int size, int channels) {                                                                            \
+    load_images<S>(images, samples, scale, shift, batch, count, size, channels);                                      \
   }
 INSTANCES(half, __half)
 INSTANCES(bfloat16, __nv_bfloat16)

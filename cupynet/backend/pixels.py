@@ -1,0 +1,40 @@
+"""What becomes of pixels on their way to a network: a factor and a shift for each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class PixelScale:
+    """(pixel / 255 - mean[c]) / deviation[c] of a pixel of 0 to 255 in channel c; one number each is for all channels.
+
+    It is computed as pixel · scale[c] + shift[c]. By default pixels become fractions: 0 to 1.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def of(cls, mean: Sequence[float], deviation: Sequence[float]) -> PixelScale:
+        """What gives 0 and 1 to pixels of this mean and deviation, in fractions, a number for each channel."""
+        return cls(tuple(map(float, mean)), tuple(map(float, deviation)))
+
+    @cached_property
+    def scale(self) -> tuple[float, ...]:
+        """What pixels are multiplied by."""
+        return tuple(1 / 255 / deviation for deviation in self.deviation)
+
+    @cached_property
+    def shift(self) -> tuple[float, ...]:
+        """What is added then."""
+        return tuple(-mean / deviation for mean, deviation in zip(self.mean, self.deviation, strict=True))
+
+    def normalization(self) -> dict[str, list[float]] | None:
+        """Mean and deviation by name; None for fractions."""
+        return None if self == FRACTIONS else {"mean": list(self.mean), "deviation": list(self.deviation)}
+
+
+FRACTIONS = PixelScale()

@@ -1,0 +1,235 @@
+"""Augmentation: what training images go through, another way each time they are trained on.
+
+What becomes of an image follows from (seed, epoch, sample, its place in the list) alone: the same with any number of
+workers, in whatever order, prefetched or not, and in a run that goes on. The random numbers are those of SplitMix64
+(Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), which are a function of a counter: each
+image has a sequence of its own, and all images of a batch draw at once. All is done in NumPy on bytes, on the host, by
+whoever makes batches ahead. Pixels that come from outside of an image are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cupynet import checks
+from cupynet.backend.array import Array
+from cupynet.errors import ConfigError
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mixed(z: Array) -> Array:
+    """SplitMix64's output function of its states, element by element; z is overwritten."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)  # modulo 2**64
+    z ^= z >> np.uint64(31)
+    return z
+
+
+class Draws:
+    """Random numbers for the N images of a batch, each image its own.
+
+    Args:
+        seed, epoch: of the order of the examples.
+        samples: (N,) which samples of the data set these are.
+        place: of the augmentation among all.
+    """
+
+    def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
+        key = np.zeros(len(samples), np.uint64)
+        for word in (seed, epoch, place, np.asarray(samples).astype(np.uint64)):
+            key ^= word if isinstance(word, np.ndarray) else np.uint64(word)
+            key += _GAMMA
+            key = _mixed(key)
+        self._keys, self._drawn = key, 0
+
+    def uniform(self, low: float, high: float, *shape: int) -> Array:
+        """(N, *shape) float32, at least `low` and below `high` (at most, where that is a matter of rounding)."""
+        count = math.prod(shape)
+        words = -(-count // 2)  # each of 64 bits gives two numbers
+        counters = np.arange(self._drawn + 1, self._drawn + words + 1, dtype=np.uint64) * _GAMMA
+        self._drawn += words
+        bits = _mixed(self._keys[:, np.newaxis] + counters)  # (N, words)
+        halves = np.empty((len(bits), 2 * words), np.uint32)
+        halves[:, ::2], halves[:, 1::2] = bits >> np.uint64(40), (bits >> np.uint64(8)) & np.uint64(0xFFFFFF)
+        numbers = halves[:, :count].astype(np.float32) * np.float32((high - low) / (1 << 24)) + np.float32(low)
+        return numbers.reshape(len(bits), *shape)
+
+    def integers(self, low: int, high: int) -> Array:
+        """(N,) int64 from `low` to `high`, both included."""
+        numbers = np.floor(self.uniform(0, 1)[:] * np.float32(high - low + 1)).astype(np.int64)
+        return np.minimum(numbers, high - low) + low
+
+
+class Augmentation(ABC):
+    """One thing that training images go through."""
+
+    @abstractmethod
+    def __call__(self, images: Array, draws: Draws) -> Array:
+        """Images (N, H, W, C) uint8 -> as many of the same shape and type. Those given must not be written to."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(vars(self).items()))})"
+
+
+def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, ...]:
+    """What a source or a loader is told of augmentation, checked. ConfigError."""
+    if not isinstance(given, list | tuple | type(None)):
+        raise ConfigError(
+            f"augment={checks.shown(given, checks.written)}: must be a list of augmentations, [] for none"
+        )
+    for each in given or ():
+        if not isinstance(each, Augmentation):
+            shown = checks.shown(each, checks.written)
+            raise ConfigError(f"augment: {shown} is no augmentation: must be such as cupynet.data.Shift")
+    return tuple(given or ())
+
+
+def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: int, samples: Array) -> Array:
+    """What becomes of images (N, H, W, C) uint8, which are `samples` (N,) of the data set, in this epoch."""
+    for place, part in enumerate(parts):
+        found = part(images, Draws(seed, epoch, samples, place))
+        if getattr(found, "shape", None) != images.shape or found.dtype != np.uint8:
+            kind = f"{getattr(found, 'shape', type(found).__name__)} of {getattr(found, 'dtype', 'no dtype')}"
+            raise ConfigError(f"{part!r} made {kind} of images {images.shape} of uint8: must be of the same kind")
+        images = found
+    return images
+
+
+class Shift(Augmentation):
+    """Moved by whole pixels, from -pixels to pixels down and across."""
+
+    def __init__(self, pixels: int = 2) -> None:
+        self.pixels = checks.integer("Shift pixels", pixels, 1)
+
+    def __call__(self, images: Array, draws: Draws) -> Array:
+        _, height, width, _ = images.shape
+        most = self.pixels
+        padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))  # (N, y, x, C, H, W)
+        down, across = draws.integers(0, 2 * most), draws.integers(0, 2 * most)
+        return np.ascontiguousarray(windows[np.arange(len(images)), down, across].transpose(0, 2, 3, 1))
+
+
+class HorizontalFlip(Augmentation):
+    """Left and right exchanged, in a share `probability` of the images."""
+
+    def __init__(self, probability: float = 0.5) -> None:
+        self.probability = _share("HorizontalFlip probability", probability)
+
+    def __call__(self, images: Array, draws: Draws) -> Array:
+        chosen = draws.uniform(0, 1) < self.probability  # (N,)
+        flipped = images.copy()
+        flipped[chosen] = images[chosen, :, ::-1]
+        return flipped
+
+
+class CutOut(Augmentation):
+    """A square of `size` pixels set to 0 (DeVries and Taylor 2017), whose middle lies anywhere in the image.
+
+    Of a square at the border only a part is inside.
+    """
+
+    def __init__(self, size: int = 8) -> None:
+        self.size = checks.integer("CutOut size", size, 1)
+
+    def __call__(self, images: Array, draws: Draws) -> Array:
+        _, height, width, _ = images.shape
+        inside = []
+        for length in (height, width):
+            first = draws.integers(0, length - 1)[:, np.newaxis] - self.size // 2  # (N, 1)
+            places = np.arange(length)
+            inside.append((places >= first) & (places < first + self.size))  # (N, length)
+        cut = inside[0][:, :, np.newaxis] & inside[1][:, np.newaxis, :]  # (N, H, W)
+        return np.where(cut[..., np.newaxis], np.uint8(0), images)
+
+
+class Rotate(Augmentation):
+    """Turned about the middle by an angle from -degrees to degrees; pixels are interpolated between four."""
+
+    def __init__(self, degrees: float = 10.0) -> None:
+        self.degrees = checks.number("Rotate degrees", degrees, above=0)
+
+    def __call__(self, images: Array, draws: Draws) -> Array:
+        _, height, width, _ = images.shape
+        angle = draws.uniform(-self.degrees, self.degrees)[:, np.newaxis, np.newaxis] * np.float32(math.pi / 180)
+        cos, sin = np.cos(angle), np.sin(angle)
+        y = (np.arange(height, dtype=np.float32) - np.float32((height - 1) / 2))[:, np.newaxis]
+        x = np.arange(width, dtype=np.float32) - np.float32((width - 1) / 2)
+        return _sampled(
+            images,
+            cos * y - sin * x + np.float32((height - 1) / 2),  # (N, H, W)
+            sin * y + cos * x + np.float32((width - 1) / 2),
+        )
+
+
+class Elastic(Augmentation):
+    """Distorted as if drawn on rubber (Simard, Steinkraus, Platt 2003).
+
+    Each pixel is taken from elsewhere: from as far as a random field says, which is uniform in -1 to 1 at each pixel,
+    then smoothed by a Gaussian and multiplied by `alpha`. The paper's best for digits of 29 x 29 are the defaults.
+
+    Args:
+        alpha: strength, in pixels.
+        sigma: standard deviation of the Gaussian, in pixels; it is cut off at three of them.
+    """
+
+    def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
+        self.alpha = checks.number("Elastic alpha", alpha, above=0)
+        self.sigma = checks.number("Elastic sigma", sigma, above=0)
+
+    def __call__(self, images: Array, draws: Draws) -> Array:
+        _, height, width, _ = images.shape
+        field = draws.uniform(-self.alpha, self.alpha, 2, height, width)
+        field = self._smooth(self._smooth(field, 2), 3)  # (N, 2, H, W)
+        field[:, 0] += np.arange(height, dtype=np.float32)[:, np.newaxis]
+        field[:, 1] += np.arange(width, dtype=np.float32)
+        return _sampled(images, field[:, 0], field[:, 1])
+
+    def _smooth(self, field: Array, axis: int) -> Array:
+        """The Gaussian along one axis. Sums in a fixed order: no product whose bits depend on the size of a batch."""
+        reach = max(1, math.ceil(3 * self.sigma))
+        weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)
+        weights = (weights / weights.sum()).astype(np.float32)
+        length, smooth = field.shape[axis], np.zeros_like(field)
+        for offset in range(-min(reach, length - 1), min(reach, length - 1) + 1):
+            to, from_ = [slice(None)] * 4, [slice(None)] * 4
+            to[axis] = slice(max(0, -offset), length - max(0, offset))
+            from_[axis] = slice(max(0, offset), length - max(0, -offset))
+            smooth[tuple(to)] += field[tuple(from_)] * weights[offset + reach]
+        return smooth
+
+
+def _sampled(images: Array, y: Array, x: Array) -> Array:
+    """The images (N, H, W, C) at the places y, x (N, H, W), in pixels, interpolated between the four around each."""
+    count, height, width, channels = images.shape
+    padded = np.zeros((count, height + 2, width + 2, channels), np.uint8)  # a border of what is outside
+    padded[:, 1:-1, 1:-1] = images
+    y, x = np.clip(y, -1, height) + np.float32(1), np.clip(x, -1, width) + np.float32(1)
+    top, left = np.minimum(y.astype(np.int64), height), np.minimum(x.astype(np.int64), width)
+    down = (y - top).astype(np.float32)[..., np.newaxis]
+    across = (x - left).astype(np.float32)[..., np.newaxis]
+    pixels = padded.reshape(-1, channels)
+    first = (np.arange(count)[:, np.newaxis, np.newaxis] * (height + 2) + top) * (width + 2) + left  # (N, H, W)
+
+    def at(offset: int) -> Any:
+        return np.take(pixels, first + offset, axis=0).astype(np.float32)  # (N, H, W, C)
+
+    above, below = at(0), at(width + 2)
+    above += (at(1) - above) * across
+    below += (at(width + 3) - below) * across
+    above += (below - above) * down
+    return (above + np.float32(0.5)).astype(np.uint8)
+
+
+def _share(name: str, value: Any) -> float:
+    share = checks.number(name, value, minimum=0)
+    if share > 1:
+        raise ConfigError(f"{name}={checks.shown(value)}: must be a number from 0 to 1")
+    return share

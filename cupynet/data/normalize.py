@@ -1,0 +1,82 @@
+"""Normalisation of images by mean and deviation, channel by channel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cupynet import checks
+from cupynet.backend import FRACTIONS, PixelScale
+from cupynet.backend.array import Array
+from cupynet.errors import ConfigError
+
+_AT_ONCE = 1 << 22  # bytes that are counted at a time
+
+WAYS = "must be null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
+
+
+def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict[str, list[float]] | None:
+    """What a source is told of it: None, "auto", or `mean` and `deviation`, a number for each channel. ConfigError."""
+    if normalize is None or normalize == "auto":
+        return normalize if normalize is None else "auto"
+    if not isinstance(normalize, Mapping) or set(normalize) != {"mean", "deviation"}:
+        raise ConfigError(f"normalize={checks.shown(normalize, checks.written)}: {WAYS}")
+    found: dict[str, list[float]] = {}
+    for name in ("mean", "deviation"):
+        numbers = normalize[name]
+        if isinstance(numbers, str | bytes) or not isinstance(numbers, Sequence) or not numbers:
+            raise ConfigError(f"normalize.{name}={checks.shown(numbers, checks.written)}: {WAYS}")
+        above = 0.0 if name == "deviation" else None
+        found[name] = [checks.number(f"normalize.{name}", each, above=above) for each in numbers]
+    if len(found["mean"]) != len(found["deviation"]):
+        raise ConfigError(f"normalize={checks.written(found)}: {WAYS}")
+    return found
+
+
+def pixels_for(normalize: str | Mapping[str, Sequence[float]] | None, images: Array) -> PixelScale:
+    """What becomes of pixels, by what a source was told; `images` (S, H, W, C) uint8 are those trained on."""
+    if normalize is None:
+        return FRACTIONS
+    if isinstance(normalize, Mapping):
+        return PixelScale.of(normalize["mean"], normalize["deviation"])
+    return PixelScale.of(*statistics(images))
+
+
+def statistics(images: Array) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel of images (S, H, W, C) uint8, in fractions of 255.
+
+    They follow from how many pixels there are of each value, whole numbers: on every machine the same. A channel that
+    is the same everywhere has the deviation 1: nothing is divided by zero.
+    """
+    channels = images.shape[3]
+    counts = np.zeros((channels, 256), np.int64)
+    step = max(1, _AT_ONCE // max(1, images[:1].nbytes))
+    for start in range(0, len(images), step):
+        some = images[start : start + step].reshape(-1, channels)
+        for c in range(channels):
+            counts[c] += np.bincount(some[:, c], minlength=256)
+    means, deviations = [], []
+    for row in counts.tolist():  # Python's integers, which are exact
+        total = sum(row)
+        first = sum(value * count for value, count in enumerate(row))
+        second = sum(value * value * count for value, count in enumerate(row))
+        spread = total * second - first * first  # total^2 times the variance
+        means.append(first / total / 255 if total else 0.0)
+        deviations.append(math.sqrt(spread) / total / 255 if spread else 1.0)
+    return means, deviations
+
+
+def check_pixels(normalize: str | Mapping[str, Sequence[float]] | None, found: PixelScale, folder: Path) -> None:
+    """Refuse shards that were written with another normalisation than is asked for. ConfigError."""
+    if normalize == "auto":
+        fits = found != FRACTIONS
+    else:
+        fits = found == (FRACTIONS if normalize is None else pixels_for(normalize, None))
+    if not fits:
+        raise ConfigError(
+            f"normalize={checks.written(normalize)}: {folder} was written with another normalisation: say that one "
+            "here, or write the shards again"
+        )

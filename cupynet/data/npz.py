@@ -1,0 +1,146 @@
+"""Images and labels of one's own in one NumPy archive."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.data.augment import Augmentation
+from cupynet.data.idx import Damaged, expanded, regular
+from cupynet.data.own import Outline, OwnData, path_of
+from cupynet.errors import ConfigError, DataError
+
+_parsing = threading.Lock()  # see `stored`
+KEYS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
+
+
+class Npz(OwnData):
+    """A .npz file, compressed or not: images (S, H, W) or (S, H, W, C) of bytes, labels (S,) or (S, 1) of integers.
+
+    Args:
+        file: its path.
+        train_images, train_labels, test_images, test_labels: under which keys they lie in it.
+        classes: how many there are; None: as the training labels say.
+        sha256: of the file; None: not looked at.
+    """
+
+    def __init__(
+        self,
+        file: str | os.PathLike[str] | None = None,
+        train_images: str = KEYS["train_images"],
+        train_labels: str = KEYS["train_labels"],
+        test_images: str = KEYS["test_images"],
+        test_labels: str = KEYS["test_labels"],
+        classes: int | None = None,
+        sha256: str | None = None,
+        seed: int = 12345,
+        validation: int = 0,
+        limit: int | None = None,
+        storage: str = "shared",
+        shards: str | os.PathLike[str] | None = None,
+        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        augment: Sequence[Augmentation] = (),
+    ) -> None:
+        self.file = path_of("file", file)
+        name = Path(self.file).name.partition(".")[0] if self.file else "npz"
+        super().__init__(name, classes, seed, validation, limit, storage, shards, normalize, augment)
+        self._keys = dict(zip(KEYS, (train_images, train_labels, test_images, test_labels), strict=True))
+        for part, key in self._keys.items():
+            if not isinstance(key, str) or not key:
+                raise ConfigError(f"{part}={key!r}: must be the name of an array in the file, such as {KEYS[part]}")
+        self._sha256 = sha256
+
+    def _files(self) -> list[Path]:
+        if self.file is None:
+            raise ConfigError("file=null: name the .npz file")
+        return [expanded(self.file)]
+
+    def _place(self, part: str) -> str:
+        return str(self._files()[0])
+
+    def _settings(self) -> object:
+        return self._keys
+
+    def _look(self) -> Outline:
+        with self._opened() as archive:
+            shapes = {part: self._header(archive, part)[0] for part in KEYS}
+            labels = self._labels(archive, "train_labels")
+        for part in ("train", "test"):
+            images, numbers = shapes[f"{part}_images"], shapes[f"{part}_labels"]
+            if len(images) not in (3, 4):
+                raise self._wrong(f"{part}_images", "images (S, H, W) or (S, H, W, C)", images)
+            if numbers not in (images[:1], (*images[:1], 1)):
+                raise self._wrong(f"{part}_labels", f"({images[0]},), a label for each image", numbers)
+        train, test = shapes["train_images"], shapes["test_images"]
+        if train[1:] != test[1:]:
+            raise self._wrong("test_images", f"(S, {', '.join(map(str, train[1:]))}), as those to train on", test)
+        shape = (train[1], train[2], train[3] if len(train) == 4 else 1)
+        return Outline(shape, self._classes_of(labels), train[0], test[0])
+
+    def _read(self) -> tuple[Array, Array, Array, Array]:
+        with self._opened() as archive:
+            return (
+                self._array(archive, "train_images"),
+                self._labels(archive, "train_labels"),
+                self._array(archive, "test_images"),
+                self._labels(archive, "test_labels"),
+            )
+
+    @contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
+        """The archive, after its digest was compared, if there is one. DataError, here and where it is read."""
+        path = self._files()[0]
+        try:
+            regular(path)
+            if self._sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != self._sha256:
+                raise Damaged(f"expected SHA-256 {self._sha256[:16]}..., found another")
+            with zipfile.ZipFile(path) as archive:
+                yield archive
+        except zipfile.BadZipFile as error:
+            raise DataError(f"{path}: expected an .npz file ({error}): write it with np.savez") from error
+        except (OSError, Damaged, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+            raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+    def _header(self, archive: zipfile.ZipFile, part: str) -> tuple[tuple[int, ...], Any]:
+        """Shape and type of an array of numbers, which the file must be long enough for."""
+        key = self._keys[part]
+        names = archive.namelist()
+        if f"{key}.npy" not in names:
+            found = ", ".join(name.removesuffix(".npy") for name in names[:8]) or "nothing"
+            raise DataError(f"{archive.filename}: expected an array {key!r}, found {found}: name the key in {part}")
+        with _parsing, archive.open(f"{key}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            held = archive.getinfo(f"{key}.npy").file_size - file.tell()
+        if dtype.kind not in "iufb":
+            raise DataError(f"{archive.filename}: {key}: expected an array of integers, found {dtype}")
+        if math.prod(shape) * dtype.itemsize != held:
+            raise DataError(f"{archive.filename}: {key}: expected {shape} of {dtype}, found {held} bytes: damaged")
+        return shape, dtype
+
+    def _array(self, archive: zipfile.ZipFile, part: str) -> Array:
+        self._header(archive, part)
+        with _parsing, archive.open(f"{self._keys[part]}.npy") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+
+    def _labels(self, archive: zipfile.ZipFile, part: str) -> Array:
+        labels = self._array(archive, part)
+        if labels.dtype.kind not in "iu":
+            key = self._keys[part]
+            raise DataError(f"{archive.filename}: {key}: expected labels of integers, found {labels.dtype}")
+        return labels.reshape(-1) if labels.shape[1:] == (1,) else labels
+
+    def _wrong(self, part: str, expected: str, found: tuple[int, ...]) -> DataError:
+        return DataError(f"{self._files()[0]}: {self._keys[part]}: expected {expected}, found {found}")

@@ -1,0 +1,180 @@
+"""Pictures of one's own: a folder of PNG and JPEG files for each class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupynet import checks
+from cupynet.backend.array import Array
+from cupynet.data.augment import Augmentation
+from cupynet.data.idx import expanded
+from cupynet.data.own import Outline, OwnData, path_of
+from cupynet.errors import ConfigError, DataError
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+FORMATS = ("PNG", "JPEG")
+GREY = ("1", "L", "LA")  # Pillow's modes
+COLOURS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits in each channel, or brought to it
+
+
+class Folder(OwnData):
+    """`<folder>/train/<class>/*.png` and `<folder>/test/<class>/*.png`, or .jpg; needs Pillow (the extra `images`).
+
+    Classes are numbered in the order of their folders' names, and images come in that of their files'. What begins with
+    a dot is passed over. Transparency is dropped; a photograph is not turned by what its camera has noted.
+
+    Args:
+        folder: its path.
+        size: (height, width) to which every image is brought; None: that of the first, which all must have.
+        channels: 1 for grey, 3 for red, green and blue; None: as the first image has it.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        size: Sequence[int] | None = None,
+        channels: int | None = None,
+        seed: int = 12345,
+        validation: int = 0,
+        limit: int | None = None,
+        storage: str = "shared",
+        shards: str | os.PathLike[str] | None = None,
+        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        augment: Sequence[Augmentation] = (),
+    ) -> None:
+        self.folder = path_of("folder", folder)
+        name = Path(self.folder).resolve().name if self.folder else "folder"
+        super().__init__(name, None, seed, validation, limit, storage, shards, normalize, augment)
+        self._size = None if size is None else checks.pair("size", size, 1, ", or null for that of the first image")
+        if channels not in (None, 1, 3) or checks.is_bool(channels):
+            raise ConfigError(f"channels={checks.shown(channels)}: must be 1 (grey), 3 (colours), or null")
+        self._channels = channels
+
+    @cached_property
+    def _listed(self) -> dict[str, dict[str, list[Path]]]:
+        """part -> class -> files, all in the order of their names. ConfigError, DataError."""
+        if self.folder is None:
+            raise ConfigError("folder=null: name the folder that holds train/ and test/, with a folder for each class")
+        top = expanded(self.folder)
+        found = {part: _classes(top / part) for part in ("train", "test")}
+        names = list(found["train"])
+        for strange in (name for name in found["test"] if name not in names):
+            raise DataError(f"{top / 'test' / strange}: expected a class of {top / 'train'}, which has no such folder")
+        return found
+
+    def _files(self) -> list[Path]:
+        return [path for classes in self._listed.values() for files in classes.values() for path in files]
+
+    def _place(self, part: str) -> str:
+        assert self.folder is not None
+        return str(expanded(self.folder) / part)
+
+    def _settings(self) -> object:
+        import PIL
+
+        return PIL.__version__  # which decides how pictures are decoded and resized
+
+    def _look(self) -> Outline:
+        listed = self._listed
+        first = next(iter(listed["train"].values()))[0]
+        height, width, grey = _looked_at(first)
+        if self._size is not None:
+            height, width = self._size
+        channels = self._channels or (1 if grey else 3)
+        counts = {part: sum(map(len, classes.values())) for part, classes in listed.items()}
+        names = tuple(listed["train"])
+        return Outline((height, width, channels), len(names), counts["train"], counts["test"], names)
+
+    def _read(self) -> tuple[Array, Array, Array, Array]:
+        return *self._pictures("train"), *self._pictures("test")
+
+    def _pictures(self, part: str) -> tuple[Array, Array]:
+        """Images (S, H, W, C) uint8 and labels (S,) of a part."""
+        (height, width, channels), names = self.outline.image_shape, self.outline.class_names
+        listed = [(path, names.index(name)) for name, files in self._listed[part].items() for path in files]
+        images = np.empty((len(listed), height, width, channels), np.uint8)
+        resized = self._size is not None
+        for row, (path, _) in enumerate(listed):
+            images[row] = _decoded(path, height, width, channels, resized)
+        return images, np.array([label for _, label in listed], np.int64)
+
+
+def _classes(folder: Path) -> dict[str, list[Path]]:
+    """The classes in a folder and the files of each. DataError: there are none, one is empty, or has other things."""
+    inside = _inside(folder)
+    for path in inside:
+        if not path.is_dir():
+            raise DataError(f"{path}: expected a folder for each class in {folder}, found a file: move it away")
+    if not inside:
+        raise DataError(f"{folder}: expected a folder for each class, found none")
+    found = {path.name: _inside(path) for path in inside}
+    for name, files in found.items():
+        if not files:
+            raise DataError(f"{folder / name}: a class without images: bring some, or remove the folder")
+        for path in files:
+            if path.suffix.lower() not in ENDINGS or not path.is_file():
+                raise DataError(f"{path}: expected PNG and JPEG files alone ({', '.join(ENDINGS)}): move it away")
+    return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
+    except OSError as error:
+        raise DataError(f"{folder}: expected a folder, but it cannot be read ({error.strerror or error})") from error
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError("pictures need Pillow, which is not installed: pip install 'cupynet[images]'") from error
+    return Image
+
+
+def _looked_at(path: Path) -> tuple[int, int, bool]:
+    """Height, width, and whether a picture is grey, by its header. DataError."""
+    with _open(path) as picture:
+        return picture.height, picture.width, picture.mode in GREY
+
+
+def _open(path: Path) -> Any:
+    """A picture of which the header was read. DataError; ConfigError without Pillow."""
+    images = _pillow()
+    try:
+        picture = images.open(path, formats=FORMATS)
+    except (OSError, ValueError, SyntaxError, images.DecompressionBombError, images.DecompressionBombWarning) as error:
+        raise DataError(f"{path}: is no PNG or JPEG ({_reason(error)}): replace it, or move it away") from error
+    if picture.mode not in COLOURS:
+        picture.close()
+        raise DataError(f"{path}: expected a picture of 8 bits in each channel, found mode {picture.mode}: save it so")
+    return picture
+
+
+def _decoded(path: Path, height: int, width: int, channels: int, resized: bool) -> Array:
+    """A picture as (H, W, C) uint8. DataError."""
+    images = _pillow()
+    with _open(path) as picture:
+        if not resized and (picture.height, picture.width) != (height, width):
+            raise DataError(
+                f"{path}: expected {height} x {width} pixels, as the first image has, found {picture.height} x "
+                f"{picture.width}: bring all to one size with size=[{height},{width}]"
+            )
+        try:
+            pixels = picture.convert("L" if channels == 1 else "RGB")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(f"{path}: damaged ({_reason(error)}): replace it, or move it away") from error
+    if pixels.size != (width, height):
+        pixels = pixels.resize((width, height), images.Resampling.BILINEAR)
+    return np.asarray(pixels, np.uint8).reshape(height, width, channels)
+
+
+def _reason(error: BaseException) -> str:
+    """The system's words, or Pillow's without the path."""
+    return getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]

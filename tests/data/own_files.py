@@ -1,0 +1,65 @@
+"""Digits that nobody has tuned anything to, and the ways in which people keep such data."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupynet.data.idx import IdxFile
+from cupynet.data.own import IDX_NAMES
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "digits.npz"
+
+
+class Parts(NamedTuple):
+    """Images (S, H, W) or (S, H, W, C) uint8 and labels (S,) to train on, and to test on."""
+
+    train_images: Any
+    train_labels: Any
+    test_images: Any
+    test_labels: Any
+
+
+def digits(train: int = 1500, test: int = 297) -> Parts:
+    """Of 8 x 8 pixels, sorted by class as folders are: all ways to keep them have one order."""
+    with np.load(GOLDEN, allow_pickle=False) as file:
+        images, labels = (file["x"] * np.float32(255 / 16)).astype(np.uint8), file["y"]
+    first, second = slice(train), slice(train, train + test)
+    orders = [np.argsort(labels[some], kind="stable") for some in (first, second)]
+    return Parts(
+        images[first][orders[0]], labels[first][orders[0]], images[second][orders[1]], labels[second][orders[1]]
+    )
+
+
+def idx_bytes(array: Any) -> bytes:
+    return IdxFile("", array.shape, "").header + np.ascontiguousarray(array, np.uint8).tobytes()
+
+
+def write_idx(folder: Path, parts: Parts, packed: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    for name, array in parts._asdict().items():
+        raw = idx_bytes(array)
+        path = folder / (IDX_NAMES[name] + ".gz" * packed)
+        path.write_bytes(gzip.compress(raw, 1) if packed else raw)
+    return folder
+
+
+def write_npz(path: Path, parts: Parts) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images, labels, test_images, test_labels = parts
+    np.savez_compressed(path, x_train=images, y_train=labels, x_test=test_images, y_test=test_labels)
+    return path
+
+
+def write_pictures(folder: Path, parts: Parts, ending: str = "png") -> Path:
+    from PIL import Image
+
+    for part, images, labels in (("train", *parts[:2]), ("test", *parts[2:])):
+        for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+            into = folder / part / f"class-{label}"
+            into.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(into / f"{number:05}.{ending}")
+    return folder

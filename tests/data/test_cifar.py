@@ -1,0 +1,133 @@
+"""CIFAR-10's archive: read without being unpacked, in whatever order its files come, and nothing else of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.data import CIFAR10
+from cupynet.data.cifar import Archive
+from cupynet.errors import DataError
+
+RNG = np.random.default_rng(3)
+IMAGES = RNG.integers(0, 256, (6, 4, 32, 32, 3), np.uint8)  # of each file four, (H, W, C)
+LABELS = RNG.integers(0, 10, (6, 4), np.uint8)
+(OFFICIAL,) = CIFAR10.files
+
+
+def record(file: int) -> bytes:
+    planes = IMAGES[file].transpose(0, 3, 1, 2).reshape(4, -1)
+    return np.concatenate([LABELS[file][:, None], planes], axis=1).tobytes()
+
+
+GOOD = {name: record(file) for file, name in enumerate(OFFICIAL.members)}
+
+
+def archive(files: dict[str, bytes | tarfile.TarInfo]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in files.items():
+            info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            raw = b"" if isinstance(content, tarfile.TarInfo) else content
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+    return packed.getvalue()
+
+
+def place(root: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, md5: str | None = None) -> Path:
+    """Put an archive where it is looked for; it is right by its digest, unless another is given."""
+    digest = hashlib.md5(raw).hexdigest() if md5 is None else md5
+    small = Archive(OFFICIAL.name, digest, OFFICIAL.members, 4, 1_000_000)
+    monkeypatch.setattr(CIFAR10, "files", (small,))
+    path = root / "cifar10" / OFFICIAL.name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(raw)
+    return path
+
+
+def test_images_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backwards = dict(reversed(GOOD.items())) | {"cifar-10-batches-bin/readme.html": b"<html>"}
+    place(tmp_path, monkeypatch, archive(backwards))
+    source = CIFAR10(tmp_path, validation=2)
+    data: Any = source.load()
+    data.check((32, 32, 3), 10)
+    assert source.expected() == {"train": 20, "test": 4} and len(data.train) + len(data.validation) == 20
+    whole: Any = CIFAR10(tmp_path).load()
+    np.testing.assert_array_equal(whole.train.images, IMAGES[:5].reshape(20, 32, 32, 3))
+    np.testing.assert_array_equal(whole.train.labels, LABELS[:5].ravel())
+    np.testing.assert_array_equal(whole.test.images, IMAGES[5])
+    assert source.class_names[LABELS.max()] and len(source.class_names) == 10
+
+
+def test_official_sizes() -> None:
+    assert CIFAR10().expected() == {"train": 50_000, "test": 10_000}
+    assert OFFICIAL.most_packed > 170_000_000
+
+
+def link() -> tarfile.TarInfo:
+    info = tarfile.TarInfo(OFFICIAL.members[0])
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    return info
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({**GOOD, OFFICIAL.members[2]: b"short"}, "data_batch_3.bin: expected a file of 12292 bytes, found 5"),
+        ({**GOOD, OFFICIAL.members[0]: link()}, "data_batch_1.bin: expected a file of 12292 bytes, found 0"),
+        ({name: raw for name, raw in GOOD.items() if "test" not in name}, "lacks cifar-10-batches-bin/test_batch.bin"),
+        ({f"../{name}": raw for name, raw in GOOD.items()}, "lacks cifar-10-batches-bin/data_batch_1.bin"),
+    ],
+)
+def test_what_is_in_it_is_looked_at_too(tmp_path: Path, monkeypatch: Any, files: Any, expected: str) -> None:
+    """As MD5 can be forged: a file of the right digest may still hold anything."""
+    path = place(tmp_path, monkeypatch, archive(files))
+    with pytest.raises(DataError, match=f"{expected}; delete it to download it again"):
+        CIFAR10(tmp_path).load()
+    assert [each.name for each in tmp_path.rglob("*") if each.is_file()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"<html>", "expected MD5 c32a1d4ab5d03f12..., found a web page,"),
+        (archive(GOOD)[:-9], "expected MD5 c32a1d4ab5d03f12..., found "),
+        (bytes(1_000_001), "expected at most 1000000 bytes, found 1000001"),
+    ],
+)
+def test_a_wrong_archive_is_left_as_it_is(tmp_path: Path, monkeypatch: Any, raw: bytes, expected: str) -> None:
+    path = place(tmp_path, monkeypatch, raw, OFFICIAL.md5)
+    with pytest.raises(DataError, match=f"^{path}: {expected}.*; delete it to download it again"):
+        CIFAR10(tmp_path).load()
+    assert path.read_bytes() == raw
+
+
+def test_a_cut_archive_of_the_right_digest(tmp_path: Path, monkeypatch: Any) -> None:
+    path = place(tmp_path, monkeypatch, archive(GOOD)[:-2000])
+    with pytest.raises(DataError, match=f"^{path}: .*; delete it to download it again"):
+        CIFAR10(tmp_path).load()
+
+
+def test_download(tmp_path: Path, mirror: Any, monkeypatch: Any) -> None:
+    raw = archive(GOOD)
+    place(tmp_path, monkeypatch, raw).unlink()
+    monkeypatch.setattr(CIFAR10, "mirrors", (mirror.url,))
+    mirror.offer({OFFICIAL.name: raw})
+    assert len(CIFAR10(tmp_path).load().train) == 20
+    assert mirror.requests == [f"/{OFFICIAL.name}"]
+
+
+def test_nothing_stands_in_for_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        CIFAR10(tmp_path).load()
+    assert str(caught.value) == (
+        f"CIFAR10 IS NOT THERE: folder={tmp_path} was given, and there is no {tmp_path}/cifar10, and downloading "
+        f"failed (CUPYNET_OFFLINE forbids downloads); put {OFFICIAL.name} there, or set CUPYNET_DATA to the folder "
+        "that holds cifar10/"
+    )

@@ -1,0 +1,85 @@
+"""Sets made like MNIST, of which the digests of the gzip files are known."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupynet.data import KMNIST, FashionMNIST
+from cupynet.data.idx import IdxFile
+from cupynet.errors import DataError
+from tests.data.conftest import NAMES
+
+both = pytest.mark.parametrize("kind", [FashionMNIST, KMNIST])
+
+
+@pytest.fixture
+def placed(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The files of a small set like these, in the folders of both."""
+    files = tuple(
+        IdxFile(file.name, file.shape, "", hashlib.sha256(tiny.packed[file.name]).hexdigest()) for file in tiny.files
+    )
+    for kind in (FashionMNIST, KMNIST):
+        monkeypatch.setattr(kind, "files", files)
+        folder = tiny.root / kind.name
+        folder.mkdir(parents=True)
+        for name in NAMES:
+            (folder / name).write_bytes(tiny.packed[name])
+    return tiny
+
+
+@both
+def test_they_are_read_from_folders_of_their_own(kind: Any, placed: Any) -> None:
+    data = kind(placed.root, limit=9).load()
+    assert (data.name, data.fallback, len(data.train)) == (kind.name, False, 9)
+    assert (data.train.images[..., 0] == placed.arrays[0][:9]).all()
+    assert len(kind(placed.root).class_names) == 10
+
+
+@both
+def test_a_file_packed_again_is_not_known(kind: Any, placed: Any) -> None:
+    path = placed.root / kind.name / NAMES[1]
+    path.write_bytes(gzip.compress(placed.raw[NAMES[1]], 9))
+    with pytest.raises(DataError, match=rf"{path}: expected SHA-256 .* \(gzip\), found .*: wrong contents; delete it"):
+        kind(placed.root).load()
+
+
+@both
+def test_swapped_files_are_named(kind: Any, placed: Any, monkeypatch: Any) -> None:
+    one, other = (placed.root / kind.name / name for name in (NAMES[1], NAMES[3]))
+    other.write_bytes(one.read_bytes())
+    with pytest.raises(DataError, match=f"found 30, as {NAMES[1]} has"):
+        kind(placed.root).load()
+
+
+@both
+def test_nothing_stands_in_for_them(kind: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CUPYNET_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=f"^{kind.name.upper()} IS NOT THERE: .* that holds {kind.name}/$"):
+        kind().load()
+
+
+@both
+def test_a_download_may_be_as_large_as_it_has_to_be(kind: Any, placed: Any, mirror: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("cupynet.data.download.MAX_BYTES", 10)
+    monkeypatch.setattr(kind, "mirrors", (mirror.url,))
+    for name in NAMES:
+        (placed.root / kind.name / name).unlink()
+    mirror.offer(placed.packed)
+    assert len(kind(placed.root).load().train) == 30
+    mirror.offer({NAMES[0]: bytes(placed.files[0].most_packed + 1)})
+    (placed.root / kind.name / NAMES[0]).unlink()
+    with pytest.raises(DataError, match=f"it is larger than the {placed.files[0].most_packed} bytes that are allowed"):
+        kind(placed.root).load()
+
+
+@both
+def test_official_files(kind: Any) -> None:
+    assert kind().expected() == {"train": 60_000, "test": 10_000}
+    assert all(len(file.packed_sha256) == 64 and not file.sha256 for file in kind.files)
+    assert kind.files[0].most_packed > 26_421_880  # of Fashion-MNIST
+    assert len({file.digest for each in (FashionMNIST, KMNIST) for file in each.files}) == 8

@@ -1,0 +1,119 @@
+"""Pixels by mean and deviation: the same numbers wherever images of a source become batches."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import FRACTIONS, PixelScale, create_backend
+from cupynet.data import Dataset, Loader, ShardedLoader, Shards, Synthetic, load_mapped, write_shards
+from cupynet.data.normalize import statistics
+from cupynet.errors import ConfigError
+from tests.backends import every_backend
+
+FIXED = {"mean": [0.25], "deviation": [0.5]}
+
+
+def small(**options: Any) -> Synthetic:
+    return Synthetic(train=60, test=20, **options)
+
+
+def test_fractions_are_what_they_always_were() -> None:
+    assert FRACTIONS.scale == (1 / 255,) and FRACTIONS.shift == (0.0,) and FRACTIONS.normalization() is None
+    assert small().load().train.pixels == FRACTIONS
+
+
+def test_mean_and_deviation_of_the_training_images() -> None:
+    images = np.random.default_rng(0).integers(0, 200, (50, 6, 4, 3), np.uint8)
+    images[..., 1] = 7
+    mean, deviation = statistics(images)
+    flat = images.reshape(-1, 3) / 255
+    np.testing.assert_allclose(mean, flat.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(deviation, [flat[:, 0].std(), 1, flat[:, 2].std()], rtol=1e-12)
+    again = statistics(np.concatenate([images[25:], images[:25]]))
+    assert again == (mean, deviation)  # whole numbers are counted: in whatever order
+    assert statistics(images[:0]) == ([0.0] * 3, [1.0] * 3)
+
+
+def test_auto_looks_at_what_is_trained_on_alone() -> None:
+    data: Any = small(normalize="auto", validation=10, limit=30).load()
+    assert len(data.train) == 30
+    expected = PixelScale.of(*statistics(data.train.images))
+    assert data.train.pixels == data.validation.pixels == data.test.pixels == expected != FRACTIONS
+    assert data.train.take(slice(3)).pixels == expected
+
+
+@every_backend
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_have_mean_0_and_deviation_1(name: str, channels: int) -> None:
+    images = np.random.default_rng(0).integers(20, 200, (64, 5, 5, channels), np.uint8)
+    pixels = PixelScale.of(*statistics(images))
+    dataset = Dataset("some", images, np.zeros(64, int), 1, pixels)
+    backend = create_backend(name, "double")
+    (batch,) = Loader(dataset, 64).epoch(0, backend)
+    x = backend.to_host(batch.images)
+    np.testing.assert_allclose(x.mean(axis=(0, 1, 2)), 0, atol=1e-12)
+    np.testing.assert_allclose(x.std(axis=(0, 1, 2)), 1, atol=1e-12)
+    exact = (images[batch.samples] / 255 - np.array(pixels.mean)) / np.array(pixels.deviation)
+    np.testing.assert_allclose(x, exact, atol=1e-12)
+
+
+def test_it_stays_with_data_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupynet.data.cache.cache_folder", lambda: tmp_path / "cache")
+    for asked in ("auto", FIXED, None):
+        source = small(normalize=asked)
+        expected = source.load().train.pixels
+        for _ in range(2):
+            mapped = load_mapped(source)
+            assert isinstance(mapped.train, Dataset) and not mapped.train.images.flags.writeable
+            assert mapped.train.pixels == mapped.test.pixels == expected
+
+
+def test_shards_have_it_from_when_they_were_written(tmp_path: Path) -> None:
+    data = small(normalize="auto").load()
+    write_shards(data, tmp_path, 2)
+    assert Shards(tmp_path).pixels == data.train.pixels
+    batch: Any = next(ShardedLoader(Shards(tmp_path), 8).epoch(0, create_backend("numpy", "double"), 1, 2))
+    mean, deviation = data.train.pixels.mean[0], data.train.pixels.deviation[0]
+    images = data.train.images[batch.samples]  # type: ignore[union-attr]
+    np.testing.assert_allclose(batch.images, (images / 255 - mean) / deviation, atol=1e-12)
+    sharded: dict[str, Any] = {"storage": "sharded", "shards": tmp_path}
+    found = data.train.pixels.normalization()
+    for fits in ("auto", found):
+        assert small(normalize=fits, **sharded).load().test.pixels == data.test.pixels
+    for other in (None, FIXED):
+        with pytest.raises(ConfigError, match="was written with another normalisation: say that one here, or write"):
+            small(normalize=other, **sharded).load()
+
+
+def test_loaders_tell_it_apart() -> None:
+    loaders = [Loader(small(normalize=asked).load().train, 4) for asked in (None, "auto", FIXED)]
+    assert len({loader.signature for loader in loaders}) == 3
+    assert loaders[0].signature == Loader(small().load().train, 4).signature
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("Auto", True, 3, [], {}, {"mean": [0.5]}, {"mean": 0.5, "deviation": 0.5}, {"mean": "12", "deviation": "12"}),
+        {"mean": [0.5], "deviation": [0]},
+        {"mean": [0.5], "deviation": [-1]},
+        {"mean": [math.nan], "deviation": [1]},
+        {"mean": [0.5, 0.5], "deviation": [1]},
+        {"mean": [0.5], "deviation": [1], "std": [1]},
+    ],
+    ids=str,
+)
+def test_what_it_cannot_be(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^normalize(\.mean|\.deviation)?=.*: must be ") as caught:
+        small(normalize=wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_there_must_be_numbers_for_all_channels() -> None:
+    with pytest.raises(ConfigError, match="2 channels are normalised, and its images have 1: give a number for each"):
+        small(normalize={"mean": [0, 0], "deviation": [1, 1]}).load()

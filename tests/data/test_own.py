@@ -1,0 +1,380 @@
+"""Files of one's own: taken as they are, known before a model is built, and refused in one line that names the file."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cupynet.data import Folder, Idx, Npz, Shards, load_mapped, write_shards
+from cupynet.data.own import IDX_NAMES, OwnData
+from cupynet.errors import ConfigError, DataError
+from tests.data.own_files import Parts, digits, idx_bytes, write_idx, write_npz, write_pictures
+
+SMALL = digits(60, 30)
+COLOURS = Parts(
+    np.random.default_rng(1).integers(0, 256, (12, 5, 7, 3), np.uint8),
+    np.arange(12, dtype=np.uint8) // 4,
+    np.random.default_rng(2).integers(0, 256, (6, 5, 7, 3), np.uint8),
+    np.arange(6, dtype=np.uint8) // 2,
+)
+WAYS: dict[str, Callable[[Path, Parts], OwnData]] = {
+    "idx": lambda path, parts: Idx(write_idx(path / "mine", parts)),
+    "plain idx": lambda path, parts: Idx(write_idx(path / "mine", parts, packed=False)),
+    "npz": lambda path, parts: Npz(write_npz(path / "mine.npz", parts)),
+    "folder": lambda path, parts: Folder(write_pictures(path / "mine", parts)),
+}
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def load(source: Any) -> Any:
+    return source.load()
+
+
+@every_way
+@pytest.mark.parametrize("parts", [SMALL, COLOURS], ids=["grey", "colours"])
+def test_they_are_taken_as_they_are(way: str, parts: Parts, tmp_path: Path) -> None:
+    source = WAYS[way](tmp_path, parts)
+    shape = parts.train_images.shape[1:]
+    assert source.image_shape == (*shape[:2], shape[2] if len(shape) == 3 else 1)
+    assert source.classes == len(np.unique(parts.train_labels))
+    assert source.expected() == {"train": len(parts.train_labels), "test": len(parts.test_labels)}
+    data = source.load()
+    data.check(source.image_shape, source.classes)
+    assert data.name == source.name == "mine" and data.train.name == "mine-train"
+    for dataset, images, labels in ((data.train, *parts[:2]), (data.test, *parts[2:])):
+        np.testing.assert_array_equal(dataset.images, images.reshape(len(images), *source.image_shape))
+        np.testing.assert_array_equal(dataset.labels, labels)
+
+
+@every_way
+def test_sizes_are_promised_before_images_are_read(way: str, tmp_path: Path, monkeypatch: Any) -> None:
+    source = WAYS[way](tmp_path, SMALL)
+    monkeypatch.setattr(type(source), "_read", lambda self: pytest.fail("it reads the images"))
+    assert (source.image_shape, source.classes) == ((8, 8, 1), 10)
+    assert source.fingerprint() is not None
+
+
+@every_way
+def test_validation_and_limit(way: str, tmp_path: Path) -> None:
+    source = WAYS[way](tmp_path, SMALL)
+    source.validation, source.limit = 20, 7
+    data = source.load()
+    assert data.validation is not None and (len(data.train), len(data.validation), len(data.test)) == (7, 20, 7)
+    source = WAYS[way](tmp_path / "again", SMALL)
+    source.validation = 60
+    with pytest.raises(ConfigError, match="validation=60: must be below the 60 training images of 'mine'"):
+        assert source.classes
+
+
+@every_way
+def test_shards_of_them(way: str, tmp_path: Path) -> None:
+    source = WAYS[way](tmp_path, SMALL)
+    data = source.load()
+    write_shards(data, tmp_path / "shards", 2, source.seed)
+    kind: Any = type(source)
+    sharded = kind(storage="sharded", shards=tmp_path / "shards")
+    assert (sharded.image_shape, sharded.classes) == (source.image_shape, source.classes)
+    assert sharded.expected() == {} and sharded.fingerprint() is None
+    found = sharded.load()
+    assert isinstance(found.train, Shards) and found.name == "mine" and len(found.train) == 60
+    with pytest.raises(ConfigError, match="validation=3: .* was written with validation=0"):
+        assert kind(storage="sharded", shards=tmp_path / "shards", validation=3).classes
+
+
+@every_way
+def test_a_cache_knows_when_they_have_changed(way: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("cupynet.data.cache.cache_folder", lambda: tmp_path / "cache")
+    first = WAYS[way](tmp_path, SMALL)
+    before = first.fingerprint()
+    np.testing.assert_array_equal(load_mapped(first).train.images, first.load().train.images)  # type: ignore[union-attr]
+    assert len(list((tmp_path / "cache").glob("[!.]*/manifest.json"))) == 1
+    assert type(first)(**given(first)).fingerprint() == before  # type: ignore[call-arg]
+    assert type(first)(**given(first), limit=5).fingerprint() != before  # type: ignore[call-arg]
+    assert type(first)(**given(first), normalize="auto").fingerprint() != before  # type: ignore[call-arg]
+    path = first._files()[0]
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(0, 0))
+    assert type(first)(**given(first)).fingerprint() != before  # type: ignore[call-arg]
+
+
+def given(source: Any) -> dict[str, Any]:
+    return {"file": source.file} if isinstance(source, Npz) else {"folder": source.folder}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [(Idx, "folder=null"), (Npz, "file=null"), (Folder, "folder=null")], ids=["idx", "npz", "folder"]
+)
+def test_somebody_must_say_where_they_are(kind: Any, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{what}: name the "):
+        assert kind().classes
+
+
+# IDX ----------------------------------------------------------------------------------------------------------------
+
+
+def test_four_paths_and_digests(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "mine", SMALL)
+    paths = {name: tmp_path / f"{name}.idx" for name in IDX_NAMES}
+    for name, path in paths.items():
+        (folder / f"{IDX_NAMES[name]}.gz").rename(path)
+    raw = hashlib.sha256(idx_bytes(SMALL.train_images)).hexdigest()
+    packed = hashlib.sha256(paths["test_labels"].read_bytes()).hexdigest()
+    source = Idx(**paths, sha256={"train_images": raw, "test_labels": packed})
+    np.testing.assert_array_equal(source.load().test.labels, SMALL.test_labels)
+    wrong = Idx(**paths, sha256={"test_labels": raw})
+    with pytest.raises(DataError, match=r"test_labels.idx: expected SHA-256 .*, found "):
+        wrong.load()
+    with pytest.raises(ConfigError, match="sha256: images is none of train_images"):
+        Idx(folder, sha256={"images": raw})
+    named = Idx(tmp_path, **{name: path.name for name, path in paths.items()})
+    assert named.classes == 10
+
+
+def a_header_of(*axes: int, kind: int = 8) -> bytes:
+    return bytes([0, 0, kind, len(axes)]) + b"".join(axis.to_bytes(4, "big") for axis in axes)
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "expected"),
+    [
+        ("train_images", b"some text, not images", "expected an IDX file, plain or gzip, found bytes 0x736f6d65..."),
+        ("train_images", b"<html>", "found a web page"),
+        ("train_images", b"", "found an empty file"),
+        ("train_images", a_header_of(60), "expected IDX data of 3 or 4 axes, found 1"),
+        ("train_images", a_header_of(60, 8, 8, kind=13) + bytes(4), "expected IDX data of unsigned bytes .*0x0d"),
+        ("train_images", a_header_of(60, 8, 8) + bytes(60 * 64 - 1), "expected 3856 bytes, as its header says, found"),
+        ("train_images", a_header_of(1 << 30, 8, 8) + bytes(9), "expected 1073741824 labels, one for each image"),
+        ("train_images", gzip.compress(a_header_of(60, 8, 8) + bytes(9), mtime=0), "expected 3856 unpacked bytes"),
+        ("train_images", gzip.compress(idx_bytes(SMALL.train_images), mtime=0)[:90], "the gzip data end early"),
+        ("test_images", a_header_of(30, 8, 9) + bytes(30 * 72), "expected images of 8 x 8, .* found 8 x 9"),
+        ("test_labels", a_header_of(29) + bytes(29), "expected 30 labels, one for each image of"),
+        ("test_labels", a_header_of(30) + bytes([77] * 30), "labels must lie in 0 .. 9 for 10 classes, got 77 .. 77"),
+        ("train_labels", a_header_of(60, 1) + bytes(60), "expected IDX data of 1 axis, found 2"),
+    ],
+)
+def test_wrong_idx_files(tmp_path: Path, part: str, content: bytes, expected: str) -> None:
+    path = write_idx(tmp_path / "mine", SMALL) / f"{IDX_NAMES[part]}.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=expected) as caught:
+        Idx(tmp_path / "mine").load()
+    text = str(caught.value)
+    assert f"{part.partition('_')[0].replace('test', 't10k')}-" in text.partition(": expected")[0]
+    assert "\n" not in text and "download it" not in text and "delete" not in text
+    assert path.read_bytes() == content
+
+
+def test_an_idx_file_that_is_missing(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "mine", SMALL)
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte.gz: is not there, .* or name a file in test_labels"):
+        assert Idx(folder).classes
+
+
+@pytest.mark.parametrize("classes", [3, 10, 40])
+def test_classes_that_are_said(tmp_path: Path, classes: int) -> None:
+    folder = write_idx(tmp_path / "mine", SMALL)
+    source = Idx(folder, classes=classes)
+    assert source.classes == classes
+    if classes > 9:
+        assert source.load().train.classes == classes
+    else:
+        with pytest.raises(DataError, match="train-labels.*must lie in 0 .. 2 for 3 classes, got 0 .. 9"):
+            source.load()
+
+
+# npz ----------------------------------------------------------------------------------------------------------------
+
+
+def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=SMALL[0], b=SMALL[1].astype(np.int32)[:, None], c=SMALL[2], d=SMALL[3].astype(np.int64))
+    source = Npz(path, "a", "b", "c", "d", sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    np.testing.assert_array_equal(source.load().train.labels, SMALL.train_labels)
+    with pytest.raises(DataError, match=r"a.npz: expected an array 'x_train', found a, b, c, d: name the key in train"):
+        assert Npz(path).classes
+    with pytest.raises(DataError, match=r"a.npz: cannot be read \(expected SHA-256 0000..., found another"):
+        assert Npz(path, sha256="0000").classes
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"x_train": SMALL[0].astype(np.float32) / 255}, "images must be uint8, 0 to 255, .*multiply by 255"),
+        ({"x_train": SMALL[0].reshape(60, 64)}, r"x_train: expected images \(S, H, W\) or .*found \(60, 64\)"),
+        ({"y_train": SMALL[1][:-1]}, r"y_train: expected \(60,\), a label for each image, found \(59,\)"),
+        ({"y_train": np.eye(10)[SMALL[1]]}, r"y_train: expected labels of integers, found float64"),
+        ({"y_train": np.array(["a"] * 60)}, r"y_train: expected an array of integers, found <U1"),
+        ({"x_test": SMALL[2][:, :7]}, r"x_test: expected \(S, 8, 8\), as those to train on, found \(30, 7, 8\)"),
+        ({"y_test": SMALL[3] + 5}, "labels must lie in 0 .. 9 for 10 classes, got 5 .. 14"),
+    ],
+)
+def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
+    arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), SMALL, strict=True)) | change
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=expected) as caught:
+        Npz(tmp_path / "a.npz").load()
+    assert str(caught.value).startswith(f"{tmp_path / 'a.npz'}: ") and "\n" not in str(caught.value)
+
+
+def test_objects_are_never_unpickled(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", SMALL)
+    np.savez(path, x_train=np.array([print], object), y_train=SMALL[1], x_test=SMALL[2], y_test=SMALL[3])
+    with pytest.raises(DataError, match=r"a.npz: x_train: expected an array of integers, found object"):
+        Npz(path).load()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04broken"])
+def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a.npz: expected an .npz file \(.*\): write it with np.savez"):
+        assert Npz(tmp_path / "a.npz").classes
+
+
+def test_a_damaged_archive(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", SMALL)
+    raw = bytearray(path.read_bytes())
+    raw[600] ^= 255
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"a.npz: "):
+        Npz(path).load()
+    with pytest.raises(DataError, match=r"none.npz: cannot be read \(No such file"):
+        assert Npz(tmp_path / "none.npz").classes
+
+
+# folders of pictures ------------------------------------------------------------------------------------------------
+
+
+def pictures(tmp_path: Path, ending: str = "png") -> Path:
+    return write_pictures(tmp_path / "mine", SMALL, ending)
+
+
+def test_names_of_classes_are_kept(tmp_path: Path) -> None:
+    assert Folder(pictures(tmp_path)).class_names == tuple(f"class-{digit}" for digit in range(10))
+
+
+def test_jpeg_and_what_begins_with_a_dot(tmp_path: Path) -> None:
+    folder = pictures(tmp_path, "jpg")
+    (folder / "train" / ".DS_Store").touch()
+    (folder / "train" / "class-3" / ".thumbnails").mkdir()
+    data = Folder(folder).load()
+    difference = data.train.images[..., 0].astype(int) - SMALL.train_images  # type: ignore[union-attr]
+    assert 0 < np.abs(difference).mean() < 8  # JPEG forgets a little
+
+
+def test_another_size_and_other_channels(tmp_path: Path) -> None:
+    folder = pictures(tmp_path)
+    source = Folder(folder, size=[4, 16], channels=3)
+    assert source.image_shape == (4, 16, 3)
+    images: Any = source.load().train.images  # type: ignore[union-attr]
+    np.testing.assert_array_equal(images[..., 0], images[..., 2])
+    flat = Folder(write_pictures(tmp_path / "flat", Parts(*[a * 0 + 9 for a in SMALL])), size=[3, 3]).load()
+    assert (flat.train.images == 9).all()  # type: ignore[union-attr]
+    grey = Folder(write_pictures(tmp_path / "colours", COLOURS), channels=1)
+    assert grey.image_shape == (5, 7, 1) and grey.load().train.image_shape == (5, 7, 1)
+
+
+def of_another_size(folder: Path) -> Path:
+    path = folder / "test" / "class-7" / "00029.png"
+    Image.fromarray(np.zeros((8, 9), np.uint8)).save(path)
+    return path
+
+
+def text(folder: Path) -> Path:
+    path = folder / "train" / "class-2" / "notes.txt"
+    path.write_text("these are twos")
+    return path
+
+
+def text_called_png(folder: Path) -> Path:
+    path = folder / "train" / "class-2" / "notes.png"
+    path.write_text("these are twos")
+    return path
+
+
+def first_of_all(folder: Path) -> Path:
+    path = folder / "train" / "class-0" / "00000.png"
+    path.write_bytes(b"")
+    return path
+
+
+def cut(folder: Path) -> Path:
+    path = folder / "train" / "class-2" / "cut.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:70])
+    return path
+
+
+def sixteen_bits(folder: Path) -> Path:
+    path = folder / "train" / "class-2" / "deep.png"
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(path)
+    return path
+
+
+def empty(folder: Path) -> Path:
+    (folder / "train" / "none").mkdir()
+    return folder / "train" / "none"
+
+
+def unknown(folder: Path) -> Path:
+    (folder / "test" / "class-2").rename(folder / "test" / "two")
+    return folder / "test" / "two"
+
+
+def loose(folder: Path) -> Path:
+    (folder / "train" / "readme.md").touch()
+    return folder / "train" / "readme.md"
+
+
+def nothing_to_test_on(folder: Path) -> Path:
+    (folder / "test").rename(folder / "tests")
+    return folder / "test"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (of_another_size, r"expected 8 x 8 pixels, .*, found 8 x 9: .*size=\[8,8\]"),
+        (text, r"expected PNG and JPEG files alone .*: move it away"),
+        (text_called_png, r"is no PNG or JPEG \(cannot identify image file\): replace it, or move it away"),
+        (first_of_all, r"is no PNG or JPEG"),
+        (cut, r"damaged \(.*\): replace it, or move it away"),
+        (sixteen_bits, r"expected a picture of 8 bits in each channel, found mode I;16"),
+        (empty, "a class without images: bring some, or remove the folder"),
+        (unknown, "expected a class of .*train, which has no such folder"),
+        (loose, "expected a folder for each class in .*train, found a file: move it away"),
+        (nothing_to_test_on, r"expected a folder, but it cannot be read \(No such file or directory\)"),
+    ],
+)
+def test_wrong_pictures(tmp_path: Path, spoil: Callable[[Path], Path], expected: str) -> None:
+    path = spoil(pictures(tmp_path))
+    with pytest.raises(DataError, match=expected) as caught:
+        Folder(tmp_path / "mine").load()
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"channels": 2}, "channels=2: must be 1"),
+        ({"size": [0, 3]}, "size="),
+        ({"folder": 3}, "folder=3: must be a path"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{expected}"):
+        Folder(**arguments)
+
+
+def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pictures(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(ConfigError, match=r"pictures need Pillow, .*: pip install 'cupynet\[images\]'"):
+        assert Folder(folder).classes

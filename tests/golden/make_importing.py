@@ -1,0 +1,37 @@
+"""Makes tests/golden/torch_{small.safetensors,logits.npz} with PyTorch: python tests/golden/make_importing.py
+
+A small network in double, as torch.nn.Sequential keeps it, and its logits for images of whole numbers. Made with torch
+2.13.0 and safetensors 0.8.0, which the tests that read them do not need.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, (3, 2)),  # 9 x 8 -> 7 x 7
+        nn.ReLU(),
+        nn.MaxPool2d(2),  # -> 3 x 3
+        nn.Conv2d(4, 5, 2, bias=False),  # -> 2 x 2
+        nn.Flatten(),
+        nn.Linear(20, 6),
+        nn.ReLU(),
+        nn.Linear(6, 3),
+    ).double()
+
+
+if __name__ == "__main__":
+    folder, net = Path(__file__).parent, network()
+    images = np.random.default_rng(6).integers(0, 256, (7, 9, 8, 3), np.uint8)
+    with torch.no_grad():
+        logits = net(torch.from_numpy(images).permute(0, 3, 1, 2).double() / 255)
+    save_file(net.state_dict(), folder / "torch_small.safetensors")
+    np.savez(folder / "torch_logits.npz", images=images, logits=logits.numpy())

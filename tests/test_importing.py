@@ -1,0 +1,257 @@
+"""Weights that were trained elsewhere evaluate here to the same logits, or are refused in one line."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from cupynet import (
+    Activation,
+    ConfigError,
+    Conv2D,
+    DataError,
+    Dense,
+    Flatten,
+    Image,
+    MaxPool2D,
+    Model,
+    Sequential,
+    create_backend,
+    import_keras,
+    import_torch,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = {"conv1": "0", "conv2": "3", "dense1": "5", "output": "7"}
+
+
+def model(*, flatten: bool = False, dtype: str = "double", backend: str = "numba") -> Model:
+    layers: dict[str, Any] = {
+        "conv1": Conv2D(4, kernel=(3, 2), activation="relu"),
+        "pool1": MaxPool2D(2),
+        "conv2": Conv2D(5, kernel=2, bias=False),
+        **({"flat": Flatten(), "again": Activation("identity")} if flatten else {}),
+        "dense1": Dense(6, activation="relu"),
+        "output": Dense(3),
+    }
+    return Model(Sequential(layers), Image(9, 8, 3), create_backend(backend, dtype), seed=1)
+
+
+def logits(of: Model, images: Any) -> Any:
+    x = of.backend.load_images(images, np.arange(len(images)))
+    return of.scores(x)[1]
+
+
+@pytest.fixture(scope="module")
+def golden() -> Any:
+    with np.load(GOLDEN / "torch_logits.npz", allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize(("dtype", "bound"), [("double", 1e-12), ("float", 1e-5)])
+def test_pytorch(golden: Any, flatten: bool, dtype: str, bound: float) -> None:
+    found = model(flatten=flatten, dtype=dtype)
+    import_torch(found, GOLDEN / "torch_small.safetensors", NAMES)
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=bound)
+
+
+def test_single_weights_by_name_and_names_that_are_the_same(golden: Any, tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "torch_small.safetensors")
+    same = {name: there for name, there in NAMES.items() if name != "conv1"}
+    renamed = {
+        f"{name}.{own}": tensors[f"{there}.{own}"]
+        for name, there in same.items()
+        for own in ("weight", "bias")
+        if f"{there}.{own}" in tensors
+    }
+    renamed |= {"first": tensors["0.weight"], "second": tensors["0.bias"], "bn.num_batches_tracked": np.array(3)}
+    save_file(renamed, tmp_path / "a.safetensors")
+    found = model()
+    import_torch(found, tmp_path / "a.safetensors", {"conv1.weight": "first", "conv1.bias": "second"})
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
+
+
+def test_layers_within_layers(golden: Any) -> None:
+    inner = Sequential({"a": Conv2D(4, kernel=(3, 2), activation="relu"), "b": MaxPool2D(2)})
+    rest = {"conv2": Conv2D(5, kernel=2, bias=False), "dense1": Dense(6, activation="relu"), "output": Dense(3)}
+    outer = Sequential({"block": inner, **rest})
+    found = Model(outer, Image(9, 8, 3), create_backend("numba", "double"))
+    names = {"block.a": "0", "conv2": "3", "dense1": "5", "output": "7"}
+    import_torch(found, GOLDEN / "torch_small.safetensors", names)
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pytorch_itself(seed: int) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 6, 3), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(6 * 3 * 4, 5)
+    ).double()
+    found = Model(
+        Sequential({"0": Conv2D(6, kernel=3), "1": MaxPool2D(2), "3": Dense(5)}),
+        Image(8, 10, 2),
+        create_backend("numba", "double"),
+    )
+    found_weights = {name: value.numpy() for name, value in net.state_dict().items()}
+    images = np.random.default_rng(seed).normal(size=(4, 8, 10, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cupynet.importing.load_tensors", lambda path: found_weights)
+        import_torch(found, "state")
+    with torch.no_grad():
+        expected = net(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+    np.testing.assert_allclose(found.scores(images)[1], expected, atol=1e-12)
+
+
+SPOILT = [
+    ({"5.bias": None}, "lacks '5.bias', for weight 'dense1.bias': it has "),
+    ({"9.bias": np.zeros(3)}, "'9.bias' is for no layer here (1 such): is it of another network?"),
+    ({"0.weight": np.zeros((4, 3, 2, 3))}, "weight conv1.weight of '0.weight': its shape (4, 3, 2, 3) does not become"),
+    ({"7.weight": np.zeros((3, 7))}, "weight output.weight of '7.weight': its shape (3, 7) does not become the (6, 3)"),
+    ({"7.weight": np.zeros((6, 3))}, "weight output.weight of '7.weight': its shape (6, 3) does not become the (6, 3)"),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), SPOILT, ids=[text for _, text in SPOILT])
+def test_what_does_not_fit_is_named(change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "torch_small.safetensors") | change
+    path = tmp_path / "a.safetensors"
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+    found = model()
+    before = found.weights()
+    with pytest.raises(DataError) as caught:
+        import_torch(found, path, NAMES)
+    assert str(caught.value).startswith(f"{path}: {expected}") and "\n" not in str(caught.value)
+    for name, weight in found.weights().items():
+        np.testing.assert_array_equal(weight, before[name])
+
+
+def test_names_of_nothing(tmp_path: Path) -> None:
+    for into in (import_torch, import_keras):
+        with pytest.raises(ConfigError, match="names: this model has no layer or weight 'conv9', but conv1.weight, "):
+            into(model(), GOLDEN / "torch_small.safetensors", {"conv9": "0"})
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(DataError, match="text: cannot be read as weights"):
+        import_torch(model(), tmp_path / "text")
+
+
+# Keras --------------------------------------------------------------------------------------------------------------
+
+
+def variables(source: Model, renamed: dict[str, str] | None = None) -> dict[str, Any]:
+    """What Keras would save of these weights: by class and count, kernel and bias by number."""
+    names = {"conv1": "conv2d", "conv2": "conv2d_1", "dense1": "dense", "output": "dense_1"} | (renamed or {})
+    numbers = {"weight": 0, "bias": 1}
+    return {
+        f"layers/{names[layer]}/vars/{numbers[own]}": weight
+        for (layer, own), weight in ((name.split("."), weight) for name, weight in source.weights().items())
+    }
+
+
+def write(path: Path, arrays: dict[str, Any]) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+        file.create_group("layers/flatten/vars")  # of layers without weights
+        file.create_group("vars")
+        file["optimizer/vars/0"] = 3
+    return path
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_keras(golden: Any, archive: bool, tmp_path: Path) -> None:
+    source = model()
+    import_torch(source, GOLDEN / "torch_small.safetensors", NAMES)
+    path = write(tmp_path / "model.weights.h5", variables(source))
+    if archive:
+        with zipfile.ZipFile(tmp_path / "a.keras", "w") as packed:
+            packed.write(path, "model.weights.h5")
+            packed.writestr("config.json", "{}")
+        path = tmp_path / "a.keras"
+    found = model()
+    import_keras(found, path)
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
+
+
+def test_layers_of_keras_by_name(tmp_path: Path) -> None:
+    source, found = model(), model()
+    source.load_weights({name: weight + 1 for name, weight in source.weights().items()})
+    path = write(tmp_path / "a.weights.h5", variables(source, {"conv1": "conv2d_7", "output": "head"}))
+    import_keras(found, path, {"conv1": "conv2d_7", "output": "head"} | {"conv2": "conv2d_1"})
+    for name, weight in source.weights().items():
+        np.testing.assert_array_equal(found.weights()[name], weight)
+
+
+def linked(path: Path) -> str:
+    with h5py.File(path, "a") as file:
+        del file["layers/dense/vars/0"]
+        file["layers/dense/vars/0"] = h5py.ExternalLink("/etc/passwd", "/")
+    return "layers/dense/vars/0 is a link, which is not followed"
+
+
+def elsewhere(path: Path) -> str:
+    with h5py.File(path, "a") as file:
+        del file["layers/dense/vars/1"]
+        file.create_dataset("layers/dense/vars/1", (6,), "f8", external=[("/etc/passwd", 0, 48)])
+    return "layers/dense/vars/1 lies in another file, which is not read"
+
+
+def lacking(path: Path) -> str:
+    with h5py.File(path, "a") as file:
+        del file["layers/dense/vars/1"]
+    return "lacks 'layers/dense/vars/1', for weight 'dense1.bias'"
+
+
+def more(path: Path) -> str:
+    with h5py.File(path, "a") as file:
+        file["layers/batch_normalization/vars/0"] = np.zeros(4)
+    return "'layers/batch_normalization/vars/0' is for no layer here"
+
+
+def turned(path: Path) -> str:
+    with h5py.File(path, "a") as file:
+        weight = file["layers/dense_1/vars/0"][()].T
+        del file["layers/dense_1/vars/0"]
+        file["layers/dense_1/vars/0"] = weight
+    return r"weight output.weight of 'layers/dense_1/vars/0': its shape \(3, 6\) does not become the \(6, 3\)"
+
+
+def enormous(path: Path) -> str:
+    with h5py.File(path, "a") as file:
+        del file["layers/dense/vars/0"]
+        file.create_dataset("layers/dense/vars/0", (1 << 40, 6), "f8", chunks=(1 << 10, 6), compression="gzip")
+    return r"its shape \(1099511627776, 6\) does not become the \(20, 6\)"
+
+
+def text(path: Path) -> str:
+    path.write_text("text")
+    return "cannot be read as .weights.h5 or .keras of Keras 3"
+
+
+def old(path: Path) -> str:
+    with h5py.File(path, "w") as file:
+        file["model_weights/dense/dense/kernel:0"] = np.zeros(3)
+    return "cannot be read as .weights.h5 or .keras of Keras 3"
+
+
+@pytest.mark.parametrize("spoil", [linked, elsewhere, lacking, more, turned, enormous, text, old])
+def test_files_of_keras_that_do_not_fit(spoil: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.weights.h5", variables(model()))
+    expected = spoil(path)
+    with pytest.raises(DataError, match=expected) as caught:
+        import_keras(model(), path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ConfigError, match=r"files of Keras need h5py, .*: pip install 'cupynet\[keras\]'"):
+        import_keras(model(), tmp_path / "a.weights.h5")
