@@ -1,4 +1,7 @@
-"""Running statistics and dropout in training: averaged, kept alike, left out, saved, gone on with."""
+"""Running statistics and dropout in training: averaged, kept alike, left out, saved, gone on with.
+
+The file is long because each way to train is asked the same questions of the same network.
+"""
 
 from __future__ import annotations
 
