@@ -710,10 +710,10 @@ def test_sums_of_vectors_are_those_of_the_host(kind: str, grid: Any, block: Any,
 
 # normalisation and random numbers -------------------------------------------------------------------------------------
 
-ROWS_AND_COLUMNS = [(1, 1), (3, 5), (7, 8), (40, 3), (33, 24), (5, 40)]
+ROWS_AND_COLUMNS = [(1, 1), (7, 8), (40, 3), (5, 24)]
 sized = pytest.mark.parametrize(("rows", "columns"), ROWS_AND_COLUMNS)
 planes = pytest.mark.parametrize(
-    ("grid", "block"), [((1, 1), (1, 1)), ((2, 3), (4, 8)), ((1, 2), (32, 4))], ids=["one", "4 x 8", "32 x 4"]
+    ("grid", "block"), [((1, 1), (1, 1)), ((2, 2), (4, 2))], ids=["one thread", "four blocks"]
 )
 
 
@@ -735,7 +735,7 @@ def normalised(kind: str, rows: int, columns: int, start: int = 0) -> tuple[Any,
 @every_kind
 @planes
 @sized
-@pytest.mark.parametrize("length", [2, 16, 100])
+@pytest.mark.parametrize("length", [3, 100])
 def test_moments_of_parts_are_those_of_all(
     kind: str, grid: Any, block: Any, rows: int, columns: int, length: int
 ) -> None:
@@ -827,7 +827,7 @@ def test_rows_are_normalised_and_differentiated(kind: str, grid: Any, block: Any
     x, dy = (array(rng.normal(size=(rows, columns)) + 1, stored) for _ in range(2))
     scale, shift = (array(rng.normal(size=columns), stored) for _ in range(2))
     y, moments = array(np.zeros((rows, columns)), stored), array(np.zeros((rows, 2)), wide)
-    lines: Any = ((1,), (1, 1)) if block[0] == 1 else ((2,), (8, 4))
+    lines: Any = ((1,), (1, 1)) if block[0] == 1 else ((2,), (4, 2))
     sizes = np.int64(rows), np.int32(columns)
     arguments: Any = x, scale, shift, y, moments, wide.type(0.25), *sizes
     kernel("reductions", f"normalize_rows_{kind}")(*lines, arguments)
