@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import instance
+from cupynet.checks import instance, integer
 from cupynet.data import Batch, Labelled
 from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Model, check_output
 from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
+from cupynet.parallel import parts
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
@@ -41,6 +42,8 @@ class Replica:
     Args:
         model: its weights are what is trained.
         optimizer: moves them; not shared with another replica.
+        accumulate: into how many parts a batch is cut, if it has as many examples, whose gradients are added up one
+            after the other: activations take as much less memory. Layers that look at a whole batch see a part.
 
     Attributes:
         updates: how often the optimizer has moved the weights.
@@ -52,9 +55,10 @@ class Replica:
 
     waited_s = 0.0
 
-    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+    def __init__(self, model: Model, optimizer: Optimizer, accumulate: int = 1) -> None:
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
+        self.accumulate = integer("accumulate", accumulate, 1)
         self.updates = 0
         self.losses: Array | None = 0.0
         optimizer.init(model.params, model.backend)
@@ -112,14 +116,18 @@ class Replica:
         if batch is None:
             self.losses = 0.0
             return 0
-        model = self.model
-        context = Context(train=True, epoch=batch.epoch, iteration=self.updates, samples=batch.samples)
-        with model.backend.loans():  # also where the loss fails, between the two passes
-            logits, backward = model.forward(batch.images, context)
-            losses, gradient = model.loss(model.backend, logits, batch.labels)
-            model.backend.give_back(backward(gradient))
-            self.losses = losses.sum()
-        return len(batch)
+        model, whole = self.model, len(batch)
+        self.losses = 0.0
+        for part in parts(whole, self.accumulate):
+            context = Context(train=True, epoch=batch.epoch, iteration=self.updates, samples=batch.samples[part])
+            with model.backend.loans():  # also where the loss fails, between the two passes
+                logits, backward = model.forward(batch.images[part], context)
+                losses, gradient = model.loss(model.backend, logits, batch.labels[part])
+                if self.accumulate > 1:
+                    gradient *= (part.stop - part.start) / whole  # of the mean over the whole batch
+                model.backend.give_back(backward(gradient))
+                self.losses = self.losses + losses.sum()
+        return whole
 
     def update(self, iteration: int) -> None:
         """Let the optimizer move the weights, at the learning rate of `iteration`; then the gradients are zero."""
@@ -172,7 +180,7 @@ class Replica:
         optimizer.state = {}  # it makes its own when it is bound to the copy
         optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
         optimizer.learning_rate.span(0, 1)
-        return Replica(self.model.replicate(self.backend), optimizer)
+        return Replica(self.model.replicate(self.backend), optimizer, self.accumulate)
 
     # resuming -------------------------------------------------------------------------------------------------------
 
