@@ -204,3 +204,17 @@ def test_data_stay_on_gpus_alone() -> None:
         Experiment(settings_of("backend=numpy", "memory.data_on_device=true"))
     with Experiment(settings_of("backend=numpy", "memory.data_on_device=false")).wrapper() as wrapper:
         assert wrapper.data_on_device is False
+
+
+def test_what_learns_from_evaluations_needs_validation_images() -> None:
+    plateau = ("optimizer.learning_rate={_target_: cupynet.optim.ReduceOnPlateau, initial: 0.1}", "workers=2")
+    with pytest.raises(ConfigError, match="^optimizer.learning_rate: ReduceOnPlateau chooses by images kept out"):
+        experiment((), *plateau)
+    with pytest.raises(ConfigError, match="^optimizer.learning_rate: ReduceOnPlateau chooses between epochs, and"):
+        experiment((), *plateau, "data.validation=100", "parallel.averaging_frequency=end")
+    assert experiment((), *plateau, "data.validation=100").optimizer.learning_rate(0) == 0.1
+
+
+def test_stages_of_a_pipeline_cut_batches_by_themselves() -> None:
+    with pytest.raises(ConfigError, match="^accumulate=2: stages of a pipeline cut batches by themselves, see"):
+        experiment((), "parallel=pipeline", "accumulate=2")

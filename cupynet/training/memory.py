@@ -84,9 +84,8 @@ class Demand:
 
     def _activations(self) -> int:
         held = self.batch_size
-        if (
-            max(self.stages, self.micro_batches) > 1
-        ):  # as many micro-batches as there are stages; evaluations pass whole batches, forward alone
+        if max(self.stages, self.micro_batches) > 1:
+            # as many micro-batches as there are stages; evaluations pass whole batches, forward alone
             held = held * min(self.stages, self.micro_batches) // self.micro_batches + held // 2
         return self.workers * (held * self.network.buffers() + self._batch())
 
