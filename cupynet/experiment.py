@@ -71,6 +71,11 @@ class Experiment:
         ]
         pipeline = settings.parallel.pipeline
         self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
+        if self.pipeline is not None and settings.accumulate > 1:
+            raise ConfigError(
+                f"accumulate={settings.accumulate}: stages of a pipeline cut batches by themselves, see "
+                "parallel.pipeline.micro_batches: leave it at 1"
+            )
         self.placement = self._place(self._built("numpy" if self.pipeline is None else self.backend_name))
         try:
             self.synchronizer.check(self.placement.workers, self.placement.stages)
@@ -191,6 +196,7 @@ class Experiment:
             "pipeline": self.pipeline,
             "prefetch_buffer": parallel.prefetch_buffer,
             "learning_rate_scale": parallel.learning_rate_scale,
+            "accumulate": self.settings.accumulate,
             "timeout_s": parallel.timeout_s,
             "launcher": parallel.launcher,
             "reduce": parallel.reduce,
@@ -237,7 +243,7 @@ class Experiment:
             workers=-(-here // placement.stages),
             prefetch=self.settings.parallel.prefetch_buffer,
             stages=placement.stages,
-            micro_batches=1 if self.pipeline is None else self.pipeline.micro_batches,
+            micro_batches=self.settings.accumulate if self.pipeline is None else self.pipeline.micro_batches,
             trained=images.get("train", 0),
             images=images,
             processes=here if self.job is not None else 1,

@@ -297,6 +297,7 @@ class Settings(Group):
     seed: int = setting(123, checks.seed)
     epochs: int = setting(10, integer(1))
     batch_size: int = setting(128, integer(1))
+    accumulate: int = setting(1, integer(1))
     devices: list[int] | None = setting(None, devices)
     evaluate_every_epochs: int = setting(1, integer(1))
     report_every_iterations: int = setting(50, integer(1))

@@ -6,6 +6,7 @@ import errno
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupynet import experiment as experiment_module
@@ -14,9 +15,11 @@ from cupynet.data import Data, Dataset, Source
 from cupynet.errors import ConfigError, DataError
 from cupynet.experiment import Experiment
 from cupynet.parallel import Placement, placement
-from cupynet.training import EarlyStopping, Pools
-from tests.test_conf_files import settings_of
+from cupynet.training import EarlyStopping, Pools, WeightAverage
+from tests.test_conf_files import CONF, settings_of
 from tests.training.conftest import small_dataset
+
+SMALL = "model.layers.conv2.filters=5"
 
 
 def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
@@ -204,3 +207,39 @@ def test_data_stay_on_gpus_alone() -> None:
         Experiment(settings_of("backend=numpy", "memory.data_on_device=true"))
     with Experiment(settings_of("backend=numpy", "memory.data_on_device=false")).wrapper() as wrapper:
         assert wrapper.data_on_device is False
+
+
+def test_what_learns_from_evaluations_needs_validation_images() -> None:
+    plateau = (
+        "optimizer=adam",
+        "optimizer.learning_rate={_target_: cupynet.optim.ReduceOnPlateau, initial: 0.1}",
+        "workers=2",
+    )
+    with pytest.raises(ConfigError, match="^optimizer.learning_rate: ReduceOnPlateau chooses by images kept out"):
+        experiment((), *plateau)
+    with pytest.raises(ConfigError, match="^optimizer.learning_rate: ReduceOnPlateau chooses between epochs, and"):
+        experiment((), *plateau, "data.validation=100", "parallel.averaging_frequency=end")
+    assert experiment((), *plateau, "data.validation=100").optimizer.learning_rate(0) == 0.1
+
+
+def test_stages_of_a_pipeline_cut_batches_by_themselves() -> None:
+    with pytest.raises(ConfigError, match="^accumulate=2: stages of a pipeline cut batches by themselves, see"):
+        experiment((), "parallel=pipeline", "accumulate=2")
+
+
+FILES = [f"{group}={path.stem}" for group in ("optimizer", "loss") for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("file", [*FILES, "callbacks=weight_average", "accumulate=3"])
+def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
+    """Two workers, 12 iterations on a small network: the weights move, and what is evaluated is finite."""
+    found = experiment((), "data.train=384", "data.test=64", "data.validation=0", file, "batch_size=16", SMALL)
+    found.placement = Placement(2, ())
+    data = found.load()
+    with found.wrapper(callbacks=[each for each in found.callbacks if isinstance(each, WeightAverage)]) as training:
+        before = training.model.weights()
+        training.fit(found.train_loader(data), 1)
+        evaluation = training.evaluate(data.test)
+        assert training.trainer.iteration == 12 and np.isfinite(evaluation.loss)
+        after = training.model.weights()
+    assert all((after[name] != weight).any() for name, weight in before.items())

@@ -34,7 +34,7 @@ class Demand:
         policy: how many bytes a value has.
         vectors: of as many values as there are weights, that a replica has beside them and their gradients.
         batch_size, workers, prefetch: as in the settings; `prefetch` is of all workers.
-        stages, micro_batches: of each replica, and of a batch, in a pipeline.
+        stages, micro_batches: of each replica, and of a batch, in a pipeline or where gradients are accumulated.
         trained: images of an epoch, which are all that is ever made ahead; 0 where it is not known.
         images: of each part of the data set that is loaded, by the name of the argument that says how many.
         processes: on this machine.
@@ -84,7 +84,8 @@ class Demand:
 
     def _activations(self) -> int:
         held = self.batch_size
-        if self.stages > 1:  # as many micro-batches as there are stages; evaluations pass whole batches, forward alone
+        if max(self.stages, self.micro_batches) > 1:
+            # as many micro-batches as there are stages; evaluations pass whole batches, forward alone
             held = held * min(self.stages, self.micro_batches) // self.micro_batches + held // 2
         return self.workers * (held * self.network.buffers() + self._batch())
 

@@ -23,6 +23,7 @@ from cupynet.backend.array import Array
 from cupynet.data import Batch
 from cupynet.nn import Context, Model
 from cupynet.optim import Optimizer
+from cupynet.parallel import parts
 from cupynet.training.replica import Replica
 from cupynet.training.scaling import LossScaler
 
@@ -52,14 +53,15 @@ class RecordedReplica(Replica):
         model: all of whose layers, and whose loss, are `recordable`.
         optimizer: likewise.
         recorder: of the model's backend.
+        accumulate: see `Replica`.
 
     Attributes:
         scaler: finds the loss scale, with the device's help; None where it stays as it is.
         refused: what could not be recorded, and why; "" where all could be.
     """
 
-    def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder) -> None:
-        super().__init__(model, optimizer)
+    def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder, accumulate: int = 1) -> None:
+        super().__init__(model, optimizer, accumulate)
         self.scaler: LossScaler | None = None
         self._recorder = recorder
         self._inputs: dict[int, tuple[Array, Array]] = {}  # by the size of a batch: images and labels
@@ -72,6 +74,7 @@ class RecordedReplica(Replica):
         self._asked: dict[int, int] = {}  # see `Found.rounds`
         self._loss: Array = None
         self.refused = ""
+        self._sum: Array = None  # of the losses of parts of a batch
 
     # one part at a time ---------------------------------------------------------------------------------------------
 
@@ -136,11 +139,31 @@ class RecordedReplica(Replica):
         backend, model, (images, labels) = self.backend, self.model, self._inputs[size]
         context = RecordedContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples.get(size))
         self.params.keep()
-        with backend.loans():
-            logits, backward = model.forward(images, context)
-            losses, gradient = model.loss(backend, logits, labels)
-            backend.give_back(backward(gradient))
-            self._loss = backend.total(losses)
+        cut = parts(size, self.accumulate)
+        for part in cut:
+            own = context
+            if len(cut) > 1 and self._draws:
+                own = RecordedContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples[size][part])
+            with backend.loans():
+                logits, backward = model.forward(images[part], own)
+                losses, gradient = model.loss(backend, logits, labels[part])
+                if len(cut) > 1:
+                    gradient *= (part.stop - part.start) / size
+                backend.give_back(backward(gradient))
+                total = backend.total(losses)
+            if len(cut) > 1:
+                total = self._added(total, first=part.start == 0)
+        self._loss = total
+
+    def _added(self, total: Array, *, first: bool) -> Array:
+        """The sum over the parts of a batch so far: what the backend has is overwritten by the next."""
+        if self._sum is None:
+            self._sum = self.backend.allocate((), total.dtype)
+        if first:
+            self._sum[...] = total
+        else:
+            self._sum += total
+        return self._sum
 
     def _update(self, size: int = 0) -> None:
         norm = None if self.optimizer.max_grad_norm is None else self.squared_norm()
@@ -230,13 +253,13 @@ class RecordedContext(Context):
         return found
 
 
-def replica_of(model: Model, optimizer: Optimizer) -> Replica:
+def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Replica:
     """The replica of a model: one that is recorded, where that can be."""
     recorder = model.backend.recorder()
     if recorder is None:
-        return Replica(model, optimizer)
+        return Replica(model, optimizer, accumulate)
     for each in (*model.network.walk(), model.loss, optimizer):
         if not vars(type(each)).get("recordable", False) or getattr(each, "meets", False):
             log.info("each operation is launched by itself: %s is not said to be recordable", type(each).__name__)
-            return Replica(model, optimizer)
-    return RecordedReplica(model, optimizer, recorder)
+            return Replica(model, optimizer, accumulate)
+    return RecordedReplica(model, optimizer, recorder, accumulate)

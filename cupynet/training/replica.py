@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import instance
+from cupynet.checks import instance, integer
 from cupynet.data import Batch, Labelled
 from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Model, check_output
 from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator
+from cupynet.parallel import Communicator, parts
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
@@ -42,6 +42,8 @@ class Replica:
     Args:
         model: its weights are what is trained.
         optimizer: moves them; not shared with another replica.
+        accumulate: into how many parts a batch is cut, if it has as many examples, whose gradients are added up one
+            after the other: activations take as much less memory. Layers that look at a whole batch see a part.
 
     Attributes:
         updates: how often the optimizer has moved the weights.
@@ -54,9 +56,16 @@ class Replica:
 
     waited_s = 0.0
 
-    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+    def __init__(self, model: Model, optimizer: Optimizer, accumulate: int = 1) -> None:
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
+        self.accumulate = integer("accumulate", accumulate, 1)
+        meeting = next((layer for layer in model.network.walk() if layer.meets), None)
+        if self.accumulate > 1 and meeting is not None:  # replicas may have batches of different numbers of parts
+            raise ConfigError(
+                f"accumulate={accumulate}: layer '{meeting.path}' exchanges something with the other replicas for each "
+                "batch as a whole: take accumulate=1, or sync=false there"
+            )
         self.updates = 0
         self.replicas: Communicator | None = None
         self.losses: Array | None = 0.0
@@ -119,18 +128,22 @@ class Replica:
                 self._pass_along()
             self.losses = 0.0
             return 0
-        self.losses = self._both_passes(batch).sum()
+        self.losses = self._both_passes(batch)
         return len(batch)
 
     def _both_passes(self, batch: Batch, *, counts: bool = True) -> Array:
-        """Forward and backward: adds the gradient, returns the losses (N,)."""
-        model = self.model
-        context = self._context(train=True, batch=batch, counts=counts)
-        with model.backend.loans():  # also where the loss fails, between the two passes
-            logits, backward = model.forward(batch.images, context)
-            losses, gradient = model.loss(model.backend, logits, batch.labels)
-            model.backend.give_back(backward(gradient))
-        return losses
+        """Forward and backward, part by part: adds the gradient, returns the sum of the losses."""
+        model, whole, total = self.model, len(batch), 0.0
+        for part in parts(whole, self.accumulate):
+            context = self._context(train=True, batch=batch, part=part, counts=counts)
+            with model.backend.loans():  # also where the loss fails, between the two passes
+                logits, backward = model.forward(batch.images[part], context)
+                losses, gradient = model.loss(model.backend, logits, batch.labels[part])
+                if self.accumulate > 1:
+                    gradient *= (part.stop - part.start) / whole  # of the mean over the whole batch
+                model.backend.give_back(backward(gradient))
+                total = total + losses.sum()
+        return total
 
     def _context(self, *, train: bool, batch: Batch, part: slice = slice(None), counts: bool = True) -> Context:
         """What layers may know of a pass over a part of a batch."""
@@ -216,7 +229,7 @@ class Replica:
         optimizer.state = {}  # it makes its own when it is bound to the copy
         optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
         optimizer.learning_rate.span(0, 1)
-        return Replica(self.model.replicate(self.backend), optimizer)
+        return Replica(self.model.replicate(self.backend), optimizer, self.accumulate)
 
     # resuming -------------------------------------------------------------------------------------------------------
 

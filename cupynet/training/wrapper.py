@@ -78,6 +78,8 @@ class ParallelWrapper:
             `average_updaters` describe; each worker gets a copy.
         learning_rate_scale: what more workers do to the optimizer's learning rate: `none`, `linear` (times workers),
             `sqrt` (times their root), or a factor of one's own; told in the log.
+        accumulate: into how many parts each batch is cut, whose gradients are added up one after the other: it takes
+            less memory, and an iteration stays one update. Stages of a pipeline have `micro_batches` for that.
         devices: the GPUs, worker r on devices[r % len(devices)]; that of this process's first worker is the model's
             own. By default all; under mpiexec the model's own.
         callbacks: told of events, see `Callback`.
@@ -117,6 +119,7 @@ class ParallelWrapper:
         optimizer: Optimizer | None = None,
         synchronizer: Synchronizer | None = None,
         learning_rate_scale: str | float = "none",
+        accumulate: int = 1,
         devices: Sequence[int] | None = None,
         callbacks: Sequence[Callback] = (),
         report_every: int = 50,
@@ -145,6 +148,11 @@ class ParallelWrapper:
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
         self.callbacks.sort(key=lambda each: each.last)
         self.report_every = integer("report_every", report_every, 0)
+        self.accumulate = integer("accumulate", accumulate, 1)
+        if pipeline is not None and self.accumulate > 1:
+            raise ConfigError(
+                f"accumulate={accumulate}: a pipeline cuts batches by itself: Pipeline(micro_batches=...)"
+            )
         self.reduce = check_reduce(reduce, model.backend.name, processes=launcher == "mpi")
         self.data_on_device = check_on_device(data_on_device, model.backend.name)
         self._shared = Shared()
@@ -359,7 +367,7 @@ class ParallelWrapper:
             batch_size=min(loader.batch_size, len(loader.dataset)),
             workers=self.placement.workers,
             stages=self.placement.stages,
-            micro_batches=1 if self.pipeline is None else self.pipeline.micro_batches,
+            micro_batches=self.accumulate if self.pipeline is None else self.pipeline.micro_batches,
             prefetch=self._prefetch * self.placement.workers,
             trained=len(loader.dataset),
         )
@@ -436,7 +444,7 @@ class ParallelWrapper:
         if self.pipeline is not None:
             return Stage(self.model, optimizer, groups, backend, self.layers, self.pipeline.micro_batches)
         own = groups.world.rank == self._launcher.first
-        return replica_of(self.model if own else self.model.replicate(backend), optimizer)
+        return replica_of(self.model if own else self.model.replicate(backend), optimizer, self.accumulate)
 
     def _backend(self, rank: int) -> Backend:
         own = self.model.backend

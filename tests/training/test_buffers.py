@@ -540,3 +540,10 @@ def test_what_a_recording_cannot_have_is_not_to_be_asked_for(name: str) -> None:
         pytest.raises(RuntimeError, match=f"a layer asks for context.{name} in a step that is recorded: say "),
     ):
         training.fit(Loader(small_dataset(24), 8, seed=3), 1)
+
+
+def test_parts_of_a_batch_and_statistics_of_all_replicas_are_refused_together() -> None:
+    network = Sequential({"norm1": BatchNorm(sync=True), "output": Dense(3)})
+    model = Model(network, Image(8, 8, 1), create_backend("numpy"), 1)
+    with pytest.raises(ConfigError, match="^accumulate=2: layer 'norm1' exchanges something with the other replicas"):
+        Replica(model, SGD(0.1), accumulate=2)

@@ -19,16 +19,21 @@ from cupynet.errors import DivergedError
 from cupynet.nn import (
     Activation,
     AvgPool2D,
+    BinaryCrossEntropy,
     Concat,
     Conv2D,
     Dense,
     GlobalAvgPool2D,
+    Hinge,
+    Huber,
     Image,
     Layer,
     MaxPool2D,
+    MeanSquaredError,
     Model,
     Residual,
     Sequential,
+    SoftmaxNLL,
 )
 from cupynet.nn.layer import no_backward
 from cupynet.optim import (
@@ -54,6 +59,7 @@ from cupynet.training import (
     ParallelWrapper,
     Replica,
     Trainer,
+    WeightAverage,
     recorded,
     scaling,
     wrapper,
@@ -107,6 +113,7 @@ def trained(
     scale: float | None = None,
     callbacks: Any = (),
     epochs: int = 3,
+    accumulate: int = 1,
 ) -> dict[str, Any]:
     """What there is to compare after some epochs."""
     model = small_model(dtype, "cupy") if network is None else network
@@ -122,6 +129,7 @@ def trained(
         report_every=4,
         timeout_s=60,
         prefetch_buffer=0,
+        accumulate=accumulate,
     ) as training:
         training.fit(Loader(data, 8, seed=3), epochs)
         trainer = training.trainer
@@ -180,6 +188,39 @@ def test_recorded_steps_are_those_of_single_launches(dtype: str, optimizer: str,
     found = trained(dtype, optimizer=OPTIMIZERS[optimizer]())
     assert found["ahead"] and found["refused"] == ""
     same(found, plainly(trained, dtype, optimizer=OPTIMIZERS[optimizer]()))
+
+
+@on_devices
+@pytest.mark.parametrize("accumulate", [2, 3, 50])
+@pytest.mark.parametrize("dtype", ["half", "float"])
+def test_parts_of_a_batch_are_recorded_together(dtype: str, accumulate: int, plainly: Any) -> None:
+    found = trained(dtype, accumulate=accumulate)
+    assert found["ahead"]
+    same(found, plainly(trained, dtype, accumulate=accumulate))
+
+
+LOSSES = {
+    "smoothed": SoftmaxNLL(0.1, [0.5, 1.0, 2.0]),
+    "squared": MeanSquaredError(),
+    "logistic": BinaryCrossEntropy(),
+    "hinge": Hinge(),
+    "huber": Huber(0.5),
+}
+
+
+@on_devices
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_take_their_scale_from_the_device(loss: str, plainly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far too large at first, so that it changes while steps run ahead; and the mean of the weights is followed."""
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+
+    def model() -> Model:
+        return Model(small_network(), Image(8, 8, 1), create_backend("cupy", "half"), 1, LOSSES[loss])
+
+    options: dict[str, Any] = {"scale": 2.0**24, "optimizer": Adam(0.01)}
+    found = trained(network=model(), callbacks=[WeightAverage(0.9)], **options)
+    assert found["ahead"] and found["skipped"] >= 1
+    same(found, plainly(trained, network=model(), callbacks=[WeightAverage(0.9)], **options))
 
 
 @on_devices

@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
-from cupynet.optim import LAMB, SGD, Adam, Nadam, Optimizer, Warmup
+from cupynet.optim import LAMB, SGD, Adam, Nadam, Optimizer, ReduceOnPlateau, Warmup
 from cupynet.optim.schedules import Cosine
 from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, SlowMo, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, StopReason, Trainer, WeightAverage
@@ -152,6 +152,25 @@ def test_a_run_goes_on_from_any_round(iteration: int, optimizer: str, synchroniz
 
     uninterrupted = on_threads(3, whole)
     assert on_threads(3, rest) == [weights for weights, _ in uninterrupted]
+
+
+def test_what_a_plateau_has_come_to_is_in_a_state() -> None:
+    """Nothing is ever better by so much, so each evaluation halves the learning rate; one was before the state."""
+    data = Loader(small_dataset(20), 4, seed=3)
+
+    def trainer_of(*callbacks: Callback) -> Trainer:
+        optimizer = SGD(ReduceOnPlateau(0.1, 0.5, patience=0, min_improvement=10.0))
+        return Trainer(Replica(small_model(), optimizer), callbacks=callbacks)
+
+    keep = Keep(12)
+    whole = trainer_of(keep)
+    whole.fit(data, 4, evaluate_on=data, split="validation")
+    again = trainer_of()
+    again.restore(keep.state)
+    assert again.replica.optimizer.learning_rate(0) == 0.05
+    again.fit(data, 2, evaluate_on=data, split="validation")
+    assert again.replica.optimizer.learning_rate(0) == whole.replica.optimizer.learning_rate(0) == 0.0125
+    assert fingerprint(again.model) == fingerprint(whole.model)
 
 
 def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:

@@ -1,0 +1,92 @@
+"""Gradients of parts of a batch, added up: the same as that of the whole batch, whatever the sizes of the parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.data import Loader
+from cupynet.errors import ConfigError
+from cupynet.nn import Loss, MeanSquaredError, SoftmaxNLL
+from cupynet.optim import Adam, Nesterov
+from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline
+from cupynet.training import Callback, ParallelWrapper
+from tests.training.conftest import small_dataset, small_model
+
+
+class Losses(Callback):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_report(self, trainer: Any, report: Any) -> None:
+        self.losses.append(report.loss)
+
+
+def trained(accumulate: int, workers: int = 1, backend: str = "numpy", dtype: str = "double", **options: Any) -> Any:
+    model, seen = small_model(dtype, backend), Losses()
+    model.loss = options.pop("loss", model.loss)
+    with ParallelWrapper(
+        model, workers, accumulate=accumulate, callbacks=[seen], report_every=2, timeout_s=60, **options
+    ) as wrapper:
+        wrapper.fit(Loader(small_dataset(45), 7, seed=3), 2)  # the last batch is of three
+        updates = wrapper.trainer.replica.updates
+        on_loan = [replica.backend.workspace.on_loan for replica in wrapper.replicas()]
+    assert on_loan == [0] * workers
+    return model.backend.to_host(model.params.master), np.array(seen.losses), updates
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 7, 50])
+@pytest.mark.parametrize("loss", [SoftmaxNLL(0.1, [1.0, 2.0, 0.5]), MeanSquaredError()], ids=["softmax", "squared"])
+def test_parts_come_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
+    options: dict[str, Any] = {"optimizer": Nesterov(0.05, max_grad_norm=0.5), "loss": loss}
+    found, expected = trained(accumulate, **options), trained(1, **options)
+    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-10)
+    assert found[2] == expected[2] == 14
+
+
+@pytest.mark.parametrize("synchronizer", [ParameterAveraging(2), GradientSharing()], ids=["averaging", "sharing"])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_with_several_workers(synchronizer: Any, backend: str) -> None:
+    options: dict[str, Any] = {"workers": 2, "synchronizer": synchronizer, "backend": backend}
+    found, expected = (trained(n, optimizer=Adam(0.01, epsilon=1e-3), **options) for n in (3, 1))
+    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-11)
+
+
+def test_half_too() -> None:
+    found, expected = (trained(n, dtype="half", optimizer=Nesterov(0.05)) for n in (2, 1))
+    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=2e-2)
+
+
+def test_it_takes_less_memory() -> None:
+    """What is on loan at most, in the course of a gradient."""
+    most = []
+    for accumulate in (1, 4):
+        model = small_model()
+        borrowed = 0
+        workspace = model.backend.workspace
+        borrow = workspace.borrow
+
+        def counted(shape: Any, dtype: Any, borrow: Any = borrow) -> Any:
+            nonlocal borrowed
+            borrowed = max(borrowed, int(np.prod(shape)))
+            return borrow(shape, dtype)
+
+        workspace.borrow = counted  # type: ignore[method-assign]
+        with ParallelWrapper(model, 1, accumulate=accumulate) as wrapper:
+            wrapper.fit(Loader(small_dataset(48), 16, seed=3), 1)
+        most.append(borrowed)
+    assert most[1] * 4 == most[0]
+
+
+@pytest.mark.parametrize("wrong", [0, 1.5, True, None])
+def test_parts_are_a_number(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=f"accumulate={wrong}: must be an integer of at least 1"):
+        ParallelWrapper(small_model(), 1, accumulate=wrong)
+
+
+def test_a_pipeline_has_micro_batches_for_that() -> None:
+    with pytest.raises(ConfigError, match=r"accumulate=2: a pipeline cuts batches by itself: Pipeline\(micro_batches"):
+        ParallelWrapper(small_model(), 1, accumulate=2, pipeline=Pipeline(stages=2))
