@@ -104,6 +104,13 @@ def loops(asked: Bench, folder: Path) -> Row:
     experiment, settings = asked.experiment, asked.settings
     data, cores = experiment.load(), experiment.placement.workers
     measurements: dict[str, Callable[[], float]] = {}
+    same: list[object] = []  # of the peer: which network
+    if settings.peers == "torch":
+        from cupynet.described import described
+        from cupynet.files import write_json
+
+        write_json(folder / "network.json", described(experiment.model(), experiment.optimizer))
+        same = ["--network", folder / "network.json", "--batch", settings.batch_size]
     for workers in sorted({1, cores}):
         loop = partial(measure.loop_images_per_s, experiment, data, workers, settings.images, blas_threads=1)
         measurements[f"loop, workers={workers}"] = loop
@@ -111,9 +118,7 @@ def loops(asked: Bench, folder: Path) -> Row:
         if settings.peers == "torch":
             for layout in ("channels_last", "contiguous"):
                 name = f"torch {layout}, threads={workers}"
-                measurements[name] = partial(
-                    measure.peer, "--threads", workers, "--layout", layout, "--batch", settings.batch_size
-                )
+                measurements[name] = partial(measure.peer, "--threads", workers, "--layout", layout, *same)
     epochs = -(-settings.images // len(data.train))
     run = [*measure.overrides(folder, BenchSettings), f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
     measurements[f"train, threads={PAIR}"] = partial(trained, [*run, f"workers={PAIR}"])
@@ -122,9 +127,7 @@ def loops(asked: Bench, folder: Path) -> Row:
     if settings.peers == "torch":
         period = settings.parallel.averaging_frequency
         options = ["--processes", PAIR, "--average-every", period if isinstance(period, int) else 3]
-        measurements[f"torch channels_last, processes={PAIR}"] = partial(
-            measure.peer, *options, "--batch", settings.batch_size
-        )
+        measurements[f"torch channels_last, processes={PAIR}"] = partial(measure.peer, *options, *same)
     found: dict[str, list[float]] = {name: [] for name in measurements}
     for _ in range(settings.repeats):
         for name, measured in measurements.items():

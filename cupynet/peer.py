@@ -1,4 +1,6 @@
-"""PyTorch on the tutorials' LeNet, for `cupynet.bench` to compare with: `python -m cupynet.peer --threads 2`.
+"""PyTorch on the same network, for `cupynet.bench` to compare with: `python -m cupynet.peer --network net.json`.
+
+The file is what `cupynet.described` makes of a model; without one it is the tutorials' LeNet with Nesterov.
 
 With `--device cuda` on a GPU, in float without TF32; with `--graph` its whole step replayed as a CUDA graph.
 
@@ -18,6 +20,20 @@ from collections.abc import Callable
 from typing import Any
 
 MEET_S = 60.0  # how long a process waits for the others
+_CONV = {"stride": [1, 1], "padding": [[0, 0], [0, 0]], "dilation": [1, 1], "groups": 1, "bias": True}
+_POOL = {"kind": "max_pool", "kernel": [2, 2], "stride": [2, 2], "padding": [[0, 0], [0, 0]]}
+NETWORK: dict[str, Any] = {  # what is measured: see described.py
+    "input": [28, 28, 1],
+    "optimizer": "Nesterov",
+    "layers": [
+        {"kind": "conv", "in": 1, "out": 20, "kernel": [5, 5], "activation": "identity", **_CONV},
+        _POOL,
+        {"kind": "conv", "in": 20, "out": 50, "kernel": [5, 5], "activation": "identity", **_CONV},
+        _POOL,
+        {"kind": "dense", "in": 800, "out": 500, "activation": "relu", "bias": True},
+        {"kind": "dense", "in": 500, "out": 10, "activation": "identity", "bias": True},
+    ],
+}
 
 
 def main() -> None:
@@ -31,7 +47,11 @@ def main() -> None:
     parser.add_argument("--average-every", type=int, default=3, help="iterations between averages of the processes")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--graph", action="store_true", help="on a GPU: record the step once, and replay it")
+    parser.add_argument("--network", help="a JSON file that describes it; by default the tutorials' LeNet")
     arguments = parser.parse_args()
+    if arguments.network:
+        with open(arguments.network, encoding="utf-8") as file:
+            NETWORK.update(json.load(file))
     if arguments.processes > 1:
         period, batch = arguments.average_every, arguments.batch
         result = processes(arguments.processes, period, batch, arguments.layout, arguments.seconds)
@@ -42,7 +62,88 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def lenet(threads: int, batch: int, layout: str, device: str = "cpu") -> tuple[Any, Callable[[], None]]:
+def built(layers: list[dict[str, Any]]) -> Any:
+    """The layers one after the other, as a module."""
+    from torch import nn
+
+    modules: list[Any] = []
+    for words in layers:
+        modules += _modules(words)
+    return nn.Sequential(*modules)
+
+
+def _modules(words: dict[str, Any]) -> list[Any]:
+    """A layer as modules."""
+    from torch import nn
+
+    kind = words["kind"]
+    if kind == "residual":
+        return [_branches(nn, [words["body"], words["shortcut"]], lambda parts: parts[0] + parts[1])]
+    if kind == "concat":
+        import torch
+
+        return [_branches(nn, words["branches"], lambda parts: torch.cat(parts, 1))]
+    if kind in ("conv", "max_pool", "avg_pool"):
+        (top, bottom), (left, right) = words["padding"]
+        even = top == bottom and left == right
+        before = [] if even else [nn.ZeroPad2d((left, right, top, bottom))]
+        size = {"kernel_size": words["kernel"], "stride": words["stride"], "padding": (top, left) if even else 0}
+        if kind == "conv":
+            more = {name: words[name] for name in ("dilation", "groups", "bias")}
+            return [*before, nn.Conv2d(words["in"], words["out"], **size, **more), *_activation(words["activation"])]
+        return [*before, nn.MaxPool2d(**size) if kind == "max_pool" else nn.AvgPool2d(**size, count_include_pad=False)]
+    if kind == "dense":
+        linear = nn.Linear(words["in"], words["out"], bias=words["bias"])
+        return [nn.Flatten(), linear, *_activation(words["activation"])]
+    if kind == "batch_norm":
+        norm = nn.BatchNorm2d if words["of_images"] else nn.BatchNorm1d
+        return [norm(words["channels"], eps=words["epsilon"], momentum=1 - words["momentum"])]
+    if kind == "activation":
+        return _activation(words["name"])
+    if kind == "dropout":
+        return [nn.Dropout(words["rate"])]
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if kind == "global_avg_pool" else [nn.Flatten()]
+
+
+def _branches(nn: Any, branches: list[list[dict[str, Any]]], join: Callable[[list[Any]], Any]) -> Any:
+    class Branches(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(built(branch) for branch in branches)
+
+        def forward(self, x: Any) -> Any:
+            return join([part(x) for part in self.parts])
+
+    return Branches()
+
+
+def _activation(name: str) -> list[Any]:
+    from torch import nn
+
+    known = {
+        "relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh,
+        "sigmoid": nn.Sigmoid, "softplus": nn.Softplus,
+    }  # fmt: skip
+    return [known[name]()] if name in known else []  # identity
+
+
+def _optimizer(name: str, parameters: Any) -> Any:
+    """PyTorch's of that name, at a learning rate at which nothing explodes."""
+    import torch
+
+    if name in ("SGD", "Momentum", "Nesterov"):
+        momentum = 0.0 if name == "SGD" else 0.9
+        return torch.optim.SGD(parameters, lr=0.01, momentum=momentum, nesterov=name == "Nesterov", foreach=True)
+    if name == "AMSGrad":
+        return torch.optim.Adam(parameters, lr=1e-3, amsgrad=True, foreach=True)
+    found = {"Nadam": "NAdam", "AdaMax": "Adamax", "AdaGrad": "Adagrad", "AdaDelta": "Adadelta", "RMSProp": "RMSprop"}
+    kind = getattr(torch.optim, found.get(name, name), None)
+    if kind is None:
+        raise SystemExit(f"PyTorch {torch.__version__} has no {name}")
+    return kind(parameters, lr=1e-3, foreach=True)
+
+
+def same_step(threads: int, batch: int, layout: str, device: str = "cpu") -> tuple[Any, Callable[[], None]]:
     """The network, and its training step on a batch that stays where it is."""
     import torch
     from torch import nn
@@ -50,11 +151,10 @@ def lenet(threads: int, batch: int, layout: str, device: str = "cpu") -> tuple[A
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-    convolutions = (nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2))
-    network = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10))
-    network = network.to(device, memory_format=memory_format)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True, foreach=True)
-    images = torch.rand(batch, 1, 28, 28, device=device).to(memory_format=memory_format)
+    height, width, channels = NETWORK["input"]
+    network = built(NETWORK["layers"]).to(device, memory_format=memory_format)
+    optimizer = _optimizer(NETWORK["optimizer"], network.parameters())
+    images = torch.rand(batch, channels, height, width, device=device).to(memory_format=memory_format)
     labels = torch.randint(0, 10, (batch,), device=device)
 
     def step() -> None:
@@ -84,7 +184,7 @@ def measure(threads: int, batch: int, layout: str, seconds: float) -> dict[str, 
     """Images per second, from the median step of `seconds` of training after a warm-up."""
     import torch
 
-    _, step = lenet(threads, batch, layout)
+    _, step = same_step(threads, batch, layout)
     median = median_of(step, seconds, 10)
     return {"version": torch.__version__, "step_ms": median * 1e3, "images_per_s": batch / median}
 
@@ -97,7 +197,7 @@ def measure_on_gpu(batch: int, layout: str, seconds: float, *, graph: bool) -> d
         raise SystemExit(f"PyTorch {torch.__version__} finds no GPU")
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    _, step = lenet(1, batch, layout, "cuda")
+    _, step = same_step(1, batch, layout, "cuda")
     work = step
     if graph:
         side = torch.cuda.Stream()
@@ -120,7 +220,7 @@ def processes(count: int, every: int, batch: int, layout: str, seconds: float) -
 
     with tempfile.TemporaryDirectory() as folder:
         # the children are joined here: one that fails ends the others, and its traceback is shown
-        arguments = (count, every, batch, layout, seconds, folder)
+        arguments = (count, every, batch, layout, seconds, folder, NETWORK)
         torch.multiprocessing.spawn(replica, arguments, nprocs=count)
         medians = []
         for rank in range(count):
@@ -134,17 +234,20 @@ def processes(count: int, every: int, batch: int, layout: str, seconds: float) -
     }
 
 
-def replica(rank: int, count: int, every: int, batch: int, layout: str, seconds: float, folder: str) -> None:
+def replica(
+    rank: int, count: int, every: int, batch: int, layout: str, seconds: float, folder: str, network_: dict[str, Any]
+) -> None:
     """One process: trains, is averaged with the others by PyTorch, and leaves its median period in `folder`."""
     from datetime import timedelta
 
     import torch
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
+    NETWORK.update(network_)
     meeting = f"file://{folder}/meeting"
     timeout = timedelta(seconds=MEET_S)
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count, timeout=timeout)
-    network, step = lenet(1, batch, layout)
+    network, step = same_step(1, batch, layout)
     averager = PeriodicModelAverager(period=every, warmup_steps=0)
 
     def period() -> None:

@@ -1,0 +1,78 @@
+"""A network as plain data, for a process that builds its equivalent with another library: see `cupynet.peer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupynet.errors import ConfigError
+from cupynet.nn import (
+    Activation,
+    AvgPool2D,
+    BatchNorm,
+    Concat,
+    Conv2D,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2D,
+    Layer,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+)
+from cupynet.optim import Optimizer
+
+Words = dict[str, Any]
+
+
+def described(model: Model, optimizer: Optimizer) -> Words:
+    """The input (height, width, channels), the layers in order, and the optimizer's name.
+
+    Raises:
+        ConfigError: a layer has no equivalent.
+    """
+    return {
+        "input": list(model.input.shape),
+        "layers": _layer(model.network),
+        "optimizer": type(optimizer).__name__,
+    }
+
+
+def _layer(layer: Layer) -> list[Words]:
+    """One built layer, or those that it holds one after the other."""
+    if isinstance(layer, Sequential):
+        return [words for _, inner in layer.children() for words in _layer(inner)]
+    if isinstance(layer, Residual):
+        shortcut = [] if layer.shortcut is None else _layer(layer.shortcut)
+        return [{"kind": "residual", "body": _layer(layer.body), "shortcut": shortcut}]
+    if isinstance(layer, Concat):
+        return [{"kind": "concat", "branches": [_layer(branch) for _, branch in layer.children()]}]
+    return [_words(layer)]
+
+
+def _words(layer: Layer) -> Words:
+    channels = layer.input.shape[-1]
+    if isinstance(layer, Conv2D | MaxPool2D | AvgPool2D):
+        window = layer.window
+        seen = {"kernel": window.kernel, "stride": window.stride, "padding": window.padding}
+        if not isinstance(layer, Conv2D):
+            return {"kind": "max_pool" if isinstance(layer, MaxPool2D) else "avg_pool", **seen}
+        more = {"dilation": layer.dilation, "groups": layer.groups, "bias": layer.use_bias}
+        return {"kind": "conv", "in": channels, "out": layer.filters, "activation": layer.activation, **seen, **more}
+    if isinstance(layer, Dense):
+        features, out = layer.input.features, layer.units
+        return {"kind": "dense", "in": features, "out": out, "activation": layer.activation, "bias": layer.use_bias}
+    if isinstance(layer, BatchNorm):
+        sizes = {"channels": channels, "of_images": len(layer.input.shape) == 3}
+        return {"kind": "batch_norm", **sizes, "momentum": layer.momentum, "epsilon": layer.epsilon}
+    if isinstance(layer, Activation):
+        return {"kind": "activation", "name": layer.name}
+    if isinstance(layer, Dropout):
+        return {"kind": "dropout", "rate": layer.rate}
+    if isinstance(layer, GlobalAvgPool2D | Flatten):
+        return {"kind": "global_avg_pool" if isinstance(layer, GlobalAvgPool2D) else "flatten"}
+    raise ConfigError(
+        f"peers=torch: layer '{layer.path}' is a {type(layer).__name__}, for which nothing is known that is like it "
+        "there: measure another model, or leave peers=null"
+    )
