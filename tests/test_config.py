@@ -166,7 +166,8 @@ REFUSED = {
     "; did you mean 'parallel.averaging_frequency'?",
     "backend.priority=3": ": must be a group of settings: gpu, cpu",
     "backend=null": ": must be the name of a file in conf/backend",
-    "callbacks=loud": ": there is no 'loud' in conf/callbacks; the names are default and early_stopping",
+    "callbacks=loud": ": there is no 'loud' in conf/callbacks; the names are default, early_stopping"
+    " and weight_average",
     "parallel={timeout:1}": "parallel.timeout: there is no setting 'parallel.timeout'"
     "; did you mean 'parallel.timeout_s'?",
     "parallel.synchronizer.frequency=${parallel.every}": ": refers to a setting that is not there"

@@ -81,6 +81,7 @@ class Optimizer:
         self.clip_layer_norm = self._limit("clip_layer_norm", clip_layer_norm)
         self.clip_value = self._limit("clip_value", clip_value)
         self.state: dict[str, Array] = {}
+        self._layers: Layers | None = None  # where each has a limit of its own
 
     def _limit(self, name: str, value: float | None) -> float | None:
         return None if value is None else number(f"{type(self).__name__} {name}", value, above=0, also=", or null")
@@ -89,7 +90,7 @@ class Optimizer:
         """Make the state for these weights."""
         self.backend = backend
         self.state = {}
-        self._layers: Layers | None = None
+        self._layers = None
         if self.clip_layer_norm is not None:
             names = dict.fromkeys(name.rpartition(".")[0] for name in params.places)
             order = {name: i for i, name in enumerate(names)}

@@ -65,7 +65,7 @@ def test_a_file_compiles(file: str, architecture: str) -> None:
 @needs_nvrtc
 def test_a_mistake_is_seen() -> None:
     text = source("updates")
-    wrong = text.replace("w -= rate * slope;", "w -= rate * slop;")
+    wrong = text.replace("w -= step;", "w -= stop_;")
     assert wrong != text
-    with pytest.raises(ValueError, match='identifier "slop" is undefined'):
+    with pytest.raises(ValueError, match='identifier "stop_" is undefined'):
         compiled(wrong, "sm_90")
