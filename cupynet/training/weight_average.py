@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 class WeightAverage(Callback):
     """Follows the weights of each replica, and at the end of a fit gives all of them the mean of what was found.
 
+    Buffers, such as the running statistics of batch normalisation, go the same way as the weights.
     Nothing of the training itself changes: epochs are evaluated with the weights that are trained, and the result once
     more with the mean, which is what is saved. With several workers each follows its own replica, and the result is
     the mean of all. A further fit begins with it, and follows anew. The optimizer's state stays that of the last
@@ -60,15 +61,15 @@ class WeightAverage(Callback):
         self.when_stopped = flag("WeightAverage when_stopped", when_stopped)
         self.added = 0
         self._passed = 0  # iterations or epochs of this fit
-        self._mean: Array = None
+        self._means: list[Array] = []  # of the weights, and of the buffers where there are any
         self._continues = False  # whether the next fit goes on from a restored state
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         self._params, self._backend = trainer.params, trainer.backend
-        master = trainer.params.master
-        self._mean = trainer.backend.allocate(master.shape, master.dtype)
+        self._means = [trainer.backend.allocate(each.shape, each.dtype) for each in trainer.params.vectors]
         with trainer.backend.here():
-            self._mean[...] = 0  # what lies between weights stays zero
+            for mean in self._means:
+                mean[...] = 0  # what lies between weights stays zero
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         if not self._continues:
@@ -90,22 +91,23 @@ class WeightAverage(Callback):
             self._add()
 
     def _add(self) -> None:
-        master = self._params.master
-        if self.added == 0:
-            with self._backend.here():
-                self._mean[...] = master
-        else:
-            kept = self.added / (self.added + 1) if self.decay is None else self.decay
-            self._backend.weighted_sum(self._mean, [self._mean, master], [kept, 1 - kept])
+        kept = self.added / (self.added + 1) if self.decay is None else self.decay
+        for mean, vector in zip(self._means, self._params.vectors, strict=True):
+            if self.added:
+                self._backend.weighted_sum(mean, [mean, vector], [kept, 1 - kept])
+            else:
+                with self._backend.here():
+                    mean[...] = vector
         self.added += 1
 
     def after_finish(self, trainer: TrainerView) -> None:
         stopped = trainer.stopped is not None and trainer.stopped.reason in (StopReason.SIGNAL, StopReason.REQUEST)
         if not self.added or (stopped and not self.when_stopped):
             return
-        trainer.replicas.allreduce_mean([self._mean], 1.0)
+        trainer.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.here():
-            self._params.master[...] = self._mean
+            for vector, mean in zip(self._params.vectors, self._means, strict=True):
+                vector[...] = mean
         self._params.publish()
         if trainer.rank == 0:
             log.info("the weights are the mean of those after %d %ss", self.added, self.by)
@@ -113,9 +115,10 @@ class WeightAverage(Callback):
     # resuming -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        views = self._params.views(self._mean) if self.added else ()
+        views = self._params.views(self._means[0]) if self.added else ()
         mean = {name: np.array(self._backend.to_host(view)) for name, view in views}
-        return {"added": self.added, "passed": self._passed, "mean": mean}
+        buffers = {str(i): np.array(self._backend.to_host(each)) for i, each in enumerate(self._means[1:])}
+        return {"added": self.added, "passed": self._passed, "mean": mean, "buffers": buffers}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.rewind(state)
@@ -125,5 +128,7 @@ class WeightAverage(Callback):
         self.added, self._passed = int(state["added"]), int(state["passed"])
         if self.added:
             with self._backend.here():
-                for name, view in self._params.views(self._mean):
+                for name, view in self._params.views(self._means[0]):
                     view[...] = self._backend.asarray(state["mean"][name], view.dtype)
+                for i, each in enumerate(self._means[1:]):
+                    each[...] = self._backend.asarray(state["buffers"][str(i)], each.dtype)

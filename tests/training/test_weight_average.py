@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.backend import create_backend
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
+from cupynet.nn import BatchNorm, Dense, Image, Model, Sequential
 from cupynet.optim import LAMB, SGD, Adam, Nadam, Optimizer, ReduceOnPlateau, Warmup
 from cupynet.optim.schedules import Cosine
 from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, SlowMo, Synchronizer
@@ -208,3 +210,26 @@ def test_a_second_fit_follows_anew() -> None:
 def test_arguments_are_checked(arguments: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         WeightAverage(**arguments)
+
+
+def test_buffers_go_the_way_of_the_weights() -> None:
+    """Running statistics of the last weights would not be those of their mean."""
+
+    class Statistics(Callback):
+        def __init__(self) -> None:
+            self.found: list[Any] = []
+
+        def on_epoch_end(self, trainer: Any, record: Any) -> None:
+            self.found.append(trainer.params.buffers.copy())
+
+    network = Sequential({"norm1": BatchNorm(), "output": Dense(3)})
+    model = Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1)
+    statistics, average = Statistics(), WeightAverage(decay=None, by="epoch")
+    trainer = Trainer(Replica(model, SGD(0.05)), callbacks=[statistics, average], report_every=0)
+    trainer.fit(Loader(small_dataset(41), 4, seed=3), 3)
+    np.testing.assert_allclose(model.params.buffers, np.mean(statistics.found, axis=0), rtol=1e-12)
+    other = WeightAverage(decay=None, by="epoch")
+    other.start(trainer, None)
+    other.restore(average.state())
+    for mine, theirs in zip(other._means, average._means, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
