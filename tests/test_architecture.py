@@ -29,6 +29,7 @@ SHARED = (
     "experiment",
     "measure",
     "bench_gpu",
+    "described",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",

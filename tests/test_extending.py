@@ -135,7 +135,8 @@ def test_the_synchronizer_in_the_readme_is_the_one_tested() -> None:
 
 
 def test_the_readmes_program_runs() -> None:
-    program = SHOWN[0].replace("Synthetic()", "Synthetic(train=300, test=100)").replace("epochs=5", "epochs=1")
+    shown = next(code for code in SHOWN if "ParallelWrapper" in code and code.startswith("from cupynet import"))
+    program = shown.replace("Synthetic()", "Synthetic(train=300, test=100)").replace("epochs=5", "epochs=1")
     command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -377,7 +377,7 @@ def test_a_network_of_all_layers_is_recorded(dtype: str, plainly: Any) -> None:
     found = trained(dtype, 1, network=Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1))
     assert found["ahead"]
     network = Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1)
-    same(found, plainly(trained, dtype, 1, network=network))
+    same(found, plainly(trained, dtype, 1, network=network), scores=False)
 
 
 def marked(samples: int, *which: int) -> Dataset:
