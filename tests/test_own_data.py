@@ -53,10 +53,12 @@ def test_three_ways_come_to_the_same_weights(kept: dict[str, list[str]], tmp_pat
 def test_digits_nobody_tuned_anything_to_are_learned_and_evaluated_again(
     kept: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    run(tmp_path, *kept["npz"], *LENET, "workers=1", "epochs=12", "batch_size=32", "data.normalize=auto")
+    network = [*LENET, "model.layers.conv1.activation=relu", "model.layers.conv2.activation=relu"]
+    small = ["workers=1", "epochs=20", "batch_size=32", "optimizer.learning_rate.peak=0.05"]
+    run(tmp_path, *kept["npz"], *network, *small, "data.normalize=auto")
     folder = run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["test_accuracy"] > 0.9  # of writers who are not in the training set
+    assert summary["test_accuracy"] > 0.93  # of writers who are not in the training set
     stdout, _ = run(tmp_path, str(folder), command="evaluate")
     assert "the same as in summary.json" in stdout
     # other images would give another mean: the run's own is used

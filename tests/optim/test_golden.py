@@ -94,7 +94,7 @@ def test_every_golden_file_is_looked_at() -> None:
 def test_lamb_follows_its_paper(name: str) -> None:
     """Algorithm 2 of You et al. 2020 with phi the identity, written out; a weight of zero takes Adam's step."""
     beta1, beta2, decay, epsilon = 0.9, 0.99, 0.1, 1e-6
-    start, gradients = GOLDEN["start"], GOLDEN["gradients"][:10]
+    start, gradients = GOLDEN["start"], GOLDEN["gradients"]
     weight, mean, squares, expected = start.copy(), 0.0, 0.0, []
     for t, gradient in enumerate(gradients, 1):
         mean = beta1 * mean + (1 - beta1) * gradient
