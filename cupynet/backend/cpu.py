@@ -13,11 +13,13 @@ import numpy as np
 from cupynet.backend import checks, convpool, philox
 from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
+from cupynet.backend.direct import DirectConvolution, passes
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.rules import Move, Rule
 from cupynet.backend.window import Window
+from cupynet.errors import ConfigError
 
 
 class NumpyBackend(Backend):
@@ -124,6 +126,50 @@ class NumbaBackend(NumpyBackend):
         self.kernels.col2im(windows, x.reshape(n, height, width * channels), rows, window.stride, channels)
         return x
 
+    def _direct(self, x: Array, weight: Array, window: Window) -> DirectConvolution | None:
+        """The convolution without im2col rows; None where NumPy takes it."""
+        if x.ndim != 4 or weight.ndim != 4 or not self._stores(x, weight):
+            return None
+        known = passes((x.shape[1], x.shape[2], x.shape[3]), weight.shape[3], window, x.itemsize)
+        return None if known is None else DirectConvolution(self, known)
+
+    def conv2d(
+        self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
+    ) -> tuple[Array, Array]:
+        checks.convolution("conv2d", x.shape, weight, window, groups)
+        convolution = self._direct(x, weight, window) if groups == 1 else None
+        if convolution is None:
+            return super().conv2d(x, weight, bias, window, groups=groups)
+        if bias is not None:
+            checks.shape_of("conv2d", "the bias", bias, weight.shape[3:])
+        y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
+        convolution.forward(x, weight, bias, y)
+        return y, None
+
+    def conv2d_backward(
+        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
+        window: Window, *, need_dx: bool, groups: int = 1,
+    ) -> Array | None:  # fmt: skip
+        checks.convolution("conv2d_backward", x.shape, weight, window, groups)
+        convolution = self._direct(x, weight, window) if groups == 1 and columns is None else None
+        if convolution is None:
+            given = dy, columns, x, weight, weight_grad, bias_grad, window
+            return super().conv2d_backward(*given, need_dx=need_dx, groups=groups)
+        filters = weight.shape[3]
+        checks.shape_of("conv2d_backward", "dy", dy, (len(x), *window.output(*x.shape[1:3]), filters))
+        checks.alike("conv2d_backward", weight, weight_grad)
+        if not self._compiles(weight, weight_grad):
+            raise ConfigError(f"conv2d_backward: the weight's gradient must be contiguous, in {weight.dtype}")
+        dy = np.ascontiguousarray(dy, x.dtype)
+        convolution.add_weight_gradient(x, dy, weight_grad)
+        if bias_grad is not None:
+            self._add_column_sums(bias_grad, dy.reshape(-1, filters))
+        if not need_dx:
+            return None
+        dx = self.borrow(x.shape)
+        convolution.input_gradient(dy, weight, dx)
+        return dx
+
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
         if weight.shape[2] > 1 or not self._stores(x, weight):
             return super()._grouped(x, weight, window, groups)
@@ -149,8 +195,12 @@ class NumbaBackend(NumpyBackend):
         return dx
 
     def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
-        direct = convolution.depthwise and self.policy.compute == self.policy.storage
-        return 0 if direct else super().conv2d_buffers(convolution, need_dx=need_dx)
+        direct = convolution.depthwise or convolution.groups == 1
+        return (
+            0
+            if direct and self.policy.compute == self.policy.storage
+            else super().conv2d_buffers(convolution, need_dx=need_dx)
+        )
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         if not self._stores(x):

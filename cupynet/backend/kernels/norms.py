@@ -92,19 +92,21 @@ def normalize_sums(dy: Array, x: Array, mean: Array, sums: Array) -> None:
 def normalize_relu_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array) -> None:
     """As `normalize_sums`, of dy where y > 0; elsewhere dy becomes 0."""
     rows, channels = x.shape
-    zero = x.dtype.type(0)
+    zero, gradients, outputs = x.dtype.type(0), dy.reshape(-1), y.reshape(-1)
     total, product = np.zeros(channels, np.float64), np.zeros(channels, np.float64)
     part, part_product = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
     for start in range(0, rows, BLOCK):
         part[:] = 0
         part_product[:] = 0
-        for r in range(start, min(start + BLOCK, rows)):
-            gradient, source, output = dy[r], x[r], y[r]
+        stop = min(start + BLOCK, rows)
+        passed, output = gradients[start * channels : stop * channels], outputs[start * channels : stop * channels]
+        for i in range(passed.size):  # in one loop with the sums, rows of 16 would not be vectors
+            passed[i] = passed[i] if output[i] > zero else zero
+        for r in range(start, stop):
+            gradient, source = dy[r], x[r]
             for c in range(channels):
-                passed = gradient[c] if output[c] > zero else zero
-                gradient[c] = passed
-                part[c] += passed
-                part_product[c] += passed * (source[c] - mean[c])
+                part[c] += gradient[c]
+                part_product[c] += gradient[c] * (source[c] - mean[c])
         for c in range(channels):
             total[c] += part[c]
             product[c] += part_product[c]

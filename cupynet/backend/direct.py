@@ -1,0 +1,156 @@
+"""A convolution on the CPU by itself, without a pool behind it and without im2col (`kernels/tiles.py`).
+
+An image that has zeros around it is put into a frame of them, which stays in the cache, and multiplied from there. The
+gradient of the images is a product for each place of the window, added to the pixels that the place saw.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.backend.base import Backend
+from cupynet.backend.window import Window
+
+if TYPE_CHECKING:
+    from cupynet.backend.kernels.tiles import Frame, Sums
+
+LARGEST = 1 << 31  # places that 32 bits can number
+
+
+class Passes(NamedTuple):
+    """What the three passes of a convolution sum up, for one size of image.
+
+    Attributes:
+        frame: of the images.
+        forward: sums over the values of a patch, for each patch.
+        weight_gradient: sums over the patches, for each value of them.
+        input_gradient: sums over the filters, for each place of the window and what it saw.
+        places: of the window that saw anything, in the order of `input_gradient`.
+    """
+
+    frame: Frame
+    forward: Sums
+    weight_gradient: Sums
+    input_gradient: Sums
+    places: list[int]
+
+
+@functools.lru_cache(maxsize=256)
+def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: int) -> Passes | None:
+    """Those of images (H, W, C); None where an image, or what comes out of it, has too many values to number."""
+    from cupynet.backend.kernels import tiles  # numba is imported only where it is used
+
+    (height, width, channels), (rows, cols) = image, window.output(*image[:2])
+    padded, step = window.padded(height, width), window.padded(height, width)[1] * channels
+    if max(padded[0] * step, rows * cols * filters) >= LARGEST:
+        return None
+    (top, _), (left, _) = window.padding
+    size = padded[0] * step if window.pads else 0
+    frame = tiles.Frame(size, top * step + left * channels, height, width * channels, step)
+    corners = _grid(rows, cols, window.stride[0] * step, window.stride[1] * channels)
+    pixels = _grid(*window.kernel, window.dilation[0] * step, window.dilation[1] * channels)
+    patch = (pixels[:, None] + np.arange(channels)).reshape(-1)
+    outputs, weights = np.arange(corners.size) * filters, np.arange(patch.size) * filters
+    places, seen = _seen(image, filters, window)
+    return Passes(
+        frame,
+        _sums([(corners, outputs, patch)], filters, itemsize),
+        _sums([(patch, weights, corners)], filters, itemsize),
+        _sums(seen, channels, itemsize),
+        places,
+    )
+
+
+def _grid(rows: int, cols: int, down: int, across: int) -> Array:
+    """Where the places of a grid lie, row by row."""
+    return (np.arange(rows)[:, None] * down + np.arange(cols) * across).reshape(-1)
+
+
+def _seen(
+    image: tuple[int, int, int], filters: int, window: Window
+) -> tuple[list[int], list[tuple[Array, Array, Array]]]:
+    """Places of the window that saw pixels, and for each: gradients (H', W', O) of its windows, pixels, filters."""
+    (height, width, channels), counts = image, window.output(*image[:2])
+    places, found = [], []
+    for place, at in enumerate(np.ndindex(*window.kernel)):
+        y, x = (
+            np.arange(counts[i]) * window.stride[i] + at[i] * window.dilation[i] - window.padding[i][0] for i in (0, 1)
+        )
+        row, col = np.flatnonzero((y >= 0) & (y < height)), np.flatnonzero((x >= 0) & (x < width))
+        if row.size and col.size:
+            windows, pixels = row[:, None] * counts[1] + col, y[row][:, None] * width + x[col]
+            places.append(place)
+            found.append((windows.reshape(-1) * filters, pixels.reshape(-1) * channels, np.arange(filters)))
+    return places, found
+
+
+def _sums(parts: list[tuple[Array, Array, Array]], columns: int, itemsize: int) -> Sums:
+    """(starts, outs, table) of each part as kernels take them: tiles are filled up with the last of their rows."""
+    from cupynet.backend.kernels import tiles
+
+    height, _, _ = tiles.tile(columns, itemsize)
+    numbers, row, value = np.zeros((len(parts), 5), np.int64), 0, 0
+    filled = []
+    for number, (starts, outs, table) in zip(numbers, parts, strict=True):
+        number[:] = row, row + starts.size, value, table.size, value * columns
+        more = -starts.size % height
+        filled.append((np.pad(starts, (0, more), "edge"), np.pad(outs, (0, more), "edge"), table))
+        row, value = row + starts.size + more, value + table.size
+    starts, outs, table = (np.concatenate(arrays).astype(np.int32) for arrays in zip(*filled, strict=True))
+    return tiles.Sums(numbers, starts, outs, table)
+
+
+class DirectConvolution:
+    """Runs the passes on arrays that are contiguous, in one precision, and of shapes that were checked.
+
+    Args:
+        backend: lends the buffers.
+        passes: those of the size of image.
+    """
+
+    def __init__(self, backend: Backend, passes: Passes) -> None:
+        from cupynet.backend.kernels import tiles
+
+        self.backend, self.passes, self.tiles = backend, passes, tiles
+
+    def forward(self, x: Array, weight: Array, bias: Array | None, y: Array) -> None:
+        """y (N, H', W', O) = the convolution of x (N, H, W, C), plus the bias."""
+        self._convolve(self.passes.frame, self.passes.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
+
+    def add_weight_gradient(self, x: Array, dy: Array, grad: Array) -> None:
+        """Adds to grad (K_h, K_w, C, O)."""
+        self._run(self.passes.frame, self.passes.weight_gradient, x, dy, x.reshape(-1)[:0], grad[None])
+
+    def input_gradient(self, dy: Array, weight: Array, dx: Array) -> None:
+        """dx (N, H, W, C) from dy (N, H', W', O)."""
+        places, (channels, filters) = self.passes.places, weight.shape[2:]
+        turned = self.backend.borrow((len(places), filters, channels), weight.dtype)
+        for i, place in enumerate(places):
+            turned[i] = weight.reshape(-1, channels, filters)[place].T
+        frame = self.passes.frame._replace(size=0)
+        self._convolve(frame, self.passes.input_gradient, dy, turned.reshape(-1, channels), None, dx)
+        self.backend.give_back(turned)
+
+    def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
+        """Sums of x with `factors` (rows, columns), a row for each value of the table."""
+        columns = factors.shape[1]
+        packed, start = (self.backend.borrow((size,), x.dtype) for size in (factors.size, columns))
+        _, width, _ = self.tiles.tile(columns, x.itemsize)
+        self.tiles.pack(factors, sums.parts, width, packed)
+        start[...] = 0 if bias is None else bias
+        self._run(frame, sums, x, packed.reshape(1, 1, -1), start, y)
+        self.backend.give_back(packed, start)
+
+    def _run(self, frame: Frame, sums: Sums, x: Array, factors: Array, start: Array, y: Array) -> None:
+        columns = y.shape[-1]
+        zeros = self.backend.borrow((frame.size,), x.dtype) if frame.size else x.reshape(-1)[:0]
+        zeros[...] = 0
+        products = self.tiles.products(*self.tiles.tile(columns, x.itemsize))
+        factors = factors.reshape(len(factors), -1, factors.shape[-1])
+        y = y.reshape(len(y), -1, columns)
+        products(x.reshape(len(x), -1), zeros, frame, sums, factors, start, y)
+        self.backend.give_back(zeros if frame.size else None)

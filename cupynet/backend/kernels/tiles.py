@@ -1,0 +1,230 @@
+"""A convolution without im2col: sums of products straight from images, a tile of them at a time in registers.
+
+One primitive, `add_products`, is the product of two matrices of which the first is never made: its rows begin anywhere
+in an image, and a table says where the factors of a sum lie from there. With patches as rows it is the convolution;
+with the values of a patch as rows, and sums over where patches begin, the gradient of the weight; with the gradients of
+windows as rows, and sums that lie where a place of the window saw the image, the gradient of the images. In LLVM's
+vectors for the same reason as `rows`.
+
+Sums are made `CHUNK` products at a time, so that what all tiles multiply with stays in the L1 cache (Goto & van de
+Geijn 2008).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from cupynet.backend.array import Array
+from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.vectors import (
+    I64,
+    constants,
+    element,
+    load,
+    multiply_add,
+    pointers,
+    registers,
+    split,
+    store,
+    widths,
+)
+
+CHUNK = 256  # products of a sum
+MOST_ROWS = 10  # of a tile: each has a pointer of its own
+
+
+class Frame(NamedTuple):
+    """Zeros around an image.
+
+    Attributes:
+        size: values with the zeros; 0: there are none, and images are read where they are.
+        first: where the image's first value lies.
+        height: rows of the image.
+        row: values in one of them.
+        step: values from one row to the next.
+    """
+
+    size: int
+    first: int
+    height: int
+    row: int
+    step: int
+
+
+class Sums(NamedTuple):
+    """What is summed in one image: sum r is of image[starts[r] + table[t]] · factors[t], and is added at outs[r].
+
+    Attributes:
+        parts: (parts, 5) int64, sums with a table of their own: their first r, the last of them + 1, their first t and
+            how many they have, and where their factors lie among packed ones.
+        starts: int32.
+        outs: int32. Tiles read both to their last row, beyond the last sum.
+        table: int32.
+    """
+
+    parts: Array
+    starts: Array
+    outs: Array
+    table: Array
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def add_products(
+    typing: Any, height: Any, width: Any, rows: Any, x: Any, x_at: Any, starts: Any, outs: Any, first: Any, table: Any,
+    t_at: Any, count: Any, w: Any, w_at: Any, pitch: Any, out: Any, out_at: Any,
+) -> Any:  # fmt: skip
+    """A tile of sums: for i < height and i < rows, j < width,
+
+    out[out_at + outs[first + i] + j] += the sum over t < count of
+    x[x_at + starts[first + i] + table[t_at + t]] · w[w_at + t · pitch + j].
+
+    `height` and `width` are constants; all arrays are flat and contiguous; starts, outs and table are int32, the first
+    two as long as the tile is high. Nothing is checked.
+    """
+    known = constants(height, width)
+    if known is None:
+        return None
+    signature = types.void(
+        height, width, rows, x, x_at, starts, outs, first, table, t_at, count, w, w_at, pitch, out, out_at
+    )  # fmt: skip
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        pointer = pointers(context, builder, signature, given)
+        inputs = pointer(3, 4), pointer(5, 7), pointer(8, 9), given[10], pointer(11, 12), given[13]
+        _emit(builder, known, inputs, pointer(14, 15), pointer(6, 7), given[2])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
+    """The loop over t with all sums in registers. (Over 40 lines: one loop, read in one piece.)"""
+    height, width = known
+    x, starts, table, count, w, pitch = inputs
+    parts = split(width, x.type.pointee)
+    patches = [b.gep(x, [element(b, starts, ir.Constant(I64, i))]) for i in range(height)]
+    entry, loop, done = b.block, b.append_basic_block("tile"), b.append_basic_block("tile.done")
+    b.branch(loop)
+
+    b.position_at_end(loop)
+    t = b.phi(I64)
+    sums = [[b.phi(kind) for _, kind in parts] for _ in range(height)]
+    offset, row = element(b, table, t), b.gep(w, [b.mul(t, pitch)])
+    factors = [load(b, row, *part) for part in parts]
+    values = [b.load(b.gep(patch, [offset])) for patch in patches]
+    after = [
+        [multiply_add(b, factor, value, total) for factor, total in zip(factors, own, strict=True)]
+        for value, own in zip(values, sums, strict=True)
+    ]
+    following = b.add(t, ir.Constant(I64, 1))
+    t.add_incoming(ir.Constant(I64, 0), entry)
+    t.add_incoming(following, loop)
+    for own, later in zip(sums, after, strict=True):
+        for phi, total in zip(own, later, strict=True):
+            phi.add_incoming(ir.Constant(phi.type, None), entry)
+            phi.add_incoming(total, loop)
+    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+
+    b.position_at_end(done)
+    end = b.append_basic_block("tile.end")
+    for i, own in enumerate(after):
+        if i:  # rows that only fill the tile are not stored
+            stored = b.append_basic_block("tile.row")
+            b.cbranch(b.icmp_signed("<", ir.Constant(I64, i), rows), stored, end)
+            b.position_at_end(stored)
+        target = b.gep(out, [element(b, outs, ir.Constant(I64, i))])
+        for (at, kind), total in zip(parts, own, strict=True):
+            store(b, b.fadd(load(b, target, at, kind), total), target, at)
+    b.branch(end)
+    b.position_at_end(end)
+
+
+def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
+    """Rows and columns of a tile for sums with so many columns, and the columns that are left.
+
+    Two vectors across, as many rows as the registers then hold: a value is read for two multiplications, a vector of
+    factors for all rows.
+    """
+    width, sums = registers()
+    lanes = width // itemsize
+    across = min(columns, 2 * lanes)
+    return min(sums // len(widths(across, lanes)), MOST_ROWS), across, columns % across
+
+
+@functools.cache
+def products(height: int, width: int, rest: int) -> Callable[..., None]:
+    """The kernel for tiles of `height` rows and `width` columns, the last of `rest` columns where there are any.
+
+    (Over 40 lines: loops in loops, read in one piece.)
+    """
+
+    @kernel
+    def convolve(x: Array, zeros: Array, frame: Frame, sums: Sums, factors: Array, start: Array, y: Array) -> None:
+        """The sums in each of the images x (N, F).
+
+        With packed factors (1, 1, ...), see `pack`, each image has its own, y (N, P, O), which begin as start (O,).
+        With gradients as factors (N, P, O) all images add to the same, y (1, K, O), and start is empty.
+        `zeros` is as large as the frame.
+        """
+        pixels, columns, own = y.shape[1], y.shape[2], start.size > 0
+        full = columns // width
+        images, w, out = (zeros if frame.size else x.reshape(-1)), factors.reshape(-1), y.reshape(-1)
+        for n in range(x.shape[0]):
+            x_at = 0 if frame.size else n * x.shape[1]
+            y_at, w_of_image = (n * pixels * columns, 0) if own else (0, n * factors.shape[1] * columns)
+            for r in range(frame.height if frame.size else 0):
+                source = x[n, r * frame.row : (r + 1) * frame.row]
+                target = zeros[frame.first + r * frame.step :]
+                for i in range(source.size):
+                    target[i] = source[i]
+            for r in range(pixels if own else 0):
+                target = y[n, r]
+                for i in range(columns):
+                    target[i] = start[i]
+            for p in range(sums.parts.shape[0]):
+                first, stop, t_first, count, w_of_part = sums.parts[p]
+                for t in range(0, count, CHUNK):
+                    length = min(count - t, CHUNK)
+                    for block in range(full):
+                        pitch, w_at = width, w_of_part + (block * count + t) * width
+                        if not own:
+                            pitch, w_at = columns, w_of_image + t * columns + block * width
+                        for r in range(first, stop, height):
+                            add_products(
+                                height, width, stop - r, images, x_at, sums.starts, sums.outs, r, sums.table,
+                                t_first + t, length, w, w_at, pitch, out, y_at + block * width,
+                            )  # fmt: skip
+                    if rest:
+                        pitch, w_at = rest, w_of_part + full * count * width + t * rest
+                        if not own:
+                            pitch, w_at = columns, w_of_image + t * columns + full * width
+                        for r in range(first, stop, height):
+                            add_products(
+                                height, rest, stop - r, images, x_at, sums.starts, sums.outs, r, sums.table,
+                                t_first + t, length, w, w_at, pitch, out, y_at + full * width,
+                            )  # fmt: skip
+
+    return convolve
+
+
+@kernel
+def pack(factors: Array, parts: Array, width: int, packed: Array) -> None:
+    """`factors` (rows, columns) as tiles read them: columns cut into blocks of `width`, the last may be narrower.
+
+    A part of `Sums` has its blocks one behind the other, each with all rows of the part.
+    """
+    columns = factors.shape[1]
+    for p in range(parts.shape[0]):
+        first, count, at = parts[p, 2], parts[p, 3], parts[p, 4]
+        for begin in range(0, columns, width):
+            across = min(width, columns - begin)
+            for t in range(count):
+                for i in range(across):
+                    packed[at + t * across + i] = factors[first + t, begin + i]
+            at += count * across

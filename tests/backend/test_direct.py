@@ -1,0 +1,88 @@
+"""The CPU's convolution without im2col against the reference, where tiles, chunks and vectors end."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from cupynet.backend import create_backend
+from cupynet.backend.direct import passes
+from cupynet.backend.kernels import tiles
+from cupynet.backend.window import Window
+
+ROOM = ((1, 1), (1, 1))
+# images, channels, filters, window: sums of more than a chunk, columns that fill no vector, rows that fill no tile
+SHAPES = {
+    "one pixel": ((1, 1, 1), 1, 1, Window((1, 1))),
+    "a chunk and a rest": ((2, 5, 4), 31, 19, Window((3, 3), (1, 1), ROOM)),
+    "two blocks and a rest": ((1, 5, 5), 4, 41, Window((2, 2))),
+    "many patches": ((2, 21, 20), 3, 16, Window((3, 3), (1, 1), ROOM)),
+    "pixels that no window sees": ((3, 9, 8), 5, 20, Window((2, 1), (4, 3))),
+    "gaps": ((2, 9, 11), 3, 17, Window((3, 2), (1, 2), ((2, 1), (0, 3)), (2, 3))),
+    "places that see zeros alone": ((2, 2, 3), 9, 8, Window((5, 5), (2, 2), ((3, 3), (3, 3)))),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_direct_convolution_is_the_references(name: str, dtype: str) -> None:
+    (n, height, width), channels, filters, window = SHAPES[name]
+    backend, reference = create_backend("numba", dtype=dtype), create_backend("numpy", dtype="double")
+    rng = np.random.default_rng(7)
+    x, weight = rng.normal(size=(n, height, width, channels)), rng.normal(size=(*window.kernel, channels, filters))
+    bias, grad = rng.normal(size=filters), rng.normal(size=weight.shape)
+    dy = rng.normal(size=(n, *window.output(height, width), filters))
+    found = []
+    for each, real in ((backend, backend.policy.storage), (reference, np.float64)):
+        of_x, of_weight, of_bias, added, of_dy = (a.astype(real) for a in (x, weight, bias, grad, dy))
+        y, kept = each.conv2d(of_x, of_weight, of_bias, window)
+        assert (kept is None) == (each is backend)
+        of_bias[...] = 0
+        dx = each.conv2d_backward(of_dy, kept, of_x, of_weight, added, of_bias, window, need_dx=True)
+        each.give_back(kept)
+        found.append([np.array(array) for array in (y, added, of_bias, dx)])
+        each.give_back(y, dx)
+        assert each.workspace.on_loan == 0
+    bound = 1e-4 if dtype == "float" else 1e-11
+    for own, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(own, expected, rtol=0, atol=bound * max(1, abs(expected).max()))
+
+
+def test_an_image_in_zeros_is_not_what_was_left_of_another() -> None:
+    """Frames are lent by the workspace, with arbitrary content."""
+    backend, window = create_backend("numba"), Window((3, 3), (1, 1), ROOM)
+    weight = np.ones((3, 3, 2, 4), np.float32)
+    backend.give_back(left := backend.borrow((6 * 6 * 2,)))
+    left[...] = np.nan
+    y, _ = backend.conv2d(np.ones((2, 4, 4, 2), np.float32), weight, None, window)
+    assert y[0, 0].tolist() == [[8] * 4, [12] * 4, [12] * 4, [8] * 4] and np.array_equal(y[0], y[1])
+
+
+def test_a_gradient_with_gaps_is_taken_and_a_weights_gradient_with_gaps_is_not() -> None:
+    backend, window, rng = create_backend("numba"), Window((2, 2)), np.random.default_rng(3)
+    x, weight, wide = (rng.normal(size=size).astype(np.float32) for size in ((2, 4, 4, 3), (2, 2, 3, 5), (2, 3, 3, 10)))
+    y, kept = backend.conv2d(x, weight, None, window)
+    grads = [np.zeros_like(weight), np.zeros_like(weight)]
+    for dy, grad in zip((wide[..., ::2], np.ascontiguousarray(wide[..., ::2])), grads, strict=True):
+        backend.conv2d_backward(dy, kept, x, weight, grad, None, window, need_dx=False)
+    assert np.array_equal(*grads) and grads[0].any()
+    with pytest.raises(ValueError, match="the weight's gradient must be contiguous, in float32"):
+        backend.conv2d_backward(y, kept, x, weight, np.zeros((2, 2, 3, 10), np.float32)[..., ::2], None, window,
+                                need_dx=False)  # fmt: skip
+
+
+def test_images_too_large_for_32_bits_are_left_to_numpy() -> None:
+    window = Window((3, 3))
+    assert passes((1 << 15, 1 << 15, 2), 1, window, 4) is None and passes((1 << 15, 1 << 15, 1), 3, window, 4) is None
+
+
+def test_tiles_fill_the_registers_and_no_more() -> None:
+    width, sums = tiles.registers()
+    for columns, itemsize in itertools.product(range(1, 80), (4, 8)):
+        height, across, rest = tiles.tile(columns, itemsize)
+        vectors = len(tiles.widths(across, width // itemsize))
+        assert height >= 1 and vectors * height <= sums and (columns - rest) % across == 0 <= rest < across <= columns
