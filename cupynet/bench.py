@@ -85,6 +85,8 @@ def bench(asked: Bench, folder: Path) -> None:
         print(f"not measured under mpiexec: {asked.without_ranks}")
     result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
     result["commit"], result["environment"] = commit(), environment()
+    result["model"] = experiment.model().summary().splitlines()
+    result["optimizer"] = type(experiment.optimizer).__name__
     result["ceiling_gflop_per_s"] = measure.ceiling(experiment)
     result["operations"] = measure.operations(experiment, result["ceiling_gflop_per_s"]["one core"])
     result["images_per_s"] = loops(asked, folder)

@@ -125,6 +125,7 @@ def test_a_bench_measures_and_writes(tmp_path) -> None:
     (file,) = tmp_path.glob("outputs/bench/*/*/bench.json")
     result = json.loads(file.read_text())
     assert all(rate > 0 for rate in result["images_per_s"].values()) and "conv2 + pool2 backward" in stdout
+    assert result["optimizer"] == "Nesterov" and result["model"][3].split()[:2] == ["conv1", "Conv2D"]
 
 
 @pytest.mark.slow
