@@ -2,7 +2,7 @@
 
 Each operation against the ceiling that a large product sets on this machine; the training step on resident data; the
 whole loop as `cupynet.train` runs it; whole runs with two threads and with two ranks of mpiexec; with `peers=torch`
-PyTorch on the tutorials' LeNet, alone and as two processes that are averaged, in turn with the loop. With
+PyTorch on the same network, alone and as two processes that are averaged, in turn with the loop. With
 `workers_memory=true` the memory of runs with up to 32 workers, and nothing else. With `gpu=true` what one GPU does
 (bench_gpu.py), and nothing else.
 Nothing is asserted: figures are for reading, and on a machine that others use too only ratios within one run count.
@@ -42,6 +42,7 @@ class Bench:
     settings: BenchSettings
     experiment: Experiment
     without_ranks: str  # why nothing can be measured under mpiexec; "" where it can
+    network: Row | None = None  # in words, where the peer is measured too
 
 
 def prepare(settings: BenchSettings) -> Bench:
@@ -59,7 +60,12 @@ def prepare(settings: BenchSettings) -> Bench:
         raise ConfigError(
             f"gpu=true: measures on a GPU, and none is used: {experiment.backend_reason or 'backend=cupy'}"
         )
-    return Bench(settings, experiment, without_ranks())
+    network = None
+    if settings.peers == "torch":
+        from cupynet.described import described
+
+        network = described(experiment.model(), experiment.optimizer)
+    return Bench(settings, experiment, without_ranks(), network)
 
 
 def bench(asked: Bench, folder: Path) -> None:
@@ -107,11 +113,10 @@ def loops(asked: Bench, folder: Path) -> Row:
     data, cores = experiment.load(), experiment.placement.workers
     measurements: dict[str, Callable[[], float]] = {}
     same: list[object] = []  # of the peer: which network
-    if settings.peers == "torch":
-        from cupynet.described import described
+    if asked.network is not None:
         from cupynet.files import write_json
 
-        write_json(folder / "network.json", described(experiment.model(), experiment.optimizer))
+        write_json(folder / "network.json", asked.network)
         same = ["--network", folder / "network.json", "--batch", settings.batch_size]
     for workers in sorted({1, cores}):
         loop = partial(measure.loop_images_per_s, experiment, data, workers, settings.images, blas_threads=1)

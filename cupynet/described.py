@@ -16,12 +16,15 @@ from cupynet.nn import (
     Flatten,
     GlobalAvgPool2D,
     Layer,
+    LayerNorm,
     MaxPool2D,
     Model,
     Residual,
     Sequential,
 )
+from cupynet.nn.loss import SoftmaxNLL
 from cupynet.optim import Optimizer
+from cupynet.peer import OPTIMIZERS
 
 Words = dict[str, Any]
 
@@ -30,13 +33,17 @@ def described(model: Model, optimizer: Optimizer) -> Words:
     """The input (height, width, channels), the layers in order, and the optimizer's name.
 
     Raises:
-        ConfigError: a layer has no equivalent.
+        ConfigError: a layer, the loss or the optimizer has no equivalent.
     """
-    return {
-        "input": list(model.input.shape),
-        "layers": _layer(model.network),
-        "optimizer": type(optimizer).__name__,
-    }
+    name = type(optimizer).__name__
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"peers=torch: PyTorch has no {name}: choose one of {', '.join(OPTIMIZERS)}, or peers=null")
+    if type(model.loss) is not SoftmaxNLL:
+        raise ConfigError(
+            f"peers=torch: PyTorch is measured with softmax and cross-entropy, not with {type(model.loss).__name__}: "
+            "leave out loss=, or peers=torch"
+        )
+    return {"input": list(model.input.shape), "layers": _layer(model.network), "optimizer": name}
 
 
 def _layer(layer: Layer) -> list[Words]:
@@ -66,8 +73,10 @@ def _words(layer: Layer) -> Words:
     if isinstance(layer, BatchNorm):
         sizes = {"channels": channels, "of_images": len(layer.input.shape) == 3}
         return {"kind": "batch_norm", **sizes, "momentum": layer.momentum, "epsilon": layer.epsilon}
+    if isinstance(layer, LayerNorm) and layer.axis == "features":
+        return {"kind": "layer_norm", "shape": [channels, *layer.input.shape[:-1]], "epsilon": layer.epsilon}
     if isinstance(layer, Activation):
-        return {"kind": "activation", "name": layer.name}
+        return {"kind": "activation", "name": layer.name, "slope": layer.slope}
     if isinstance(layer, Dropout):
         return {"kind": "dropout", "rate": layer.rate}
     if isinstance(layer, GlobalAvgPool2D | Flatten):

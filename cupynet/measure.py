@@ -52,16 +52,22 @@ MOST_AT_WORK = 16  # workers that are started to see how cores slow each other d
 
 def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) -> float:
     """The median seconds of one `work()`, after a warm-up."""
-    for _ in range(3):
-        work()
+    (seconds,) = timed_in_turn([work], backend, at_least_s)
+    return seconds
+
+
+def timed_in_turn(works: list[Callable[[], Any]], backend: Backend, at_least_s: float = 0.4) -> list[float]:
+    """The median seconds of each of some pieces of work that are done one after the other, after a warm-up."""
     backend.synchronize()
-    times: list[float] = []
-    while sum(times) < at_least_s or len(times) < 5:
-        began = time.perf_counter()
-        work()
-        backend.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    times: list[list[float]] = []
+    while len(times) < 8 or sum(map(sum, times[3:])) < at_least_s:
+        times.append([])
+        for work in works:
+            began = time.perf_counter()
+            work()
+            backend.synchronize()
+            times[-1].append(time.perf_counter() - began)
+    return [statistics.median(each) for each in zip(*times[3:], strict=True)]
 
 
 def resident_batch(experiment: Experiment, backend: Backend, size: int | None = None) -> Batch:
@@ -89,20 +95,23 @@ def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
 
 
 def passes(backend: Backend, layer: Layer, x: Any, at_least_s: float = 0.4) -> tuple[float, float, Any]:
-    """Seconds of a layer forwards, and forwards and backwards, and its output for x."""
-    training = Context(train=True)
+    """Seconds of a layer forwards, and forwards and backwards, both as in training, and an output for x."""
+    training, held = Context(train=True), []
     y, _ = layer.forward(x, INFERENCE)
     gradient = backend.allocate(y.shape, y.dtype)
     gradient[...] = 1e-3
 
-    def both() -> None:
-        output, backward = layer.forward(x, training)
+    def forward() -> None:
+        held.append(layer.forward(x, training))
+
+    def backward() -> None:
+        output, backward = held.pop()
         dy = backend.borrow(output.shape)
         dy[...] = gradient
         backend.give_back(backward(dy))
 
-    forward = timed(lambda: backend.give_back(layer.forward(x, INFERENCE)[0]), backend, at_least_s)
-    return forward, timed(both, backend, at_least_s), y
+    seconds = timed_in_turn([forward, backward], backend, 2 * at_least_s)
+    return seconds[0], sum(seconds), y
 
 
 def sizes(experiment: Experiment) -> list[tuple[str, int]]:

@@ -19,6 +19,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+OPTIMIZERS = {  # as they are called there
+    "SGD": "SGD", "Momentum": "SGD", "Nesterov": "SGD", "Adam": "Adam", "AdamW": "AdamW", "AMSGrad": "Adam",
+    "Nadam": "NAdam", "AdaMax": "Adamax", "AdaGrad": "Adagrad", "AdaDelta": "Adadelta", "RMSProp": "RMSprop",
+}  # fmt: skip
 MEET_S = 60.0  # how long a process waits for the others
 _CONV = {"stride": [1, 1], "padding": [[0, 0], [0, 0]], "dilation": [1, 1], "groups": 1, "bias": True}
 _POOL = {"kind": "max_pool", "kernel": [2, 2], "stride": [2, 2], "padding": [[0, 0], [0, 0]]}
@@ -38,7 +42,7 @@ NETWORK: dict[str, Any] = {  # what is measured: see described.py
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description="Measure PyTorch's training step of LeNet.")
+    parser = argparse.ArgumentParser(description="Measure PyTorch's training step.")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--layout", choices=["contiguous", "channels_last"], default="channels_last")
@@ -99,7 +103,9 @@ def _modules(words: dict[str, Any]) -> list[Any]:
         norm = nn.BatchNorm2d if words["of_images"] else nn.BatchNorm1d
         return [norm(words["channels"], eps=words["epsilon"], momentum=1 - words["momentum"])]
     if kind == "activation":
-        return _activation(words["name"])
+        return _activation(words["name"], words["slope"])
+    if kind == "layer_norm":
+        return [nn.LayerNorm(words["shape"], eps=words["epsilon"])]
     if kind == "dropout":
         return [nn.Dropout(words["rate"])]
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if kind == "global_avg_pool" else [nn.Flatten()]
@@ -117,30 +123,32 @@ def _branches(nn: Any, branches: list[list[dict[str, Any]]], join: Callable[[lis
     return Branches()
 
 
-def _activation(name: str) -> list[Any]:
+def _activation(name: str, slope: float | None = None) -> list[Any]:
     from torch import nn
 
+    if name == "identity":
+        return []
+    if name == "leaky_relu":
+        return [nn.LeakyReLU(0.01 if slope is None else slope)]
+    if name == "softmax":
+        return [nn.Softmax(1)]
     known = {
-        "relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh,
-        "sigmoid": nn.Sigmoid, "softplus": nn.Softplus,
+        "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid,
+        "softplus": nn.Softplus,
     }  # fmt: skip
-    return [known[name]()] if name in known else []  # identity
+    return [known[name]()]
 
 
 def _optimizer(name: str, parameters: Any) -> Any:
     """PyTorch's of that name, at a learning rate at which nothing explodes."""
     import torch
 
-    if name in ("SGD", "Momentum", "Nesterov"):
+    kind = getattr(torch.optim, OPTIMIZERS[name])
+    if kind is torch.optim.SGD:
         momentum = 0.0 if name == "SGD" else 0.9
-        return torch.optim.SGD(parameters, lr=0.01, momentum=momentum, nesterov=name == "Nesterov", foreach=True)
-    if name == "AMSGrad":
-        return torch.optim.Adam(parameters, lr=1e-3, amsgrad=True, foreach=True)
-    found = {"Nadam": "NAdam", "AdaMax": "Adamax", "AdaGrad": "Adagrad", "AdaDelta": "Adadelta", "RMSProp": "RMSprop"}
-    kind = getattr(torch.optim, found.get(name, name), None)
-    if kind is None:
-        raise SystemExit(f"PyTorch {torch.__version__} has no {name}")
-    return kind(parameters, lr=1e-3, foreach=True)
+        return kind(parameters, lr=0.01, momentum=momentum, nesterov=name == "Nesterov", foreach=True)
+    more = {"amsgrad": True} if name == "AMSGrad" else {}
+    return kind(parameters, lr=1e-3, foreach=True, **more)
 
 
 def same_step(threads: int, batch: int, layout: str, device: str = "cpu") -> tuple[Any, Callable[[], None]]:

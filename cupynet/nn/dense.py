@@ -100,6 +100,7 @@ class Activation(Layer):
 
     def __init__(self, name: str, slope: float | None = None) -> None:
         self.name, self._activation = name, activation_function(name, slope)
+        self.slope = self._activation.slope
 
     @property
     def output_activation(self) -> str:
