@@ -19,6 +19,7 @@ from cupynet import Conv2D, Dense, Image, Loader, Model, Nesterov, ParallelWrapp
 from cupynet.runs import Run
 from tests.extending.gradient_mean import GradientMean
 from tests.extending.residual import Residual
+from tests.extending.scale import Scale
 from tests.extending.stop_at import StopAt
 from tests.extending.stripes import Stripes
 from tests.gradients import check_layer
@@ -29,6 +30,7 @@ QUICK = ("data=synthetic", "data.train=600", "data.test=100", "epochs=1", "worke
 COMMANDS = {
     "gradient_mean": (*QUICK, "parallel.synchronizer._target_=gradient_mean.GradientMean"),
     "residual": (*QUICK, "model.layers.pool2._target_=residual.Residual", "model.layers.pool2.kernel=5"),
+    "scale": (*QUICK, "model.layers.pool2._target_=scale.Scale"),
     "stop_at": (*QUICK, "+callbacks.stop._target_=stop_at.StopAt", "+callbacks.stop.loss=100"),
     "stripes": ("data._target_=stripes.Stripes", "+data.images=300", "data.validation=60", "backend=numpy", "epochs=3",
                 "batch_size=16", "model.layers.output.units=3", "model.layers.conv2.kernel=3"),
@@ -52,6 +54,7 @@ def test_an_example_trains_by_the_command_line(name: str, tmp_path: Path) -> Non
     expected = {
         "gradient_mean": ("synchronizer", "kept together by GradientMean"),
         "residual": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 5 * 5 * 50 * 50 + 50),
+        "scale": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 8 * 8 * 50),
         "stop_at": ("epochs", 1),  # 13 rounds: no report, and so no stop
         "stripes": ("dataset", "stripes"),
     }
@@ -85,6 +88,13 @@ def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:
     with ParallelWrapper(alone, 1, optimizer=optimizer) as wrapper:
         wrapper.fit(Loader(data, 12, seed=3), 1).fit(Loader(data, 12, seed=3), 2)
     assert np.abs(shared.params.master - alone.params.master).max() <= 1e-12
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_the_scales_derivative_is_right(backend: str) -> None:
+    check_layer(
+        Sequential([Scale(), Conv2D(3, 3), Scale(), Dense(4)]), Image(7, 6, 2), create_backend(backend, "double")
+    )
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -128,9 +138,10 @@ README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
 SHOWN = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_synchronizer_in_the_readme_is_the_one_tested() -> None:
-    shown = next(code for code in SHOWN if "class GradientMean" in code)
-    tested = (EXAMPLES / "gradient_mean.py").read_text("utf-8")
+@pytest.mark.parametrize("name", ["gradient_mean", "scale"])
+def test_what_the_readme_shows_is_what_is_tested(name: str) -> None:
+    shown = next(code for code in SHOWN if code.startswith(f"# {name}.py"))
+    tested = (EXAMPLES / f"{name}.py").read_text("utf-8")
     assert shown.split("\n", 1)[1].strip() == tested.split('"""\n', 1)[1].strip()  # without title and docstring
 
 

@@ -5,6 +5,7 @@ from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
 from cupynet.nn.dropout import Dropout
+from cupynet.nn.init import Filled, Normal, Orthogonal, TruncatedNormal, Uniform, VarianceScaling
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import BinaryCrossEntropy, Hinge, Huber, Loss, MeanSquaredError, SoftmaxNLL
 from cupynet.nn.model import Model, build, check_loss, check_output
@@ -26,6 +27,7 @@ __all__ = [
     "Conv2D",
     "Dense",
     "Dropout",
+    "Filled",
     "Flat",
     "Flatten",
     "GlobalAvgPool2D",
@@ -39,6 +41,8 @@ __all__ = [
     "MaxPool2D",
     "MeanSquaredError",
     "Model",
+    "Normal",
+    "Orthogonal",
     "Parameter",
     "Params",
     "Residual",
@@ -46,6 +50,9 @@ __all__ = [
     "Segment",
     "Sequential",
     "SoftmaxNLL",
+    "TruncatedNormal",
+    "Uniform",
+    "VarianceScaling",
     "build",
     "check_loss",
     "check_output",

@@ -50,25 +50,7 @@ class Layer:
     Constructed, it is only a description; `build` infers its shapes and declares its weights. A description may be
     copied and built again, for another replica or another backend.
 
-    A layer of one's own needs `build` and `forward`; this one has a factor for each feature:
-
-        class Scale(Layer):
-            def build(self, input, params, backend):
-                self.factor = params.add("factor", input.shape, lambda rng, shape: np.ones(shape))
-                return input
-
-            def forward(self, x, context):
-                backend, factor = self.backend, self.factor
-                y = backend.borrow(x.shape)
-                y[...] = x * factor.data
-
-                def backward(dy):
-                    factor.grad[...] += (dy * x).sum(axis=0)
-                    dy *= factor.data  # dy is this layer's own
-                    backend.give_back(y)
-                    return dy
-
-                return y, backward if context.train else no_backward
+    A layer of one's own needs `build` and `forward`: the README's section on extending shows one.
 
     A layer that holds other layers builds them with `params.scope(name)`, under the names of its attributes.
 

@@ -1,0 +1,25 @@
+"""A layer: a weight for each feature."""
+
+from cupynet import Layer
+from cupynet.nn import Filled, no_backward
+
+
+class Scale(Layer):
+    """Each feature times a factor of its own, which is learned: (N, ...) -> the same."""
+
+    def build(self, input, params, backend):
+        self.factor = params.add("factor", input.shape, Filled(1.0))
+        return input
+
+    def forward(self, x, context):
+        backend, factor = self.backend, self.factor
+        y = backend.borrow(x.shape)
+        y[...] = x * factor.data
+
+        def backward(dy):
+            factor.grad[...] += (dy * x).sum(axis=0)
+            dy *= factor.data  # dy is this layer's own
+            backend.give_back(y)
+            return dy
+
+        return y, backward if context.train else no_backward
