@@ -7,7 +7,7 @@ from cupynet.nn.dense import Activation, Dense, Flatten
 from cupynet.nn.dropout import Dropout
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import BinaryCrossEntropy, Hinge, Huber, Loss, MeanSquaredError, SoftmaxNLL
-from cupynet.nn.model import Model, build, check_loss, check_output
+from cupynet.nn.model import Model, build, check_batches, check_loss, check_output
 from cupynet.nn.norm import BatchNorm, LayerNorm
 from cupynet.nn.params import Buffer, Parameter, Params, Scope, Segment
 from cupynet.nn.pool import AvgPool2D, GlobalAvgPool2D, MaxPool2D
@@ -47,6 +47,7 @@ __all__ = [
     "Sequential",
     "SoftmaxNLL",
     "build",
+    "check_batches",
     "check_loss",
     "check_output",
     "no_backward",

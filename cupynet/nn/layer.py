@@ -82,6 +82,8 @@ class Layer:
             step has them on the device then.
         meets: whether a training pass exchanges something with the other replicas. One without a batch then passes an
             example along that does not count, see `Context`; pipelines refuse such layers.
+        least: examples that a training pass needs for its output to tell anything of them. Fewer, the last of an epoch
+            say, are passed through; batches that are all so small are refused, see `check_batches`.
         backend: where the layer computes.
         path: the layer's name with those it lies in, `block.conv1`; empty for a network that is one layer.
         needs_dx: see `Scope`; where it is false, `backward` may return None.
@@ -94,6 +96,7 @@ class Layer:
     recordable = False
     draws = False
     meets = False
+    least = 1
     _declared_in: Params | None = None
     needs_dx = True
     declared = 0
