@@ -7,6 +7,9 @@ Who owns an array:
 
 - `forward` borrows its output y from the workspace. In training the layer's own `backward` gives it back, otherwise
   the caller does.
+- Or y is x itself, or a view of it, of a layer that changes nothing (`Flatten`, `Dropout` outside training): then it is
+  whose x is. A layer that holds others gives back what they made of x by `Layer.release`, which leaves x alone: given
+  back by two, it would be lent to a third while one still reads it.
 - `backward(dy)` owns dy: it may overwrite it, and gives it back or returns it as dx. It is called once.
 - dy is None where the layers above computed no dx, as nothing from here down has weights: then `backward` only gives
   back what it holds, and returns None.
@@ -19,7 +22,7 @@ After a training step nothing is on loan; a test checks that. Where an exception
 loans.
 
 Running statistics are buffers (`params.add_buffer`): a training pass moves them, and whoever trains takes that back
-where the batch is left out.
+where the batch is left out. (Over 300 lines: most of it says what a layer owes to others.)
 """
 
 from __future__ import annotations
@@ -136,6 +139,11 @@ class Layer:
     def ending(self) -> Layer:
         """The layer that makes the output: this one, or the last of those it holds."""
         return self
+
+    def release(self, x: Array, *made: Array) -> None:
+        """Outside training, in `forward`: give back what other layers made of x, but x itself, in whatever shape."""
+        given = self.backend.address(x)
+        self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 
     def multiply_adds(self) -> int:
         """Multiplications (each with an addition) of a forward pass per example, without those of its children."""
