@@ -245,7 +245,7 @@ class Experiment:
             network=network,
             weights=params.count,
             policy=create_backend(self.backend_name, self.settings.dtype).policy,
-            vectors=vectors_of(self.optimizer) + self.synchronizer.vectors(placement.workers),
+            vectors=vectors_of(self.optimizer, self.synchronizer, self.callbacks, placement.workers),
             batch_size=self.settings.batch_size,
             workers=-(-here // placement.stages),
             prefetch=self.settings.parallel.prefetch_buffer,
@@ -262,7 +262,12 @@ class Experiment:
             bytes_there, wanted = cuda.memory(self.devices()), self.settings.memory.data_on_device
             fits = wanted == "auto" and cuda.fits(sum(images.values()) * network.input.features, bytes_there)
             demand = replace(demand, feeds="resident" if fits or wanted is True else "ring")
-            own = replace(demand, where="device", devices=len(placement.devices))
+            own = replace(
+                demand,
+                where="device",
+                devices=len(placement.devices),
+                products=cuda.product_bytes(self.devices()),
+            )
             found.append((own, (bytes_there, "the device has")))
             demand = replace(demand, where="host")
         return found if there is None else [*found, (demand, there)]

@@ -365,7 +365,7 @@ class ParallelWrapper:
             network=self.model.network,
             weights=self.model.params.count,
             policy=self.model.backend.policy,
-            vectors=vectors_of(self.optimizer) + self.synchronizer.vectors(self.placement.workers),
+            vectors=vectors_of(self.optimizer, self.synchronizer, self.callbacks, self.placement.workers),
             batch_size=largest,
             workers=self.placement.workers,
             stages=self.placement.stages,
