@@ -56,6 +56,12 @@ def prepare(settings: BenchSettings) -> Bench:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
     experiment = Experiment(settings)
     experiment.check_memory()
+    if settings.accumulate > 1 and (settings.gpu or settings.peers == "torch"):
+        which = "gpu=true" if settings.gpu else "peers=torch"
+        raise ConfigError(
+            f"accumulate={settings.accumulate}: with {which} PyTorch's step on a whole batch is measured beside ours: "
+            "leave it at 1"
+        )
     if settings.gpu and not experiment.placement.devices:
         raise ConfigError(
             f"gpu=true: measures on a GPU, and none is used: {experiment.backend_reason or 'backend=cupy'}"
@@ -90,6 +96,7 @@ def bench(asked: Bench, folder: Path) -> None:
     if asked.without_ranks:
         print(f"not measured under mpiexec: {asked.without_ranks}")
     result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
+    result["accumulate"] = settings.accumulate
     result["commit"], result["environment"] = commit(), environment()
     result["model"] = experiment.model().summary().splitlines()
     result["optimizer"] = type(experiment.optimizer).__name__
@@ -202,7 +209,9 @@ def table(result: Row) -> list[str]:
         f"{'product of 2048 x 2048, ' + name:<48}{rate:>10,.0f} GFLOP/s"
         for name, rate in result["ceiling_gflop_per_s"].items()
     ]
-    lines += ["", f"{'one core, batch of ' + str(result['batch_size']):<48}{'ms':>10}{'GFLOP/s':>10}{'ceiling':>10}"]
+    batch = f"one core, batch of {result['batch_size']}"
+    batch += f" in {result['accumulate']} parts" * (result["accumulate"] > 1)
+    lines += ["", f"{batch:<48}{'ms':>10}{'GFLOP/s':>10}{'ceiling':>10}"]
     for row in result["operations"]:
         arithmetic = f"{row['gflop_per_s']:>10.0f}{row['share_of_ceiling']:>10.0%}" if "mflop" in row else ""
         lines.append(f"{row['operation']:<48}{row['ms']:>10.3f}{arithmetic}")

@@ -17,7 +17,7 @@ from cupynet.backend import available_cores, blas, check_on_device, create_backe
 from cupynet.checks import tf32_products
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError, DataError
-from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_loss, check_output
+from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_batches, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.parts import build_as
@@ -76,7 +76,9 @@ class Experiment:
                 f"accumulate={settings.accumulate}: stages of a pipeline cut batches by themselves, see "
                 "parallel.pipeline.micro_batches: leave it at 1"
             )
-        self.placement = self._place(self._built("numpy" if self.pipeline is None else self.backend_name))
+        network = self._built("numpy" if self.pipeline is None else self.backend_name)
+        self.placement = self._place(network)
+        check_batches(network, settings.batch_size, self._cut, self.placement.workers)
         try:
             self.synchronizer.check(self.placement.workers, self.placement.stages)
         except ConfigError as error:
@@ -161,6 +163,11 @@ class Experiment:
         )
 
     @property
+    def _cut(self) -> int:
+        """Into how many parts a replica cuts its batches."""
+        return self.settings.accumulate if self.pipeline is None else self.pipeline.micro_batches
+
+    @property
     def input(self) -> Image:
         """What one example is."""
         return Image(*self.source.image_shape)
@@ -238,12 +245,12 @@ class Experiment:
             network=network,
             weights=params.count,
             policy=create_backend(self.backend_name, self.settings.dtype).policy,
-            vectors=vectors_of(self.optimizer) + self.synchronizer.vectors(placement.workers),
+            vectors=vectors_of(self.optimizer, self.synchronizer, self.callbacks, placement.workers),
             batch_size=self.settings.batch_size,
             workers=-(-here // placement.stages),
             prefetch=self.settings.parallel.prefetch_buffer,
             stages=placement.stages,
-            micro_batches=self.settings.accumulate if self.pipeline is None else self.pipeline.micro_batches,
+            micro_batches=self._cut,
             trained=images.get("train", 0),
             images=images,
             processes=here if self.job is not None else 1,
@@ -255,7 +262,12 @@ class Experiment:
             bytes_there, wanted = cuda.memory(self.devices()), self.settings.memory.data_on_device
             fits = wanted == "auto" and cuda.fits(sum(images.values()) * network.input.features, bytes_there)
             demand = replace(demand, feeds="resident" if fits or wanted is True else "ring")
-            own = replace(demand, where="device", devices=len(placement.devices))
+            own = replace(
+                demand,
+                where="device",
+                devices=len(placement.devices),
+                products=cuda.product_bytes(self.devices()),
+            )
             found.append((own, (bytes_there, "the device has")))
             demand = replace(demand, where="host")
         return found if there is None else [*found, (demand, there)]

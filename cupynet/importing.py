@@ -2,8 +2,12 @@
 
 Both are brought to the layouts of this project: images (H, W, C), convolutions (K_h, K_w, C, O), dense (F, O). PyTorch
 keeps (O, C, K_h, K_w) and (O, F), and flattens images in the order C, H, W: a dense layer behind such an image gets its
-rows in the order H, W, C. Keras keeps what we do. The layout of its files is that of keras/src/saving/saving_lib.py:
-`layers/<layer>/vars/<number>`, where a layer is called by its class and a count: conv2d, conv2d_1, dense.
+rows in the order H, W, C, and a normalisation of the vector its values. Keras keeps what we do. The layout of its files
+is that of keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`, where a layer is called by its class and a
+count: conv2d, conv2d_1, dense; those that are trained are numbered first.
+
+Running statistics of batch normalisation are taken over too. What is added to a variance is a setting, and in no such
+file: PyTorch has epsilon 1e-5, as `BatchNorm` here, Keras 1e-3.
 
 Nothing of a file is run, and no other file is read for it.
 """
@@ -24,11 +28,15 @@ from typing import Any, TypeAlias
 
 from cupynet.errors import ConfigError, DataError
 from cupynet.files import load_tensors
-from cupynet.nn import Dense, Image, Layer, Model
+from cupynet.nn import BatchNorm, Dense, Flat, Image, Layer, LayerNorm, Model
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 _H5_IN_KERAS = "model.weights.h5"
 _COUNTERS = "num_batches_tracked"  # of PyTorch's batch normalisation: no weight
+_DRAWN = "/seed_generator/"  # of Keras' dropout: the state of its random numbers
+_NORMS = (BatchNorm, LayerNorm)
+_OF_NORMS = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}  # here -> PyTorch
+_CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # here -> Keras
 
 
 def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
@@ -36,7 +44,8 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
 
     Args:
         names: name here -> name there, of layers ("conv1": "features.0") or of single weights ("conv1.weight":
-            "features.0.weight"). What is not named has the same name there.
+            "features.0.weight"). What is not named has the same name there; of a normalisation `scale`, `shift`,
+            `mean` and `variance` are `weight`, `bias`, `running_mean` and `running_var`.
 
     Raises:
         DataError: the file cannot be read, a weight is missing in it, of another shape, or for no layer here.
@@ -46,9 +55,9 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
     flattened = _flattened(model.network)
     found = {}
     for name, (layer, own) in _wanted(model, names).items():
-        there = _renamed(name, names)
+        there = _renamed(name, names, _OF_NORMS.get(own, own) if isinstance(layer, _NORMS) else own)
         tensor, shape = _taken(tensors, there, name, path), model_shape(model, name)
-        brought = partial(_from_torch, tensor, flattened.get(id(layer)) if own == "weight" else None)
+        brought = partial(_from_torch, tensor, None if own == "bias" else flattened.get(id(layer)))
         found[name] = _fitting(brought, tensor.shape, shape, f"{name} of {there!r}", path)
     _check_all_taken(tensors, path)
     model.load_weights(found)
@@ -72,7 +81,8 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
         number = place[id(layer)] = place.get(id(layer), -1) + 1
         there = (names or {}).get(layer.path, layers[layer.path])
         found[name] = f"layers/{there}/vars/{number}"
-    with _opened(path) as variables:
+    with _opened(path) as stored:
+        variables = {name: variable for name, variable in stored.items() if _DRAWN not in name}
         arrays = {}
         for name, there in found.items():
             variable, shape = _taken(variables, there, name, path), model_shape(model, name)
@@ -84,15 +94,16 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
 
 
 def model_shape(model: Model, name: str) -> tuple[int, ...]:
-    """The shape of a weight of the model."""
-    return dict(model.params.named())[name].shape
+    """The shape of a weight of the model, or of a buffer."""
+    weights, buffers = dict(model.params.named()), dict(model.params.named_buffers())
+    return weights[name].shape if name in weights else buffers[name].shape
 
 
 def _wanted(model: Model, names: Mapping[str, str] | None) -> dict[str, tuple[Layer, str]]:
-    """Of each weight of the model the layer that it is of, and its name there. ConfigError."""
+    """Of each weight of the model, then of each buffer, the layer that it is of, and its name there. ConfigError."""
     layers = {layer.path: layer for layer in model.network.walk()}
     wanted = {}
-    for name, _ in model.params.named():
+    for name, _ in [*model.params.named(), *model.params.named_buffers()]:
         path, _, own = name.rpartition(".")
         wanted[name] = layers[path], own
     for name in names or {}:
@@ -101,20 +112,20 @@ def _wanted(model: Model, names: Mapping[str, str] | None) -> dict[str, tuple[La
     return wanted
 
 
-def _renamed(name: str, names: Mapping[str, str] | None) -> str:
-    """What a weight is called there: by its own entry, or by that of the nearest layer around it."""
+def _renamed(name: str, names: Mapping[str, str] | None, rest: str) -> str:
+    """What a weight is called there: by its own entry, or by `rest` in that of the nearest layer around it."""
     names = names or {}
     if name in names:
         return names[name]
-    layer, _, rest = name.rpartition(".")
+    layer = name.rpartition(".")[0]
     while layer and layer not in names:
         layer, _, more = layer.rpartition(".")
         rest = f"{more}.{rest}"
-    return f"{names[layer]}.{rest}" if layer else name
+    return f"{names[layer]}.{rest}" if layer else rest
 
 
 def _flattened(network: Layer) -> dict[int, Image]:
-    """The image that is flattened before each dense layer which looks at one, by the layer."""
+    """The image that is flattened before each dense layer, or normalisation of vectors, which looks at one."""
     found: dict[int, Image] = {}
     image: Image | None = None
     for layer in network.walk():
@@ -130,15 +141,19 @@ def _flattened(network: Layer) -> dict[int, Image]:
             image = None
         elif layer.input.features != layer.output.features:
             image = None
+        elif isinstance(layer, _NORMS) and isinstance(layer.input, Flat) and image is not None:
+            found[id(layer)] = image
     return found
 
 
 def _from_torch(tensor: Any, image: Image | None) -> Any:
-    """A tensor of PyTorch in the layout of this project; image: what was flattened before its rows."""
-    if tensor.ndim == 2 and image is not None and tensor.shape[1] == image.features:
-        planes = tensor.reshape(len(tensor), image.channels, image.height, image.width)  # (O, C, H, W)
-        return planes.transpose(2, 3, 1, 0).reshape(image.features, len(tensor))
-    return tensor.transpose({4: (2, 3, 1, 0), 2: (1, 0)}.get(tensor.ndim, tuple(range(tensor.ndim))))
+    """A tensor of PyTorch in the layout of this project; image: what was flattened before its rows, or values."""
+    if image is not None and tensor.ndim in (1, 2) and tensor.shape[-1] == image.features:
+        planes = tensor.reshape(-1, image.channels, image.height, image.width)  # (O, C, H, W)
+        rows = planes.transpose(2, 3, 1, 0).reshape(image.features, -1)
+        return rows if tensor.ndim == 2 else rows[:, 0]
+    axes = {4: (2, 3, 1, 0), 3: (1, 2, 0), 2: (1, 0)}  # of three: images, normalised value by value
+    return tensor.transpose(axes.get(tensor.ndim, tuple(range(tensor.ndim))))
 
 
 def _keras_names(network: Layer) -> dict[str, str]:
@@ -146,7 +161,8 @@ def _keras_names(network: Layer) -> dict[str, str]:
     counts: dict[str, int] = {}
     names = {}
     for layer in network.walk():
-        kind = re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", type(layer).__name__)).lower()
+        kind = _CLASSES.get(type(layer).__name__, type(layer).__name__)
+        kind = re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", kind)).lower()
         names[layer.path] = f"{kind}_{counts[kind]}" if kind in counts else kind
         counts[kind] = counts.get(kind, 0) + 1
     return names

@@ -32,7 +32,7 @@ from cupynet.data.augment import augmented
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.mpiexec import find_mpiexec
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
-from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding
+from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding, parts
 from cupynet.parallel.encoding import Message
 from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
 from cupynet.runs import Run, Summary
@@ -159,27 +159,35 @@ def ceiling(experiment: Experiment) -> Row:
 
 
 def operations(experiment: Experiment, one_core: float) -> list[Row]:
-    """Each step of the network forwards and backwards, the loss and the update, on one core."""
+    """Each step of the network forwards and backwards, the loss and the update, on one core, for a batch.
+
+    Where gradients are accumulated, the network is measured on a part of a batch, and its times are of all parts.
+    """
     from cupynet.backend import blas
 
+    settings = experiment.settings
+    size = max(part.stop - part.start for part in parts(settings.batch_size, settings.accumulate))
+    times = settings.batch_size / size
     with blas.limited(1):
         model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
         backend = model.backend
         backend.synchronize()  # what made the model was asked for on another stream
         backend.activate()
-        batch, rows = resident_batch(experiment, backend), []
+        batch, rows = resident_batch(experiment, backend, size), []
         x = batch.images
         for name, layer, flop in network_steps(model):
             found, x = layer_rows(backend, name, layer, x, flop * len(batch))
             rows += found
         loss = timed(lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]), backend)
+        rows.append({"operation": "loss", "ms": 1e3 * loss})
+        rows = [{name: v if name == "operation" else times * v for name, v in row.items()} for row in rows]
         optimizer.init(model.params, backend)
         optimizer.learning_rate.span(0, 2)
         update = timed(lambda: optimizer.step(model.params, 0), backend)
-        pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
-        images = timed(lambda: backend.load_images(pixels, batch.samples), backend)
+        pixels = np.zeros((settings.batch_size, *experiment.source.image_shape), np.uint8)
+        images = timed(lambda: backend.load_images(pixels, np.arange(len(pixels))), backend)
         rows += [augmentation_row(part, pixels, backend) for part in experiment.source.augment]
-    rows += [{"operation": n, "ms": 1e3 * s} for n, s in (("loss", loss), ("update", update), ("load batch", images))]
+    rows += [{"operation": name, "ms": 1e3 * s} for name, s in (("update", update), ("load batch", images))]
     for row in rows:
         if "mflop" in row:
             row["gflop_per_s"] = row["mflop"] / row["ms"]

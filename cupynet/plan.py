@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config
+from cupynet.checks import STAGED_MODES
 from cupynet.errors import ConfigError
 from cupynet.settings import PlanSettings
 from cupynet.train import ranks
@@ -59,6 +60,12 @@ def prepare(settings: PlanSettings) -> Plan:
         raise ConfigError(f"workers={largest}: check=true starts them all: ask for at most {MOST_CHECKED}")
     if settings.micro_batches > settings.batch_size:
         raise ConfigError(f"micro_batches={settings.micro_batches}: a batch has {settings.batch_size} images")
+    staged = [mode for mode in settings.compared if mode in STAGED_MODES]
+    if settings.accumulate > 1 and staged:
+        raise ConfigError(
+            f"accumulate={settings.accumulate}: modes=[{','.join(staged)}] cut batches by micro_batches: leave it at "
+            "1, or these modes out"
+        )
     experiment = Experiment(settings.run(None))
     experiment.check_memory()
     refuse_what_fits_no_mode(settings, experiment.steps())

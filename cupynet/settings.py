@@ -353,8 +353,13 @@ class PlanSettings(Settings):
 
     @property
     def compared(self) -> list[str]:
-        """The modes. The messages of an encoding shrink as training goes on: a short run says little of them."""
-        return list(self.modes or [mode for mode in checks.MODES if not (self.check and mode == "threshold")])
+        """The modes. The messages of an encoding shrink as training goes on: a short run says little of them.
+
+        Stages of a pipeline cut batches by themselves: they are left out where gradients are accumulated.
+        """
+        left_out = {"threshold"} if self.check else set()
+        left_out |= set(checks.STAGED_MODES) if self.accumulate > 1 else set()
+        return list(self.modes or [mode for mode in checks.MODES if mode not in left_out])
 
     @property
     def every(self) -> list[int]:

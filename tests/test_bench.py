@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,14 @@ import pytest
 
 from cupynet import bench, bench_gpu, measure
 from cupynet.errors import ConfigError
+from cupynet.settings import BenchSettings
+from tests.test_conf_files import settings_of
 from tests.test_train import run
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = {
     "batch_size": 100,
+    "accumulate": 1,
     "ceiling_gflop_per_s": {"one core": 50.0, "all cores": 100.0},
     "operations": [
         {"operation": "conv forward", "ms": 2.0, "mflop": 60.0, "gflop_per_s": 30.0, "share_of_ceiling": 0.6},
@@ -80,6 +84,24 @@ def test_the_table_has_a_line_for_everything() -> None:
     for name in (*RESULT["images_per_s"], "conv forward", "update"):  # type: ignore[misc]
         assert any(line.startswith(name) for line in lines)
     assert any(line.split() == ["sum", "6.500"] for line in lines)
+
+
+def test_the_table_says_in_how_many_parts_a_batch_was() -> None:
+    assert any(line.startswith("one core, batch of 100   ") for line in bench.table(RESULT | {"ratios": {}}))
+    lines = bench.table(RESULT | {"ratios": {}, "accumulate": 4})
+    assert any(line.startswith("one core, batch of 100 in 4 parts ") for line in lines)
+
+
+def test_parts_of_batches_are_not_measured_beside_pytorch_on_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda name: name)
+    for setting in ("peers=torch", "gpu=true"):
+        key, _, value = setting.partition("=")
+        base = settings_of("data=synthetic", "accumulate=2")
+        own = {each.name: getattr(base, each.name) for each in fields(base)}
+        settings = BenchSettings(**own, **{key: value == "true" or value})
+        line = f"^accumulate=2: with {setting} PyTorch's step on a whole batch is measured beside ours: leave it at 1$"
+        with pytest.raises(ConfigError, match=line):
+            bench.prepare(settings)
 
 
 def test_arithmetic_is_counted_by_layer() -> None:

@@ -21,7 +21,7 @@ from cupynet.optim import LAMB, Nesterov
 from cupynet.peer import NETWORK, OPTIMIZERS
 from tests.test_conf_files import settings_of
 
-MODELS = ("lenet", "lenet_norm", "keras_cnn", "mlp", "simple_cnn", "resnet8", "twin_convolutions")
+MODELS = ("lenet", "lenet_norm", "keras_cnn", "mlp", "simple_cnn", "resnet8", "twin_convolutions", "mnist_speedrun")
 ROOT = Path(__file__).resolve().parents[1]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 

@@ -227,6 +227,16 @@ def test_stages_of_a_pipeline_cut_batches_by_themselves() -> None:
         experiment((), "parallel=pipeline", "accumulate=2")
 
 
+def test_batches_too_small_for_their_statistics_are_refused() -> None:
+    dense = "+model.layers.norm9={_target_:cupynet.nn.BatchNorm}"
+    with pytest.raises(ConfigError, match="^batch_size=1: layer 'norm9', a BatchNorm, sees 1 example at a time"):
+        experiment((), "batch_size=1", dense)
+    with pytest.raises(ConfigError, match="^batch_size=3 in 2 parts: layer 'norm9'"):
+        experiment((), "batch_size=3", "accumulate=2", dense)
+    experiment((), "batch_size=2", dense)
+    experiment((), "batch_size=1")
+
+
 FILES = [f"{group}={path.stem}" for group in ("optimizer", "loss") for path in sorted((CONF / group).glob("*.yaml"))]
 
 

@@ -14,12 +14,15 @@ from safetensors.numpy import load_file, save_file
 
 from cupynet import (
     Activation,
+    BatchNorm,
     ConfigError,
     Conv2D,
     DataError,
     Dense,
+    Dropout,
     Flatten,
     Image,
+    LayerNorm,
     MaxPool2D,
     Model,
     Sequential,
@@ -87,6 +90,54 @@ def test_layers_within_layers(golden: Any) -> None:
     names = {"block.a": "0", "conv2": "3", "dense1": "5", "output": "7"}
     import_torch(found, GOLDEN / "torch_small.safetensors", names)
     np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
+
+
+OF_NORMS = {"conv": "0", "norm1": "1", "norm2": "4", "norm3": "6", "dense": "7", "norm4": "8", "output": "10"}
+
+
+def normalised(backend: str = "numba") -> Model:
+    layers: dict[str, Any] = {
+        "conv": Conv2D(6, kernel=3, bias=False),
+        "norm1": BatchNorm(epsilon=1e-3),
+        "relu1": Activation("relu"),
+        "pool": MaxPool2D(2),
+        "norm2": LayerNorm(),
+        "flat": Flatten(),
+        "drop": Dropout(0.5),
+        "norm3": BatchNorm(),
+        "dense": Dense(5),
+        "norm4": BatchNorm(),
+        "relu2": Activation("relu"),
+        "output": Dense(3),
+    }
+    return Model(Sequential(layers), Image(9, 8, 3), create_backend(backend, "float"), seed=1)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_normalisation_of_pytorch_and_its_running_statistics(golden: Any, backend: str) -> None:
+    found = normalised(backend=backend)
+    import_torch(found, GOLDEN / "torch_norms.safetensors", OF_NORMS)
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
+    tensors = load_file(GOLDEN / "torch_norms.safetensors")
+    np.testing.assert_array_equal(found.weights()["norm1.mean"], tensors["1.running_mean"])
+    np.testing.assert_array_equal(found.weights()["norm1.variance"], tensors["1.running_var"])
+
+
+def test_a_normalisation_without_running_statistics_is_named(tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "torch_norms.safetensors")
+    del tensors["8.running_var"]
+    save_file(tensors, tmp_path / "a.safetensors")
+    with pytest.raises(DataError, match=r"lacks '8\.running_var', for weight 'norm4\.variance'"):
+        import_torch(normalised(), tmp_path / "a.safetensors", OF_NORMS)
+
+
+def test_single_weights_of_a_normalisation_by_name(golden: Any, tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / "torch_norms.safetensors")
+    tensors["mu"] = tensors.pop("1.running_mean")
+    save_file(tensors, tmp_path / "a.safetensors")
+    found = normalised()
+    import_torch(found, tmp_path / "a.safetensors", OF_NORMS | {"norm1.mean": "mu"})
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -179,6 +230,25 @@ def test_keras(golden: Any, archive: bool, tmp_path: Path) -> None:
     found = model()
     import_keras(found, path)
     np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
+
+
+def test_normalisation_of_keras_and_its_running_statistics(golden: Any, tmp_path: Path) -> None:
+    """gamma, beta, moving_mean, moving_variance, in this order; and dropout's random numbers, which are left."""
+    source, found = normalised(), normalised()
+    import_torch(source, GOLDEN / "torch_norms.safetensors", OF_NORMS)
+    there = {"conv": "conv2d", "norm1": "batch_normalization", "norm2": "layer_normalization", "dense": "dense"}
+    there |= {"norm3": "batch_normalization_1", "norm4": "batch_normalization_2", "output": "dense_1"}
+    numbers = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}
+    arrays = {
+        f"layers/{there[layer]}/vars/{numbers[own]}": weight
+        for (layer, own), weight in ((name.split("."), weight) for name, weight in source.weights().items())
+    }
+    arrays["layers/dropout/seed_generator/vars/0"] = np.array([1337, 0], np.uint32)
+    import_keras(found, write(tmp_path / "a.weights.h5", arrays))
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
+    del arrays["layers/batch_normalization_1/vars/3"]  # of one without gamma, say
+    with pytest.raises(DataError, match="lacks 'layers/batch_normalization_1/vars/3', for weight 'norm3.variance'"):
+        import_keras(normalised(), write(tmp_path / "b.weights.h5", arrays))
 
 
 def test_layers_of_keras_by_name(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cupynet import checks, config, measure
+from cupynet.backend.cpu import NumbaBackend
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.experiment import Experiment
+from cupynet.nn import INFERENCE
 from cupynet.parallel import GradientSharing
 from cupynet.parallel.forecast import LINKS, Cluster, forecasts
 from cupynet.settings import BenchSettings, PlanSettings
@@ -32,6 +35,42 @@ def test_a_synchronizer_is_charged_with_what_it_sends(experiment: Experiment) ->
     encoded = measure.sharing(experiment, data, 2, GradientSharing("threshold"), gathered=True, rounds=3)
     assert encoded.gathered and 0 < encoded.size < weights / 2
     assert measure.decode_s(int(encoded.size), 431_080) > 0
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_operations_are_those_of_the_parts_that_a_batch_is_cut_into(
+    accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest of them is measured, and counted as often as it goes into a batch."""
+    seen, images = set(), []
+
+    def passes(backend: Any, layer: Any, x: Any) -> Any:
+        seen.add(len(x))
+        return 1e-3, 3e-3, layer.forward(x, INFERENCE)[0]
+
+    def timed(work: Any, backend: Any) -> float:
+        work()
+        return 2e-3
+
+    loaded = NumbaBackend.load_images
+
+    def load_images(*given: Any) -> Any:
+        images.append(len(given[2]))
+        return loaded(*given)
+
+    monkeypatch.setattr(NumbaBackend, "load_images", load_images)
+    monkeypatch.setattr(measure, "passes", passes)
+    monkeypatch.setattr(measure, "timed", timed)
+    sizes = ("batch_size=10", f"accumulate={accumulate}", "workers=1", "backend=numba")
+    rows = measure.operations(Experiment(settings_of("data=synthetic", *sizes)), 50.0)
+    times = {1: 1.0, 3: 2.5}[accumulate]
+    assert seen == {int(10 / times)} and images[-1] == 10
+    found = {row["operation"]: row for row in rows}
+    assert found["dense1 forward"]["ms"] == pytest.approx(times) and found["loss"]["ms"] == pytest.approx(2 * times)
+    assert found["dense1 backward"]["ms"] == pytest.approx(2 * times)
+    assert (found["update"]["ms"], found["load batch"]["ms"]) == (2.0, 2.0)
+    assert found["dense1 forward"]["mflop"] == pytest.approx(10 * 2 * 800 * 500 / 1e6)
+    assert found["dense1 forward"]["gflop_per_s"] == pytest.approx(8.0 / times)
 
 
 def test_the_steps_make_up_the_network(experiment: Experiment) -> None:

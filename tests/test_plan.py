@@ -110,6 +110,8 @@ def test_the_settings_of_a_plan_describe_runs() -> None:
     checked: PlanSettings = read(PlanSettings, {**LEAST, "check": True})
     assert (checked.asked, checked.every) == ([1, 2, 4], [3])
     assert usual.compared == MODES and checked.compared == [mode for mode in MODES if mode != "threshold"]
+    parts: PlanSettings = read(PlanSettings, {**LEAST, "accumulate": 2})
+    assert parts.compared == ["averaging", "gradients", "threshold"] and parts.run(2).accumulate == 2
     assert {"workers", "link", "check"} <= set(own_names(PlanSettings)) and "epochs" not in own_names(PlanSettings)
 
 
@@ -150,6 +152,13 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path) -> None:
     ):
         _, stderr = run(tmp_path, setting, command="plan", code=2)
         assert stderr.startswith(f"cupynet: {line}") and stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_stages_are_not_forecast_of_a_run_that_accumulates(tmp_path) -> None:
+    """Its runs would be refused."""
+    _, stderr = run(tmp_path, "accumulate=2", "modes=[averaging,pipeline,hybrid]", command="plan", code=2)
+    line = "accumulate=2: modes=[pipeline,hybrid] cut batches by micro_batches: leave it at 1, or these modes out"
+    assert stderr == f"cupynet: {line}\n" and not list(tmp_path.iterdir())
 
 
 def test_a_check_starts_no_thousand_workers(tmp_path) -> None:

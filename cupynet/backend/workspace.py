@@ -88,6 +88,10 @@ class Loans:
         self._ranges: list[range] = []
         self._first = 0
 
+    def end(self) -> None:
+        """Take back what was borrowed in it so far and is still on loan, of a pass that nobody goes on with."""
+        self._workspace.reclaim([*self._ranges, range(self._first, self._workspace.lent)])
+
     def __enter__(self) -> Loans:
         self._first = self._workspace.lent
         return self

@@ -7,10 +7,8 @@ whatever else it may hold is not touched.
 from __future__ import annotations
 
 import hashlib
-import os
 import tarfile
 import zlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,8 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.data.augment import Augmentation
-from cupynet.data.downloaded import Downloaded, KnownFile
+from cupynet.data.downloaded import Irreplaceable, KnownFile
 from cupynet.data.idx import Damaged, regular
 from cupynet.errors import DataError
 
@@ -43,7 +40,7 @@ class Archive:
         return self.md5
 
 
-class CIFAR10(Downloaded):
+class CIFAR10(Irreplaceable):
     """`<folder>/cifar10/cifar-10-binary.tar.gz`, see `Downloaded`."""
 
     name = "cifar10"
@@ -66,20 +63,6 @@ class CIFAR10(Downloaded):
         ),
     )
     mirrors: tuple[str, ...] = ("https://www.cs.toronto.edu/~kriz/",)
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str] | None = None,
-        seed: int = 12345,
-        validation: int = 0,
-        limit: int | None = None,
-        timeout_s: float = 60.0,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        super().__init__(folder, None, seed, validation, limit, timeout_s, storage, shards, normalize, augment)
 
     @property
     def samples(self) -> tuple[int, int]:

@@ -194,6 +194,24 @@ class Downloaded(Source):
         return Data(data.name, data.train, data.validation, data.test, fallback=True)
 
 
+class Irreplaceable(Downloaded):
+    """A set for which nothing stands in: one that is not there, and cannot be had, is an error."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        seed: int = 12345,
+        validation: int = 0,
+        limit: int | None = None,
+        timeout_s: float = 60.0,
+        storage: str = "shared",
+        shards: str | os.PathLike[str] | None = None,
+        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        augment: Sequence[Augmentation] = (),
+    ) -> None:
+        super().__init__(folder, None, seed, validation, limit, timeout_s, storage, shards, normalize, augment)
+
+
 def _is_there(path: Path) -> bool:
     """Whether there is something at `path`. Raises OSError where that cannot be told."""
     try:

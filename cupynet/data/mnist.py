@@ -17,7 +17,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation
-from cupynet.data.downloaded import Downloaded, KnownFile
+from cupynet.data.downloaded import Downloaded, Irreplaceable, KnownFile
 from cupynet.data.idx import IdxFile, unpack
 
 NAMES = (  # training images and labels, test images and labels
@@ -97,25 +97,7 @@ class MNIST(IdxSet):
         super().__init__(folder, fallback, seed, validation, limit, timeout_s, storage, shards, normalize, augment)
 
 
-class _Official(IdxSet):
-    """Sets of which the digests of the gzip files are known, and nothing stands in for them."""
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str] | None = None,
-        seed: int = 12345,
-        validation: int = 0,
-        limit: int | None = None,
-        timeout_s: float = 60.0,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        super().__init__(folder, None, seed, validation, limit, timeout_s, storage, shards, normalize, augment)
-
-
-class FashionMNIST(_Official):
+class FashionMNIST(IdxSet, Irreplaceable):
     """Clothes, shoes and bags: `<folder>/fashion_mnist`, see `Downloaded`."""
 
     name = "fashion_mnist"
@@ -143,7 +125,7 @@ class FashionMNIST(_Official):
     )
 
 
-class KMNIST(_Official):
+class KMNIST(IdxSet, Irreplaceable):
     """Cursive Japanese characters: `<folder>/kmnist`, see `Downloaded`."""
 
     name = "kmnist"

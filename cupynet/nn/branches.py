@@ -62,7 +62,7 @@ class Residual(Layer):
         around, around_backward = (x, None) if self.shortcut is None else self.shortcut.forward(x, context)
         y = backend.xp.add(through, around, out=backend.borrow(through.shape))
         if not context.train:
-            _drop(backend, x, through, around)
+            self.release(x, through, around)
             return y, no_backward
 
         def backward(dy: Array | None) -> Array | None:
@@ -134,7 +134,7 @@ class Concat(Layer):
             y[..., place] = part
             derivatives.append(derivative)
             if not context.train:
-                _drop(backend, x, part)
+                self.release(x, part)
         if not context.train:
             return y, no_backward
 
@@ -176,12 +176,6 @@ def _copied(backend: Backend, dy: Array) -> Array:
     copy = backend.borrow(dy.shape)
     copy[...] = dy
     return copy
-
-
-def _drop(backend: Backend, x: Array, *made: Array) -> None:
-    """Give back what was made of x in an inference; x itself, in whatever shape, is the caller's."""
-    given = backend.address(x)
-    backend.give_back(*(each for each in made if backend.address(each) != given))
 
 
 def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:

@@ -8,7 +8,7 @@ from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
-from cupynet.nn.init import Initializer, grouped, initializer, zeros
+from cupynet.nn.init import Initializer, bias_initializer, grouped, initializer
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both, padding_of, padding_text, window_on
@@ -29,13 +29,13 @@ class Conv2D(Layer):
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
             or `same`, `valid` (0).
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
-        init: how the weight (K_h, K_w, C, O) is drawn, a name or an object, see cupynet/nn/init.py; the bias (O,)
-            starts at zero.
+        init: how the weight (K_h, K_w, C, O) is drawn, a name or an object, see cupynet/nn/init.py.
         bias: whether there is one.
         dilation: pixels from one pixel of the window to the next, a number or (down, across): with more than 1 it sees
             further, with gaps (Yu & Koltun 2016).
         groups: equal parts that channels and filters fall into; a filter sees the channels of its part alone. As many
             groups as channels make a depthwise convolution, with as many filters or a multiple of them (Chollet 2017).
+        bias_init: what the bias (O,) begins with: a number, or an initialiser that draws vectors: zeros, ones, normal.
     """
 
     recordable = True
@@ -51,6 +51,7 @@ class Conv2D(Layer):
         bias: bool = True,
         dilation: Size = 1,
         groups: int = 1,
+        bias_init: float | str | Initializer = 0.0,
     ) -> None:
         self.filters = checks.integer("Conv2D filters", filters, 1)
         self.kernel = checks.pair("Conv2D kernel", kernel, 1)
@@ -65,6 +66,7 @@ class Conv2D(Layer):
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
         self.use_bias = checks.flag("Conv2D bias", bias)
+        self.bias_init, self._bias_init = bias_init, bias_initializer("Conv2D bias_init", bias_init)
 
     @property
     def output_activation(self) -> str:
@@ -80,7 +82,7 @@ class Conv2D(Layer):
             )
         shape = (*self.kernel, image.channels // self.groups, self.filters)
         self.weight = params.add("weight", shape, grouped(self._init, self.groups))
-        self.bias = params.add("bias", (self.filters,), zeros, decay=False) if self.use_bias else None
+        self.bias = params.add("bias", (self.filters,), self._bias_init, decay=False) if self.use_bias else None
         return Image(*self.window.output(image.height, image.width), self.filters)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:

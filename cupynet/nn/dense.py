@@ -7,7 +7,7 @@ from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.nn.activation import LEAKY_SLOPE, activation_function
 from cupynet.nn.context import Context
-from cupynet.nn.init import Initializer, initializer, zeros
+from cupynet.nn.init import Initializer, bias_initializer, initializer
 from cupynet.nn.layer import Backward, Layer, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, InputType
@@ -19,20 +19,26 @@ class Dense(Layer):
     Args:
         units: O, outputs.
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
-        init: how the weight (F, O) is drawn, a name or an object, see cupynet/nn/init.py; the bias (O,) starts at
-            zero.
+        init: how the weight (F, O) is drawn, a name or an object, see cupynet/nn/init.py.
         bias: whether there is one.
+        bias_init: what the bias (O,) begins with: a number, or an initialiser that draws vectors: zeros, ones, normal.
     """
 
     recordable = True
 
     def __init__(
-        self, units: int, activation: str = "identity", init: str | Initializer = "xavier", bias: bool = True
+        self,
+        units: int,
+        activation: str = "identity",
+        init: str | Initializer = "xavier",
+        bias: bool = True,
+        bias_init: float | str | Initializer = 0.0,
     ) -> None:
         self.units = checks.integer("Dense units", units, 1)
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
         self.use_bias = checks.flag("Dense bias", bias)
+        self.bias_init, self._bias_init = bias_init, bias_initializer("Dense bias_init", bias_init)
 
     @property
     def output_activation(self) -> str:
@@ -40,7 +46,7 @@ class Dense(Layer):
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.weight = params.add("weight", (input.features, self.units), self._init)
-        self.bias = params.add("bias", (self.units,), zeros, decay=False) if self.use_bias else None
+        self.bias = params.add("bias", (self.units,), self._bias_init, decay=False) if self.use_bias else None
         return Flat(self.units)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:

@@ -179,11 +179,29 @@ INITIALIZERS: dict[str, Initializer] = {
 }
 
 
-def initializer(init: str | Initializer) -> Initializer:
-    """The initialiser called `init`, or that object itself; ConfigError for anything else."""
+def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
+    """The initialiser called `init`, or that object itself; ConfigError for anything else, which names the argument."""
     if callable(init) and not isinstance(init, type):
         return init
     if isinstance(init, str) and init in INITIALIZERS:
         return INITIALIZERS[init]
     names = list(INITIALIZERS)
-    raise refusal("init", shown(init, str), f"must be one of {', '.join(names)}, or such an object{guess(init, names)}")
+    reason = f"must be one of {', '.join(names)}, or such an object{guess(init, names)}"
+    raise refusal(argument, shown(init, str), reason)
+
+
+def bias_initializer(argument: str, init: float | str | Initializer) -> Initializer:
+    """What biases begin with: a number, that everywhere; or an initialiser that draws vectors.
+
+    Raises:
+        ConfigError: it is neither; the message names the argument.
+    """
+    if not isinstance(init, str) and not callable(init):
+        return Filled(number(argument, init, also=", or the name of an initialiser, or such an object"))
+    found = initializer(init, argument)
+    try:
+        found(np.random.default_rng(0), (1,))
+    except ConfigError as error:
+        reason = "biases have no inputs and outputs: give a number, zeros, ones, normal or uniform"
+        raise refusal(argument, shown(init, str), reason) from error
+    return found

@@ -7,6 +7,9 @@ Who owns an array:
 
 - `forward` borrows its output y from the workspace. In training the layer's own `backward` gives it back, otherwise
   the caller does.
+- Or y is x itself, or a view of it, of a layer that changes nothing (`Flatten`, `Dropout` outside training): then it is
+  whose x is. A layer that holds others gives back what they made of x by `Layer.release`, which leaves x alone: given
+  back by two, it would be lent to a third while one still reads it.
 - `backward(dy)` owns dy: it may overwrite it, and gives it back or returns it as dx. It is called once.
 - dy is None where the layers above computed no dx, as nothing from here down has weights: then `backward` only gives
   back what it holds, and returns None.
@@ -19,7 +22,7 @@ After a training step nothing is on loan; a test checks that. Where an exception
 loans.
 
 Running statistics are buffers (`params.add_buffer`): a training pass moves them, and whoever trains takes that back
-where the batch is left out.
+where the batch is left out. (Over 300 lines: most of it says what a layer owes to others.)
 """
 
 from __future__ import annotations
@@ -64,6 +67,8 @@ class Layer:
             step has them on the device then.
         meets: whether a training pass exchanges something with the other replicas. One without a batch then passes an
             example along that does not count, see `Context`; pipelines refuse such layers.
+        least: examples that a training pass needs for its output to tell anything of them. Fewer, the last of an epoch
+            say, are passed through; batches that are all so small are refused, see `check_batches`.
         backend: where the layer computes.
         path: the layer's name with those it lies in, `block.conv1`; empty for a network that is one layer.
         needs_dx: see `Scope`; where it is false, `backward` may return None.
@@ -76,6 +81,7 @@ class Layer:
     recordable = False
     draws = False
     meets = False
+    least = 1
     _declared_in: Params | None = None
     needs_dx = True
     declared = 0
@@ -115,6 +121,11 @@ class Layer:
     def ending(self) -> Layer:
         """The layer that makes the output: this one, or the last of those it holds."""
         return self
+
+    def release(self, x: Array, *made: Array) -> None:
+        """Outside training, in `forward`: give back what other layers made of x, but x itself, in whatever shape."""
+        given = self.backend.address(x)
+        self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 
     def multiply_adds(self) -> int:
         """Multiplications (each with an addition) of a forward pass per example, without those of its children."""

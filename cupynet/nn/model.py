@@ -257,6 +257,29 @@ def check_loss(network: Layer, loss: Loss) -> None:
         )
 
 
+def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1) -> None:
+    """Refuse batches in which a layer of a built network never has the examples that it needs (`Layer.least`).
+
+    Args:
+        examples: of a whole batch of one replica.
+        cut: into how many parts it is cut, see `parts`.
+        replicas: that train together.
+
+    Raises:
+        ConfigError: the message names the layer.
+    """
+    parts = min(examples, cut)
+    for layer in network.walk():
+        found = examples // parts * (replicas if layer.meets else 1)
+        if found < layer.least:
+            cause = f"batch_size={examples}" + (f" in {parts} parts" if parts > 1 else "")
+            fewer = ", or fewer parts" if parts > 1 else ""
+            raise ConfigError(
+                f"{cause}: layer '{layer.path}', a {type(layer).__name__}, sees {found} example at a time and needs at "
+                f"least {layer.least}, or it learns nothing of them: take a larger batch_size{fewer}"
+            )
+
+
 def check_output(output: InputType, classes: int, name: str = "output") -> None:
     """Refuse a network whose output is not one logit per class."""
     if not isinstance(output, Flat) or output.features != classes:

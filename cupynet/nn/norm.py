@@ -9,7 +9,6 @@ import numpy as np
 from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
 from cupynet.nn.context import Context, Group
 from cupynet.nn.dense import Activation
 from cupynet.nn.init import zeros
@@ -48,8 +47,13 @@ class BatchNorm(Layer):
     The running variance is of the unbiased estimate, over n - 1, as in PyTorch and Deeplearning4j's native layers; what
     normalises a batch is over n.
 
+    One value for each channel has no variance: that of a single vector, where the last batch of an epoch has one
+    example, or a part of it. Nothing is dropped, so it is trained on: its output is `shift`, as in Keras, and the
+    running estimates learn nothing of it, as of no estimate over n - 1. (PyTorch raises an error.) Where every batch is
+    so small there is nothing to learn from, and training is refused before it begins, see `check_batches`.
+
     Raises:
-        ConfigError: an argument cannot work; in training, a batch that has one value for each channel.
+        ConfigError: an argument cannot work.
     """
 
     recordable = True
@@ -61,6 +65,7 @@ class BatchNorm(Layer):
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         channels = input.shape[-1:]
+        self.least = 2 if input.features == input.shape[-1] else 1
         self.scale = params.add("scale", channels, ones, decay=False)
         self.shift = params.add("shift", channels, zeros, decay=False)
         self.mean = params.add_buffer("mean", channels)
@@ -104,13 +109,7 @@ class BatchNorm(Layer):
         """Mean and variance that normalise x, (2, C); running estimates learn of them. count: values of a channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
-        if total == 1:
-            self.backend.give_back(moments)
-            raise ConfigError(
-                f"BatchNorm '{self.path}': one value for each channel has no variance (a batch of 1): train on batches "
-                "of at least two examples, the last of an epoch too"
-            )
-        if total:  # else everybody passes along what does not count
+        if total > 1:  # one has no variance; of none, everybody passes along what does not count
             unbiased = total / (total - 1)
             self.backend.track_moments(self.mean.data, self.variance.data, moments, self.momentum, unbiased)
         return moments

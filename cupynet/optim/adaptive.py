@@ -47,10 +47,8 @@ class Adam(ByRule):
     ) -> None:
         clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
         super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        owner = type(self).__name__
-        self.beta1 = number(f"{owner} beta1", beta1, minimum=0, below=1)
-        self.beta2 = number(f"{owner} beta2", beta2, minimum=0, below=1)
-        self.epsilon = number(f"{owner} epsilon", epsilon, above=0)
+        self.beta1, self.beta2 = self._fraction("beta1", beta1), self._fraction("beta2", beta2)
+        self.epsilon = self._positive("epsilon", epsilon)
         self.factors = self._constants()
 
     def _constants(self) -> tuple[float, float, float]:
@@ -193,7 +191,7 @@ class AdaGrad(ByRule):
     ) -> None:
         clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
         super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.epsilon = number("AdaGrad epsilon", epsilon, above=0)
+        self.epsilon = self._positive("epsilon", epsilon)
         self.factors = (self.epsilon, 0.0, 0.0)
 
 
@@ -224,8 +222,7 @@ class RMSProp(ByRule):
     ) -> None:
         clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
         super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.decay = number("RMSProp decay", decay, minimum=0, below=1)
-        self.epsilon = number("RMSProp epsilon", epsilon, above=0)
+        self.decay, self.epsilon = self._fraction("decay", decay), self._positive("epsilon", epsilon)
         self.factors = (1 - self.decay, self.epsilon, 0.0)
 
 
@@ -260,8 +257,7 @@ class AdaDelta(ByRule):
     ) -> None:
         clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
         super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.rho = number("AdaDelta rho", rho, minimum=0, below=1)
-        self.epsilon = number("AdaDelta epsilon", epsilon, above=0)
+        self.rho, self.epsilon = self._fraction("rho", rho), self._positive("epsilon", epsilon)
         self.factors = (1 - self.rho, self.epsilon, 0.0)
 
 

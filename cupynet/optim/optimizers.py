@@ -69,9 +69,8 @@ class Optimizer:
     ) -> None:
         owner = type(self).__name__
         self.learning_rate = schedule(owner, learning_rate)
-        self.l1 = number(f"{owner} l1", l1, minimum=0, below=1)
-        self.l2 = number(f"{owner} l2", l2, minimum=0, below=1)
-        self.weight_decay = number(f"{owner} weight_decay", weight_decay, minimum=0, below=1)
+        self.l1, self.l2 = self._fraction("l1", l1), self._fraction("l2", l2)
+        self.weight_decay = self._fraction("weight_decay", weight_decay)
         if self.l2 and self.weight_decay:
             raise ConfigError(
                 f"{owner} l2={self.l2:g} and weight_decay={self.weight_decay:g}: both draw weights to zero, in the "
@@ -85,6 +84,12 @@ class Optimizer:
 
     def _limit(self, name: str, value: float | None) -> float | None:
         return None if value is None else number(f"{type(self).__name__} {name}", value, above=0, also=", or null")
+
+    def _fraction(self, name: str, value: float) -> float:
+        return number(f"{type(self).__name__} {name}", value, minimum=0, below=1)
+
+    def _positive(self, name: str, value: float) -> float:
+        return number(f"{type(self).__name__} {name}", value, above=0)
 
     def init(self, params: Params, backend: Backend) -> None:
         """Make the state for these weights."""
@@ -212,7 +217,7 @@ class Momentum(ByRule):
     ) -> None:
         clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
         super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.momentum = number(f"{type(self).__name__} momentum", momentum, minimum=0, below=1)
+        self.momentum = self._fraction("momentum", momentum)
         self.factors = (self.momentum, 0.0, 0.0)
 
 

@@ -8,7 +8,7 @@ itself, so a run is refused only where it needs `MARGIN` times what there is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,6 +18,8 @@ from cupynet.nn import Layer, Params
 from cupynet.nn.init import zeros
 from cupynet.nn.params import Parameter
 from cupynet.optim import Optimizer
+from cupynet.parallel import Synchronizer
+from cupynet.training.callbacks import Callback
 
 PROCESS = 170_000_000  # bytes, of a run with one worker and small batches, less what is counted: Python, NumPy, numba
 MARGIN = 1.5
@@ -32,7 +34,8 @@ class Demand:
     Attributes:
         network: built; weights: values of all its weights.
         policy: how many bytes a value has.
-        vectors: of as many values as there are weights, that a replica has beside them and their gradients.
+        vectors: of as many values as there are weights, that a replica has beside them and their gradients: the
+            optimizer's, the synchronizer's, and those of callbacks.
         batch_size, workers, prefetch: as in the settings; `prefetch` is of all workers.
         stages, micro_batches: of each replica, and of a batch, in a pipeline or where gradients are accumulated.
         trained: images of an epoch, which are all that is ever made ahead; 0 where it is not known.
@@ -40,6 +43,7 @@ class Demand:
         processes: on this machine.
         where: what of it is asked about: all, or what lies on each `device` or on the `host` where they are apart.
         devices: how many share it.
+        products: bytes that products are made in by each worker, of a device's own; 0 on a CPU.
         feeds: how batches come to devices: from images that stay on each (`resident`), or over buffers that are sent in
             turn (`ring`), of the training and of the evaluation; `plain` on a CPU.
     """
@@ -58,11 +62,14 @@ class Demand:
     processes: int = 1
     where: Literal["all", "device", "host"] = "all"
     devices: int = 1
+    products: int = 0
     feeds: Literal["plain", "ring", "resident"] = "plain"
 
     def parts(self) -> dict[str, int]:
         """Bytes by what they are for."""
         on_device = {"activations": self._activations(), "weights": self._weights(), "batches ahead": self._ahead()}
+        if self.products:
+            on_device["products"] = self.workers * self.stages * self.products
         count, pixels = sum(self.images.values()), self.network.input.features
         on_host = {"images": count * (pixels + LABEL), "the program": self.processes * PROCESS}
         if self.feeds == "resident":
@@ -145,14 +152,19 @@ def verdict(demand: Demand, there: int, place: str, names: Mapping[str, str]) ->
     return Verdict(f"{shown}: needs {needs}: {way_out}", refused=True)
 
 
-def vectors_of(optimizer: Optimizer) -> int:
-    """How many vectors of the weights' length an optimizer keeps: it is asked to make them for a small network."""
+def vectors_of(optimizer: Optimizer, synchronizer: Synchronizer, callbacks: Iterable[Callback], workers: int) -> int:
+    """How many vectors of the weights' length a worker keeps beside them.
+
+    The optimizer is asked to make its own for a small network. A callback that only one worker has counts as if all
+    had it.
+    """
     params, backend = Params(), create_backend("numpy", "double")
     params.add(Parameter("weight", (64,), zeros))
     params.allocate(backend, 0)
     asked = copy.copy(optimizer)
     asked.init(params, backend)
-    return -(-sum(int(vector.nbytes) for vector in asked.state.values()) // int(params.master.nbytes))
+    own = -(-sum(int(vector.nbytes) for vector in asked.state.values()) // int(params.master.nbytes))
+    return own + synchronizer.vectors(workers) + sum(callback.vectors for callback in callbacks)
 
 
 def _least(name: str) -> int:

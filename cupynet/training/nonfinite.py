@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,8 @@ import numpy as np
 from cupynet.checks import integer, one_of
 from cupynet.data import Batch
 from cupynet.errors import DivergedError
-from cupynet.nn import Context
-from cupynet.parallel import Groups, is_finite
+from cupynet.nn import Context, Layer, Sequential
+from cupynet.parallel import Groups, is_finite, parts
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import EpochRecord, TrainerView
@@ -220,18 +221,23 @@ def is_finite_loss(replica: Replica) -> bool:
 
 
 def told(rank: int, replica: Replica, batch: Batch) -> str:
-    """What is not finite, and where: the worker, the batch, its samples, the layer."""
+    """What is not finite, and where: the worker, the batch, its samples, the layer.
+
+    Found by passing the batch on once more, layer by layer and as in training: with its own statistics, and with what
+    is dropped of it. The buffers are as before the batch then.
+    """
     at = f"of worker {rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():
             return f"the weights of layer '{name.partition('.')[0]}' {at} are not finite"
-    whole = replica.model is replica.whole
-    with replica.backend.loans():
-        layer, bad = _first_output(replica, batch) if whole else ("", np.zeros(0, np.int64))
+    layer, bad = _first_output(replica, batch) if replica.model is replica.whole else ("", np.zeros(0, np.int64))
     if layer:
         return (
             f"the loss {at} is not finite, for {_samples(batch.samples[bad])}, first in the output of layer '{layer}'"
         )
+    meeting = next((layer.path for layer in replica.model.network.walk() if layer.meets), None)
+    if meeting is not None and not is_finite_loss(replica):
+        return f"the loss {at} is not finite, but for what layer '{meeting}' has of other replicas' batches"
     for name, values in reversed(list(replica.params.views(replica.params.grad))):
         if not _finite(replica, values).all():
             layer = name.partition(".")[0]
@@ -241,18 +247,35 @@ def told(rank: int, replica: Replica, batch: Batch) -> str:
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     """The first layer whose output is not finite, and for which samples of the batch; "" where all are finite."""
-    model, x = replica.model, batch.images
-    layers = list(model.network.children()) or [("network", model.network)]
-    context = Context(train=False, epoch=batch.epoch, iteration=replica.updates, samples=batch.samples, seed=model.seed)
-    for name, layer in layers:
+    network, found = replica.model.network, []
+    layers = list(network.children()) if isinstance(network, Sequential) else [("network", network)]
+    for part in parts(len(batch), replica.accumulate):
+        with replica.backend.loans() as loans:  # nothing goes back through these layers
+            number, bad = _first_of_part(replica, [layer for _, layer in layers], batch, part)
+            loans.end()
+        if len(bad):
+            found.append((number, bad + part.start))
+    replica.params.undo()
+    first = min((number for number, _ in found), default=0)
+    bad_ones = [bad for number, bad in found if number == first]
+    return (layers[first][0], np.concatenate(bad_ones)) if found else ("", np.zeros(0, np.int64))
+
+
+def _first_of_part(replica: Replica, layers: Sequence[Layer], batch: Batch, part: slice) -> tuple[int, Any]:
+    """The number of the first layer whose output is not finite for a part of a batch, and for which of its samples.
+
+    The other replicas do not take part: a layer that meets them has this batch alone.
+    """
+    model, x, samples = replica.model, batch.images[part], batch.samples[part]
+    context = Context(train=True, epoch=batch.epoch, iteration=replica.updates, samples=samples, seed=model.seed)
+    for number, layer in enumerate(layers):
         x, _ = layer.forward(x, context)  # each by itself: no two of them as one operation
         fine = _finite(replica, x)
         bad = np.flatnonzero(~fine.reshape(len(fine), -1).all(axis=1))
         if len(bad):
-            return name, bad
-    losses, _ = model.loss(replica.backend, x, batch.labels)
-    bad = np.flatnonzero(~_finite(replica, losses))
-    return (layers[-1][0] if len(bad) else ""), bad
+            return number, bad
+    losses, _ = model.loss(replica.backend, x, batch.labels[part])
+    return len(layers) - 1, np.flatnonzero(~_finite(replica, losses))
 
 
 def _finite(replica: Replica, array: Any) -> Any:

@@ -44,6 +44,7 @@ class WeightAverage(Callback):
     """
 
     every_rank = True
+    vectors = 1
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from cupynet.checkpoints import Checkpoints
 from cupynet.checks import instance, integer, one_of
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError, CupynetError, DivergedError
-from cupynet.nn import Model
+from cupynet.nn import Model, check_batches
 from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
 from cupynet.parallel import (
     Communicator,
@@ -243,7 +243,7 @@ class ParallelWrapper:
         several = self.placement.workers > 1
         self.model.pixels = loader.dataset.pixels
         self._warn_of_idle(loader)
-        self._check_memory(loader)
+        self._check_batches(loader)
         evaluated = None if held_out is None else split
         choosers: list[Chooser] = [*self.callbacks, self.optimizer.learning_rate]
         check_validation(choosers, evaluated, each=self.synchronizer.evaluates or not several)
@@ -351,11 +351,13 @@ class ParallelWrapper:
         check_data(loader.dataset, self.model)
         return loader
 
-    def _check_memory(self, loader: Batches) -> None:
-        """Refuse batches that cannot fit into the machine's memory. ConfigError.
+    def _check_batches(self, loader: Batches) -> None:
+        """Refuse batches too small for a layer, or too large for the machine's memory. ConfigError.
 
-        Ranks are not asked: they might find different answers, and some would wait for the others.
+        Ranks are not asked about memory: they might find different answers, and some would wait for the others.
         """
+        largest = min(loader.batch_size, len(loader.dataset))
+        check_batches(self.model.network, largest, self._cut, self.placement.workers)
         there = memory()
         if there is None or self.placement.devices or self.placement.seats:
             return
@@ -363,11 +365,11 @@ class ParallelWrapper:
             network=self.model.network,
             weights=self.model.params.count,
             policy=self.model.backend.policy,
-            vectors=vectors_of(self.optimizer) + self.synchronizer.vectors(self.placement.workers),
-            batch_size=min(loader.batch_size, len(loader.dataset)),
+            vectors=vectors_of(self.optimizer, self.synchronizer, self.callbacks, self.placement.workers),
+            batch_size=largest,
             workers=self.placement.workers,
             stages=self.placement.stages,
-            micro_batches=self.accumulate if self.pipeline is None else self.pipeline.micro_batches,
+            micro_batches=self._cut,
             prefetch=self._prefetch * self.placement.workers,
             trained=len(loader.dataset),
         )
@@ -375,6 +377,11 @@ class ParallelWrapper:
         found = verdict(demand, *there, names)
         if found.refused:
             raise ConfigError(found.text)
+
+    @property
+    def _cut(self) -> int:
+        """Into how many parts a replica cuts its batches."""
+        return self.accumulate if self.pipeline is None else self.pipeline.micro_batches
 
     def _warn_of_idle(self, loader: Batches) -> None:
         """Say that some replicas will never train, where there are more of them than batches."""

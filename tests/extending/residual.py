@@ -20,7 +20,7 @@ class Residual(Layer):
         y[...] = x
         y += around  # not the other way round: the branch's own derivative still reads what it returned
         if not context.train:
-            backend.give_back(around)
+            self.release(x, around)
 
         def backward(dy):
             through = backend.borrow(dy.shape)  # both ways need a gradient of their own

@@ -50,7 +50,7 @@ class Around(Layer):
         y = backend.borrow(x.shape)
         backend.xp.add(x, out, out=y)
         if not context.train:
-            backend.give_back(out)
+            self.release(x, out)
             return y, no_backward
 
         def backward(dy: Any) -> Any:

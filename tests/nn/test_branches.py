@@ -17,11 +17,13 @@ from cupynet.nn import (
     Context,
     Conv2D,
     Dense,
+    Dropout,
     Flat,
     Flatten,
     Image,
     InputType,
     Layer,
+    Loss,
     MaxPool2D,
     Model,
     Params,
@@ -30,7 +32,7 @@ from cupynet.nn import (
 )
 from tests.backends import every_backend
 from tests.gradients import check_layer
-from tests.nn.networks import examples, gradients, train_step
+from tests.nn.networks import Around, examples, gradients, train_step
 
 INPUT = Image(6, 5, 3)
 
@@ -88,6 +90,60 @@ def test_nothing_is_on_loan_wherever_it_stands(name: str, case: str, before: boo
     before_step = backend.workspace.allocated_bytes
     train_step(model, x, backend.asarray(np.array([0, 1, 0])))
     assert backend.workspace.allocated_bytes == before_step
+
+
+def passing() -> dict[str, Layer]:
+    """Branches that outside training, or in it, are x itself."""
+    return {
+        "dropout": Residual(Dropout(0.5)),
+        "dropout of nothing": Residual(Dropout(0)),
+        "both ways": Residual(Dropout(0.3), Dropout(0)),
+        "in a sequence": Residual([Dropout(0.5), Sequential([Dropout(0)])], Sequential([Dropout(0.5)])),
+        "views": Residual([Flatten(), Dropout(0.5)], [Flatten()][0]),
+        "beside what reads it": Residual(Around(Dropout(0.5)), MaxPool2D(3, 1, 1)),
+        "side by side": Concat([Dropout(0.5), AvgPool2D(3, 1, 1), Dropout(0)]),
+        "one in the other": Concat([Residual(Dropout(0.5)), Concat([Dropout(0.2)]), Around(Sequential([Dropout(0)]))]),
+    }
+
+
+@every_backend
+@pytest.mark.parametrize("case", passing())
+def test_gradients_where_a_branch_is_its_input(name: str, case: str) -> None:
+    check_layer(passing()[case], INPUT, create_backend(name, "double"), training=True)
+
+
+EXPECTED: dict[str, Any] = {
+    **dict.fromkeys(["dropout", "dropout of nothing", "both ways", "in a sequence"], lambda v: 2 * v),
+    "views": lambda v: 2 * v.reshape(len(v), -1),
+    "beside what reads it": lambda v: 2 * v + pooled(v, np.max),
+    "side by side": lambda v: np.concatenate([v, pooled(v, np.nanmean), v], axis=-1),
+    "one in the other": lambda v: np.concatenate([2 * v, v, 2 * v], axis=-1),
+}
+
+
+def pooled(v: Any, of: Any) -> Any:
+    """Of each 3 x 3 pixels; there is nothing around the image."""
+    filled = np.pad(v, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf if of is np.max else np.nan)
+    return of(np.lib.stride_tricks.sliding_window_view(filled, (3, 3), axis=(1, 2)), axis=(-2, -1))
+
+
+@every_backend
+@pytest.mark.parametrize("case", passing())
+def test_a_branch_that_is_its_input_takes_it_from_nobody(name: str, case: str) -> None:
+    """Given back twice, the array would be lent again while another branch reads it."""
+    backend = create_backend(name, "double")
+    model = Model(Sequential({"first": Activation("tanh"), "it": passing()[case]}), INPUT, backend, loss=Loss())
+    x = np.random.default_rng(1).normal(size=(3, *INPUT.shape))
+    for _ in range(3):
+        y, _ = model.forward(backend.asarray(x), INFERENCE)
+        np.testing.assert_allclose(backend.to_host(y), EXPECTED[case](np.tanh(x)), rtol=1e-12)
+        backend.give_back(y)
+        assert backend.workspace.on_loan == 0
+        dy = backend.borrow(y.shape)
+        dy[...] = 1
+        _, backward = model.forward(backend.asarray(x), Context(train=True))
+        backend.give_back(backward(dy))
+        assert backend.workspace.on_loan == 0
 
 
 @every_backend

@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn import Dense, Flat, Model
+from cupynet.nn import Conv2D, Dense, Flat, Image, Loss, Model
 from cupynet.nn.init import (
     INITIALIZERS,
     REMAINS,
@@ -144,6 +144,51 @@ def test_a_vector_has_no_inputs_and_outputs(name: str) -> None:
         initializer(name)(np.random.default_rng(0), (5,))
 
 
+@pytest.mark.parametrize("make", [lambda **of: Dense(4, **of), lambda **of: Conv2D(4, 1, groups=2, **of)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_biases_begin_with(backend: str, make: Any) -> None:
+    def bias(**of: Any) -> Any:
+        return Model(make(**of), Image(1, 1, 6), create_backend(backend, "double"), seed=7, loss=Loss()).weights()[
+            "bias"
+        ]
+
+    np.testing.assert_array_equal(bias(), np.zeros(4))
+    np.testing.assert_array_equal(bias(bias_init=0.25), np.full(4, 0.25))
+    np.testing.assert_array_equal(bias(bias_init=-1), np.full(4, -1.0))
+    np.testing.assert_array_equal(bias(bias_init="ones"), np.ones(4))
+    np.testing.assert_array_equal(bias(bias_init=Filled(3)), np.full(4, 3.0))
+    drawn = bias(bias_init=Normal(2.0))
+    assert len(set(drawn)) == 4 and 0.1 < abs(drawn).max() < 10
+    np.testing.assert_array_equal(drawn, bias(bias_init=Normal(2.0), init="orthogonal"))
+
+
+def test_biases_are_part_of_what_a_layer_makes() -> None:
+    model = Model(Dense(2, init="zeros", bias_init=0.5), Flat(3), create_backend("numpy", "double"))
+    np.testing.assert_array_equal(model.scores(np.ones((1, 3)))[1], [[0.5, 0.5]])
+    assert [p.decay for _, p in model.params.named()] == [True, False]
+    Dense(2, bias=False, bias_init=0.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (
+            "xavier",
+            "bias_init=xavier: biases have no inputs and outputs: give a number, zeros, ones, normal or uniform",
+        ),
+        (Orthogonal(), "bias_init=<cupynet.nn.init.Orthogonal object.*: biases have no inputs and outputs"),
+        ("zeroes", "bias_init=zeroes: must be one of xavier, .*; did you mean 'zeros'?"),
+        (True, "bias_init=True: must be a number, or the name of an initialiser, or such an object"),
+        (None, "bias_init=None: must be a number"),
+        (float("nan"), "bias_init=nan: must be a number"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Dense, Conv2D])
+def test_what_biases_cannot_begin_with_is_refused(kind: Any, wrong: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{kind.__name__} {line}"):
+        kind(3, *([2] if kind is Conv2D else []), bias_init=wrong)
+
+
 @pytest.mark.parametrize(
     ("make", "line"),
     [
@@ -166,3 +211,6 @@ def test_a_network_of_settings_names_one_with_arguments() -> None:
     model = Model(build(node, "model"), Flat(6), create_backend("numpy", "double"))
     weight = model.weights()["weight"]
     np.testing.assert_allclose(weight.T @ weight, 9 * np.eye(6), atol=1e-12)
+    node["bias_init"] = {"_target_": "cupynet.nn.init.Uniform", "limit": 2.0}
+    bias = Model(build(node, "model"), Flat(6), create_backend("numpy", "double")).weights()["bias"]
+    assert abs(bias).min() > 0 and abs(bias).max() < 2

@@ -23,6 +23,7 @@ from cupynet.nn import (
     Model,
     Params,
     Sequential,
+    check_batches,
 )
 from cupynet.nn.norm import BatchNormReLU
 from tests.backends import every_backend, every_dtype
@@ -163,16 +164,52 @@ def test_what_is_large_beside_its_spread_keeps_its_variance(name: str, dtype: st
 
 
 @every_backend
-def test_a_batch_of_one_has_no_variance(name: str) -> None:
-    model = Model(Sequential({"d": Dense(4), "n": BatchNorm()}), Flat(3), create_backend(name))
-    x = model.backend.asarray(np.ones((1, 3), np.float32))
-    line = "^BatchNorm 'n': one value for each channel has no variance .a batch of 1.: train on batches of at least two"
+@every_dtype
+def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
+    """The output is the shift, nothing of it depends on the input, and the running estimates stay as they are."""
+    backend = create_backend(name, dtype)
+    layer = BatchNorm()
+    params = built(layer, Flat(3), backend, scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
+    assert layer.least == 2
+    y, dx = passed(layer, backend, np.array([[1000.1, -3.3, 7.0]]), np.array([[1.0, 2.0, 4.0]]))
+    np.testing.assert_array_equal(y, [[0.5, 0.25, -1.0]])
+    np.testing.assert_array_equal(dx, np.zeros((1, 3)))
+    np.testing.assert_array_equal(backend.to_host(layer.shift.grad), [1, 2, 4])
+    np.testing.assert_array_equal(backend.to_host(layer.scale.grad), np.zeros(3))
+    np.testing.assert_array_equal(backend.to_host(layer.mean.data), np.zeros(3))
+    np.testing.assert_array_equal(backend.to_host(layer.variance.data), np.ones(3))
+    passed(layer, backend, np.array([[0.0, 1, 2], [2, 1, 4]]), np.ones((2, 3)))  # two have one
+    np.testing.assert_allclose(backend.to_host(layer.variance.data), [1.1, 0.9, 1.1], rtol=1e-6)
+    images = BatchNorm()
+    built(images, Image(2, 2, 3), backend)
+    assert images.least == 1 and params.count == 6
+    passed(images, backend, np.arange(12.0).reshape(1, 2, 2, 3), np.ones((1, 2, 2, 3)))
+    np.testing.assert_allclose(backend.to_host(images.mean.data), 0.1 * np.array([4.5, 5.5, 6.5]), rtol=1e-6)
+
+
+def test_batches_of_which_a_layer_learns_nothing_are_refused() -> None:
+    network, params = Sequential({"conv": Conv2D(2, 1), "n1": BatchNorm(), "d": Dense(4), "n2": BatchNorm()}), Params()
+    network.build(Image(2, 2, 1), params.scope(), create_backend("numpy"))
+    line = (
+        "^batch_size=1: layer 'n2', a BatchNorm, sees 1 example at a time and needs at least 2, .* larger batch_size$"
+    )
     with pytest.raises(ConfigError, match=line):
-        model.forward(x, TRAINING)
-    assert model.backend.workspace.on_loan == 0
-    assert model.scores(x)[0].shape == (1, 4)
-    images = Model(Sequential([Conv2D(2, 1), BatchNorm(), Dense(2)]), Image(2, 2, 1), create_backend(name))
-    images.forward(images.backend.asarray(np.ones((1, 2, 2, 1), np.float32)), TRAINING)
+        check_batches(network, 1)
+    with pytest.raises(
+        ConfigError, match="^batch_size=5 in 3 parts: layer 'n2', .* larger batch_size, or fewer parts$"
+    ):
+        check_batches(network, 5, cut=3)
+    with pytest.raises(ConfigError, match="^batch_size=2 in 2 parts: layer 'n2'"):
+        check_batches(network, 2, cut=8)
+    check_batches(network, 2)
+    check_batches(network, 6, cut=3)
+    with pytest.raises(ConfigError, match="layer 'n2'"):
+        check_batches(network, 1, replicas=4)
+    met = Sequential({"d": Dense(4), "n": BatchNorm(sync=True)})
+    met.build(Flat(2), Params().scope(), create_backend("numpy"))
+    check_batches(met, 1, replicas=2)
+    with pytest.raises(ConfigError, match="layer 'n'"):
+        check_batches(met, 1)
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,49 @@ def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
         same(weights(trainer), weights(several[0]))
 
 
+@pytest.mark.parametrize("way", ["weights", "gradients"])
+def test_a_last_batch_of_one_example_is_trained_on_alike(way: str) -> None:
+    """Where it is the only one of its round: no replica's estimates learn of it, its loss moves the layers above."""
+    synchronizer = ParameterAveraging(1) if way == "weights" else GradientSharing()
+    several = trained(2, data=small_dataset(25), synchronizer=synchronizer, sync=True)
+    one = trained(1, data=small_dataset(25), batch_size=12, sync=True)[0]
+    assert several[0].iteration == one.iteration == 6
+    for trainer in several:
+        near(weights(trainer), weights(one), 1e-10)
+        same(weights(trainer), weights(several[0]))
+    dropped = trained(1, data=small_dataset(24), batch_size=12, sync=True)[0]
+    assert np.abs(weights(one)["output.bias"] - weights(dropped)["output.bias"]).max() > 1e-4
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_any_way_of_training_takes_a_last_batch_of_one_example(way: str) -> None:
+    found = trained(2, data=small_dataset(19), synchronizer=WAYS[way], epochs=2)
+    assert [trainer.iteration for trainer in found] == [4, 4]
+    assert all(np.isfinite(array).all() for array in weights(found[0]).values())
+
+
+def test_batches_too_small_for_their_statistics_are_refused_before_training() -> None:
+    begun: list[str] = []
+
+    class Notes(Callback):
+        def on_fit_start(self, trainer: Any) -> None:
+            begun.append("fit")
+
+    with ParallelWrapper(model_of(), 2, callbacks=[Notes()]) as alone_each:
+        with pytest.raises(ConfigError, match="^batch_size=1: layer 'norm2', a BatchNorm, sees 1 example at a time"):
+            alone_each.fit(small_dataset(10), batch_size=1)
+        with pytest.raises(ConfigError, match="^batch_size=1: layer 'norm2'"):
+            alone_each.fit(small_dataset(1), batch_size=8)
+        assert not begun
+        alone_each.fit(small_dataset(9), batch_size=2)
+    with ParallelWrapper(model_of(), 1, accumulate=3) as cut:
+        with pytest.raises(ConfigError, match="^batch_size=5 in 3 parts: layer 'norm2'"):
+            cut.fit(small_dataset(10), batch_size=5)
+        cut.fit(small_dataset(10), batch_size=6)  # the last batch has 4, in parts of 1, 1 and 2
+    with ParallelWrapper(model_of(sync=True), 2) as together:
+        together.fit(small_dataset(3), batch_size=1)  # the second round has one example
+
+
 def test_statistics_of_each_worker_are_something_else() -> None:
     """What the identity above rests on: without `sync` each normalises by its own batch."""
     data = small_dataset(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupynet import experiment as experiment_module
@@ -15,7 +16,7 @@ from cupynet.experiment import Experiment
 from cupynet.nn import Image, Model
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import DiLoCo, ElasticAveraging, GradientSharing, ParameterAveraging, Placement, Synchronizer
-from cupynet.training import ParallelWrapper, wrapper
+from cupynet.training import Checkpoint, ParallelWrapper, Replica, Trainer, WeightAverage, wrapper
 from cupynet.training.memory import MARGIN, PROCESS, Demand, vectors_of, verdict
 from tests.nn.networks import SMALL, examples, lenet, small_networks, train_step
 from tests.test_conf_files import settings_of
@@ -66,13 +67,67 @@ def test_what_grows_with_what() -> None:
 
 
 def test_vectors_beside_the_weights() -> None:
-    assert (vectors_of(SGD(0.1)), vectors_of(Nesterov(0.1))) == (0, 1)
+    alone = Synchronizer()
+    assert (vectors_of(SGD(0.1), alone, [], 1), vectors_of(Nesterov(0.1), alone, [], 1)) == (0, 1)
+    callbacks = [WeightAverage(), Checkpoint(), WeightAverage(decay=None)]
+    assert vectors_of(Nesterov(0.1), ElasticAveraging(3), callbacks, 4) == 1 + 2 + 2
     for synchronizer in (Synchronizer(), ParameterAveraging(3), ElasticAveraging(3), GradientSharing()):
         assert synchronizer.vectors(1) == 0
     exact = ParameterAveraging(3, measure_every=0)
     assert (exact.vectors(4), ParameterAveraging(3, measure_every=0, wire="half").vectors(4)) == (0, 2)
     assert (ParameterAveraging(3, outer=DiLoCo()).vectors(4), ElasticAveraging(3).vectors(4)) == (3, 2)
     assert (GradientSharing().vectors(4), GradientSharing(encoding="threshold").vectors(4)) == (0, 3)
+
+
+def test_a_mean_of_weights_takes_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, taken = small_model("float"), []
+    trainer = Trainer(Replica(model, SGD(0.1)))
+    made = model.backend.allocate
+
+    def allocate(shape: Any, dtype: Any) -> Any:
+        taken.append(made(shape, dtype))
+        return taken[-1]
+
+    monkeypatch.setattr(model.backend, "allocate", allocate)
+    average = WeightAverage()
+    average.start(trainer, None)
+    assert sum(each.nbytes for each in taken) == average.vectors * model.params.master.nbytes
+
+
+def test_callbacks_of_the_settings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    for more in ((), ("callbacks=weight_average",)):
+        one = Experiment(settings_of("data=synthetic", "workers=2", "backend=numpy", *more))
+        asked += [demand for demand, _ in one._demands()]
+    assert asked[1].vectors == asked[0].vectors + 1 and asked[1].total() > asked[0].total() + 2 * 4 * asked[0].weights
+    found = []
+
+    def noted(demand: Demand, *others: Any) -> Any:
+        found.append(demand)
+        return verdict(demand, *others)
+
+    monkeypatch.setattr(wrapper, "verdict", noted)
+    with ParallelWrapper(small_model(), 1, 1, callbacks=[WeightAverage()]) as training:
+        training.fit(small_dataset(12))
+    assert found[0].vectors == 2  # and the momentum
+
+
+@pytest.mark.standin
+def test_what_products_are_made_in_is_counted() -> None:
+    """Each backend gives cuBLAS its own."""
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    asked = demand(workers=3, stages=1, products=cuda.product_bytes([0, 1]), where="device")
+    backends = [create_backend("cupy", "float") for _ in range(3)]
+    for backend in backends:
+        backend.activate()
+        factor = backend.asarray(np.ones((2, 2), np.float32))
+        backend.dense(factor, factor, None)
+    assert pool.used_bytes() == pytest.approx(asked.parts()["products"], rel=0.01)
+    assert replace(asked, workers=2, stages=2, micro_batches=2).parts()["products"] == 4 * asked.products
+    assert replace(asked, devices=3).parts()["products"] == asked.products
+    assert "products" not in demand().parts() and "products" not in replace(asked, where="host").parts()
 
 
 def test_what_fits_is_not_refused_and_what_may_not_is_told() -> None:
@@ -128,6 +183,7 @@ def test_the_settings_are_named_as_on_the_command_line() -> None:
 def test_devices_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Experiment(settings_of("data=synthetic", "workers=4", "backend=numpy", "batch_size=100000"))
     one.placement = Placement(4, (0, 1))
+    monkeypatch.setattr(cuda, "product_bytes", lambda devices: 1 << 25)
     monkeypatch.setattr(cuda, "memory", lambda devices: 10**9)
     with pytest.raises(ConfigError, match=r"^batch_size=100000: needs about .* the device has 1.0 GB: lower it, to "):
         one.check_memory()
@@ -179,7 +235,9 @@ def test_data_that_stay_on_devices_are_counted_there(
     one.settings = replace(settings, memory=kept)
     one.placement = Placement(4, (0, 1))
     monkeypatch.setattr(cuda, "memory", lambda devices: memory)
+    monkeypatch.setattr(cuda, "product_bytes", lambda devices: 1 << 25)
     asked = [demand for demand, _ in one._demands()]
+    assert (asked[0].products, asked[1].products) == (1 << 25, 0)
     assert {each.feeds for each in asked} == {feeds} and asked[0].where == "device"
     stays = asked[0].parts().get("images that stay")
     assert (stays is None) == (feeds == "ring") and (stays is None or stays > 784_000)

@@ -10,14 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cupynet.backend import create_backend
 from cupynet.checkpoints import Checkpoints
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
-from cupynet.nn import Layer
+from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, Synchronizer
 from cupynet.training import Callback, Checkpoint, EarlyStopping, History, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training.nonfinite import told
 from tests.training.conftest import WAYS, alone, fingerprint, on_threads, small_dataset, small_model
 
 DATA = small_dataset(97)
@@ -50,9 +52,6 @@ class Poisoned(Layer):
 
 def network(layer: Layer | None, dtype: str = "double"):
     """The small model with a layer before its output."""
-    from cupynet.backend import create_backend
-    from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
-
     layers = {"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu")}
     layers |= {} if layer is None else {"poisoned": layer}
     return Model(Sequential({**layers, "output": Dense(3)}), Image(8, 8, 1), create_backend("numpy", dtype), 1)
@@ -83,6 +82,53 @@ def test_a_gradient_names_the_layer_in_which_it_begins():
     ):
         trainer.fit(Loader(DATA, 4, seed=3), 1)
     assert all(np.isfinite(w).all() for w in trainer.model.weights().values())  # that batch moved nothing
+
+
+def normalised(layer: Layer, sync: bool = False) -> Model:
+    """The small model, normalised before the layer and behind it."""
+    layers = {"conv1": Conv2D(3, 3), "norm1": BatchNorm(sync=sync), "pool1": MaxPool2D(2), "drop": Dropout(0.2)}
+    layers |= {"poisoned": layer, "norm2": BatchNorm(sync=sync), "output": Dense(3)}
+    return Model(Sequential(layers), Image(8, 8, 1), create_backend("numpy", "double"), 1)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_layers_are_looked_at_with_the_statistics_of_the_batch(accumulate):
+    """As in training: running estimates that are not finite, or far away, are not what the batch was normalised by."""
+    model = normalised(Poisoned(17, 40))
+    replica = Replica(model, SGD(0.1), accumulate)
+    estimates = dict(model.params.named_buffers())["norm1.variance"].data
+    estimates[...] = np.nan
+    (batch,) = Loader(DATA, 97, shuffle=False).epoch(0, model.backend)
+    replica.gradient(batch)
+    assert told(2, replica, batch) == (
+        "the loss of worker 2 at batch 0 of epoch 1 is not finite, for samples 17, 40, first in the output of layer "
+        "'poisoned'"
+    )
+    assert model.backend.workspace.on_loan == 0
+    assert np.isnan(estimates).all()
+    np.testing.assert_array_equal(dict(model.params.named_buffers())["norm2.mean"].data, np.zeros(3))
+
+
+def test_a_network_that_is_no_sequence_of_layers_is_looked_at_as_one():
+    model = Model(Concat([Dense(1), [Poisoned(17), Dense(2)]]), Image(8, 8, 1), create_backend("numpy"), 1)
+    replica = Replica(model, SGD(0.1))
+    (batch,) = Loader(DATA, 97, shuffle=False).epoch(0, model.backend)
+    replica.gradient(batch)
+    assert told(0, replica, batch).endswith("for sample 17, first in the output of layer 'network'")
+
+
+def test_a_worker_that_has_it_of_others_says_so(caplog):
+    """With statistics over the batches of all, what is not finite in one is so in all: only one of them has it."""
+    callbacks = [NonFinite("skip")]
+    with ParallelWrapper(normalised(Poisoned(0), sync=True), 2, callbacks=callbacks, timeout_s=20) as wrapper:
+        wrapper.fit(Loader(DATA, 8, shuffle=False), 1)
+        assert wrapper.model.backend.workspace.on_loan == 0
+    assert sorted(record.getMessage() for record in caplog.records if "left out" in record.getMessage()) == [
+        "the loss of worker 0 at batch 0 of epoch 1 is not finite, for sample 0, first in the output of layer "
+        "'poisoned'; the batch is left out",
+        "the loss of worker 1 at batch 1 of epoch 1 is not finite, but for what layer 'norm1' has of other replicas' "
+        "batches; the batch is left out",
+    ]
 
 
 def test_weights_that_are_not_finite_are_named_and_skip_does_not_hide_them():

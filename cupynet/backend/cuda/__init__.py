@@ -7,7 +7,7 @@ products; `convpool` is a convolution and its max-pool as one; `recording` makes
 """
 
 from cupynet.backend.cuda.backend import CupyBackend
-from cupynet.backend.cuda.devices import device_count, inventory, memory, probe
+from cupynet.backend.cuda.devices import device_count, inventory, memory, probe, product_bytes
 from cupynet.backend.cuda.pools import Pool, limit_pools, pool, trim_pools
 from cupynet.backend.cuda.resident import fits
 
@@ -21,5 +21,6 @@ __all__ = [
     "memory",
     "pool",
     "probe",
+    "product_bytes",
     "trim_pools",
 ]

@@ -122,6 +122,11 @@ def library(cuda: int) -> Library:
         ) from error
 
 
+def workspace_bytes(device: Any) -> int:
+    """Bytes to work in that NVIDIA's manual recommends for the architecture of one of CuPy's devices."""
+    return (32 if int(device.compute_capability) >= 90 else 4) * MIB
+
+
 class Cublas:
     """Products on the device and the stream that are current when this is made: not for two threads at once.
 
@@ -144,8 +149,7 @@ class Cublas:
         device = xp.cuda.Device()
         self._device, self.stream = int(device.id), int(xp.cuda.get_current_stream().ptr)
         self._library = library(int(xp.cuda.runtime.runtimeGetVersion()) // 1000)
-        # as much as NVIDIA's manual recommends for the architecture
-        self._workspace = xp.empty((32 if int(device.compute_capability) >= 90 else 4) * MIB, np.uint8)
+        self._workspace = xp.empty(workspace_bytes(device), np.uint8)
         self._handle = self._library.handle(self._device)
         weakref.finalize(self, self._library.leave, self._device, self._handle)
         self._library.call("cublasSetStream_v2", self._handle, self.stream)  # first: it takes the workspace away
