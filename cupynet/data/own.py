@@ -7,6 +7,7 @@ way out; nothing is ever removed or downloaded.
 from __future__ import annotations
 
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -193,9 +194,13 @@ class Idx(OwnData):
         known = self.folder or self._given["train_images"]
         name = Path(known).resolve().name.partition(".")[0] if known else "idx"
         super().__init__(name, classes, seed, validation, limit, storage, shards, normalize, augment)
-        self._sha256 = dict(sha256 or {})
-        if unknown := self._sha256.keys() - IDX_NAMES.keys():
-            raise ConfigError(f"sha256: {min(unknown)} is none of {', '.join(IDX_NAMES)}")
+        if sha256 is not None and not isinstance(sha256, Mapping):
+            raise ConfigError(
+                f"sha256={checks.shown(sha256)}: must say which file's it is, such as {{train_images: ...}}, or null"
+            )
+        if unknown := [name for name in sha256 or {} if name not in IDX_NAMES]:
+            raise ConfigError(f"sha256: {checks.shown(unknown[0], str)} is none of {', '.join(IDX_NAMES)}")
+        self._sha256 = {part: sha256_of(f"sha256.{part}", value) for part, value in (sha256 or {}).items()}
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
@@ -244,7 +249,7 @@ class Idx(OwnData):
 
     def _part(self, part: str) -> Array:
         with _told(self._paths[part]):
-            return read_opened(self._paths[part], self._headers[part], self._sha256.get(part, ""))
+            return read_opened(self._paths[part], self._headers[part], self._sha256.get(part) or "")
 
     def _look(self) -> Outline:
         shape = self._headers["train_images"].shape
@@ -258,6 +263,15 @@ class Idx(OwnData):
     def _read(self) -> tuple[Array, Array, Array, Array]:
         first, second, third, fourth = (self._part(part) for part in IDX_NAMES)
         return first, second, third, fourth
+
+
+def sha256_of(name: str, value: str | None) -> str | None:
+    """`value` as the argument `name`, in small letters, if it is a SHA-256 in hexadecimal or None; else ConfigError."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-fA-F]{64}", value):
+        raise ConfigError(f"{name}={checks.shown(value)}: must be a SHA-256, 64 hexadecimal digits, or null")
+    return value.lower()
 
 
 def path_of(name: str, value: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:

@@ -127,13 +127,15 @@ def test_four_paths_and_digests(tmp_path: Path) -> None:
         (folder / f"{IDX_NAMES[name]}.gz").rename(path)
     raw = hashlib.sha256(idx_bytes(SMALL.train_images)).hexdigest()
     packed = hashlib.sha256(paths["test_labels"].read_bytes()).hexdigest()
-    source = Idx(**paths, sha256={"train_images": raw, "test_labels": packed})
+    source = Idx(**paths, sha256={"train_images": raw.upper(), "test_labels": packed, "test_images": None})
     np.testing.assert_array_equal(source.load().test.labels, SMALL.test_labels)
     wrong = Idx(**paths, sha256={"test_labels": raw})
     with pytest.raises(DataError, match=r"test_labels.idx: expected SHA-256 .*, found "):
         wrong.load()
     with pytest.raises(ConfigError, match="sha256: images is none of train_images"):
         Idx(folder, sha256={"images": raw})
+    with pytest.raises(ConfigError, match="^sha256='abc': must say which file's it is, such as {train_images: ...}"):
+        Idx(folder, sha256="abc")  # type: ignore[arg-type]
     named = Idx(tmp_path, **{name: path.name for name, path in paths.items()})
     assert named.classes == 10
 
@@ -200,8 +202,12 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
     np.testing.assert_array_equal(source.load().train.labels, SMALL.train_labels)
     with pytest.raises(DataError, match=r"a.npz: expected an array 'x_train', found a, b, c, d: name the key in train"):
         assert Npz(path).classes
-    with pytest.raises(DataError, match=r"a.npz: cannot be read \(expected SHA-256 0000..., found another"):
-        assert Npz(path, sha256="0000").classes
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert Npz(path, "a", "b", "c", "d", sha256=digest.upper()).classes == 10
+    with pytest.raises(
+        DataError, match=rf"a.npz: expected SHA-256 0{{16}}\.\.\., found {digest[:16]}\.\.\.: it is another"
+    ):
+        assert Npz(path, sha256="0" * 64).classes
 
 
 @pytest.mark.parametrize(
@@ -247,6 +253,15 @@ def test_a_damaged_archive(tmp_path: Path) -> None:
         Npz(path).load()
     with pytest.raises(DataError, match=r"none.npz: cannot be read \(No such file"):
         assert Npz(tmp_path / "none.npz").classes
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(Npz, "sha256"), (lambda sha256: Idx(sha256={"test_labels": sha256}), r"sha256\.test_labels")]
+)
+@pytest.mark.parametrize("wrong", [5, "abc", "g" * 64, "a" * 65, "", ["a"]])
+def test_a_digest_is_64_digits(make: Any, name: str, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}=.*: must be a SHA-256, 64 hexadecimal digits, or null$"):
+        make(sha256=wrong)
 
 
 # folders of pictures ------------------------------------------------------------------------------------------------
