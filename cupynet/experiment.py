@@ -26,6 +26,7 @@ from cupynet.settings import Settings, size
 from cupynet.training import Callback, ParallelWrapper, Pools
 from cupynet.training.callbacks import Chooser
 from cupynet.training.memory import Demand, vectors_of, verdict
+from cupynet.training.replica import check_accumulate
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -76,7 +77,14 @@ class Experiment:
                 f"accumulate={settings.accumulate}: stages of a pipeline cut batches by themselves, see "
                 "parallel.pipeline.micro_batches: leave it at 1"
             )
-        self.placement = self._place(self._built("numpy" if self.pipeline is None else self.backend_name))
+        network = self._built("numpy" if self.pipeline is None else self.backend_name)
+        check_accumulate(settings.accumulate, network)
+        if settings.accumulate > settings.batch_size:
+            raise ConfigError(
+                f"accumulate={settings.accumulate}: batches of batch_size={settings.batch_size} cannot be cut into as "
+                f"many parts: take at most {settings.batch_size}"
+            )
+        self.placement = self._place(network)
         try:
             self.synchronizer.check(self.placement.workers, self.placement.stages)
         except ConfigError as error:
