@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
@@ -77,6 +78,14 @@ class Experiment:
                 f"accumulate={settings.accumulate}: stages of a pipeline cut batches by themselves, see "
                 "parallel.pipeline.micro_batches: leave it at 1"
             )
+        for key, check in (
+            ("data", self.source.check_normalize),
+            ("loss", partial(self.loss.check, self.source.classes)),
+        ):
+            try:
+                check()
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from error
         network = self._built("numpy" if self.pipeline is None else self.backend_name)
         check_accumulate(settings.accumulate, network)
         if settings.accumulate > settings.batch_size:
@@ -137,9 +146,9 @@ class Experiment:
         """
         network = copy.deepcopy(self.network)
         try:
-            output = build(network, self.input, params or Params(), create_backend(backend, self.settings.dtype))
+            build(network, self.input, params or Params(), create_backend(backend, self.settings.dtype))
             check_loss(network, self.loss)
-            check_output(output, self.source.classes)
+            check_output(network, self.source.classes)
         except ConfigError as error:
             raise ConfigError(f"model: {error}") from error
         return network

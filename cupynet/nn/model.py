@@ -63,6 +63,8 @@ class Model:
         self.params, self.pixels = Params(), FRACTIONS
         self.output = build(self.network, input, self.params, backend, needs_dx=needs_dx)
         check_loss(self.network, self.loss)
+        if isinstance(self.output, Flat):
+            self.loss.check(self.output.features)
         self.params.allocate(backend, self.seed)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
@@ -257,8 +259,9 @@ def check_loss(network: Layer, loss: Loss) -> None:
         )
 
 
-def check_output(output: InputType, classes: int, name: str = "output") -> None:
-    """Refuse a network whose output is not one logit per class."""
+def check_output(network: Layer, classes: int) -> None:
+    """Refuse a built network whose output is not one logit per class."""
+    output, name = network.output, network.ending().path or "network"
     if not isinstance(output, Flat) or output.features != classes:
         raise ConfigError(
             f"layer '{name}' gives {output}, but the data has {classes} classes: end in Dense(units={classes})"

@@ -33,7 +33,7 @@ def check_data(dataset: Labelled, model: Model) -> None:
             f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
             f"{model.input}: build the model for Image{shape}, or bring the images to its shape"
         )
-    check_output(model.output, dataset.classes)
+    check_output(model.network, dataset.classes)
 
 
 def check_accumulate(accumulate: int, network: Layer) -> None:
