@@ -66,8 +66,9 @@ class Npz(OwnData):
             raise ConfigError("file=null: name the .npz file")
         return [expanded(self.file)]
 
-    def _place(self, part: str) -> str:
-        return str(self._files()[0])
+    def _place(self, part: str, what: str = "") -> str:
+        key = self._keys[f"{part}_{what}"] if what else ""
+        return f"{self._files()[0]}{key and f': {key}'}"
 
     def _settings(self) -> object:
         return self._keys

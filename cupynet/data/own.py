@@ -72,8 +72,8 @@ class OwnData(Source):
         """The files that the data follow from. ConfigError, DataError."""
 
     @abstractmethod
-    def _place(self, part: str) -> str:
-        """Where `train` or `test` is, for messages."""
+    def _place(self, part: str, what: str = "") -> str:
+        """Where `train` or `test` is, or its `images` or `labels`, for messages."""
 
     @cached_property
     def outline(self) -> Outline:
@@ -84,6 +84,12 @@ class OwnData(Source):
             self.name = shards.name
             return Outline((height, width, channels), shards.classes, len(shards), 0)
         found = self._look()
+        for part, images in (("train", found.train), ("test", found.test)):
+            if not images:
+                raise DataError(f"{self._place(part, 'images')}: expected images to {part} on, found none")
+        if 0 in found.image_shape:
+            size = _by(found.image_shape)
+            raise DataError(f"{self._place('train', 'images')}: expected pixels, found images of {size} (H x W x C)")
         self._check_validation(found.train, self.name)
         return found
 
@@ -139,8 +145,19 @@ class OwnData(Source):
         return None
 
     def _classes_of(self, labels: Array) -> int:
-        """How many classes there are, by what was asked for and else by the training labels (S,) integers."""
-        return int(labels.max(initial=0)) + 1 if self._asked_classes is None else self._asked_classes
+        """How many classes there are, by what was asked for and else by the training labels (S,) integers. DataError.
+
+        Labels that cannot be counted by are those below 0, and more classes than images to learn them from.
+        """
+        if self._asked_classes is not None or not len(labels):
+            return self._asked_classes or 1
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= len(labels):
+            raise DataError(
+                f"{self._place('train', 'labels')}: expected classes numbered 0, 1, 2, ..., found labels {least} .. "
+                f"{most} of {len(labels)} images: number them so{'' if least < 0 else ', or say how many: classes=...'}"
+            )
+        return most + 1
 
 
 @contextmanager
@@ -221,8 +238,8 @@ class Idx(OwnData):
     def _files(self) -> list[Path]:
         return list(self._paths.values())
 
-    def _place(self, part: str) -> str:
-        return str(self._paths[f"{part}_labels"])
+    def _place(self, part: str, what: str = "") -> str:
+        return str(self._paths[f"{part}_{what or 'labels'}"])
 
     @cached_property
     def _headers(self) -> dict[str, IdxFile]:
