@@ -201,6 +201,9 @@ WRONG = {
     "devices=[a]": ": must be a list of device numbers such as [0,2], or null for all",
     "devices=[-1]": ": must be a list of device numbers such as [0,2], or null for all",
     "devices=[]": ": must be a list of device numbers such as [0,2], or null for all",
+    "devices={a:1}": ": must be a list of device numbers such as [0,2], or null for all",
+    "data.augment={_target_:cupynet.data.Shift}": ": must be a list: data.augment=[{_target_:cupynet.data.Shift}]",
+    "model.layers=[a]": ": must be a mapping: {name: value}",
     "devices=3": ": must be a list of device numbers such as [0,2], or null for all",
     "trusted_modules=[os,1x]": ": must be a list of Python modules such as [mynet,mynet.layers]",
     "parallel.averaging_frequency=epoc": ": must be an integer of at least 1, epoch or end; did you mean 'epoch'?",
@@ -753,6 +756,11 @@ def test_build_says_where(node: dict[str, Any], message: str) -> None:
         (f"{HERE}.HERE", "there is no class 'HERE'"),
         (f"{HERE}.Conw", "there is no class 'Conw' in " + HERE + "; did you mean 'Conv'?"),
         (f"{HERE}.Conv.__init__", "there is no module"),
+        (
+            "cupynet.nn.init.zeros",
+            "there is no class 'zeros' in cupynet.nn.init; the names are Filled, Normal, Orthogonal, TruncatedNormal, "
+            "Uniform and VarianceScaling",
+        ),
         ("cupynet.parts.os.mkdir", "there is no module"),
         ("cupynet.parts.ModuleType", "is a class of builtins, which is not trusted"),
         ("cupynet.nowhere.Conv2D", "there is no module 'cupynet.nowhere'"),
