@@ -88,8 +88,8 @@ class OwnData(Source):
             if not images:
                 raise DataError(f"{self._place(part, 'images')}: expected images to {part} on, found none")
         if 0 in found.image_shape:
-            size = _by(found.image_shape)
-            raise DataError(f"{self._place('train', 'images')}: expected pixels, found images of {size} (H x W x C)")
+            place, size = self._place("train", "images"), _by(found.image_shape)
+            raise DataError(f"{place}: expected pixels, found images of {size} (H x W x C)")
         self._check_validation(found.train, self.name)
         return found
 
@@ -145,9 +145,9 @@ class OwnData(Source):
         return None
 
     def _classes_of(self, labels: Array) -> int:
-        """How many classes there are, by what was asked for and else by the training labels (S,) integers. DataError.
+        """How many classes there are, by what was asked for and else by the training labels (S,) integers.
 
-        Labels that cannot be counted by are those below 0, and more classes than images to learn them from.
+        DataError where that would be labels below 0, or more classes than images.
         """
         if self._asked_classes is not None or not len(labels):
             return self._asked_classes or 1
@@ -211,10 +211,9 @@ class Idx(OwnData):
         known = self.folder or self._given["train_images"]
         name = Path(known).resolve().name.partition(".")[0] if known else "idx"
         super().__init__(name, classes, seed, validation, limit, storage, shards, normalize, augment)
-        if sha256 is not None and not isinstance(sha256, Mapping):
-            raise ConfigError(
-                f"sha256={checks.shown(sha256)}: must say which file's it is, such as {{train_images: ...}}, or null"
-            )
+        if not isinstance(sha256, Mapping | None):
+            found = checks.shown(sha256)
+            raise ConfigError(f"sha256={found}: must say which file's it is, such as {{train_images: ...}}, or null")
         if unknown := [name for name in sha256 or {} if name not in IDX_NAMES]:
             raise ConfigError(f"sha256: {checks.shown(unknown[0], str)} is none of {', '.join(IDX_NAMES)}")
         self._sha256 = {part: sha256_of(f"sha256.{part}", value) for part, value in (sha256 or {}).items()}
@@ -284,11 +283,9 @@ class Idx(OwnData):
 
 def sha256_of(name: str, value: str | None) -> str | None:
     """`value` as the argument `name`, in small letters, if it is a SHA-256 in hexadecimal or None; else ConfigError."""
-    if value is None:
-        return None
-    if not isinstance(value, str) or not re.fullmatch("[0-9a-fA-F]{64}", value):
+    if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{64}", value)):
         raise ConfigError(f"{name}={checks.shown(value)}: must be a SHA-256, 64 hexadecimal digits, or null")
-    return value.lower()
+    return value and value.lower()
 
 
 def path_of(name: str, value: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:
