@@ -73,26 +73,9 @@ class Experiment:
         ]
         pipeline = settings.parallel.pipeline
         self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
-        if self.pipeline is not None and settings.accumulate > 1:
-            raise ConfigError(
-                f"accumulate={settings.accumulate}: stages of a pipeline cut batches by themselves, see "
-                "parallel.pipeline.micro_batches: leave it at 1"
-            )
-        for key, check in (
-            ("data", self.source.check_normalize),
-            ("loss", partial(self.loss.check, self.source.classes)),
-        ):
-            try:
-                check()
-            except ConfigError as error:
-                raise ConfigError(f"{key}: {error}") from error
+        self._check_sizes()
         network = self._built("numpy" if self.pipeline is None else self.backend_name)
-        check_accumulate(settings.accumulate, network)
-        if settings.accumulate > settings.batch_size:
-            raise ConfigError(
-                f"accumulate={settings.accumulate}: batches of batch_size={settings.batch_size} cannot be cut into as "
-                f"many parts: take at most {settings.batch_size}"
-            )
+        self._check_accumulate(network)
         self.placement = self._place(network)
         try:
             self.synchronizer.check(self.placement.workers, self.placement.stages)
@@ -101,6 +84,32 @@ class Experiment:
         self._check_devices()
         self._check_validation()
         self._tight = ""  # where memory may not do
+
+    def _check_sizes(self) -> None:
+        """Refuse what is told of other channels or classes than the data have. ConfigError."""
+        for key, check in (
+            ("data", self.source.check_normalize),
+            ("loss", partial(self.loss.check, self.source.classes)),
+        ):
+            try:
+                check()
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from error
+
+    def _check_accumulate(self, network: Layer) -> None:
+        """Refuse to cut batches where that is another's business, or cannot be. ConfigError."""
+        parts, size = self.settings.accumulate, self.settings.batch_size
+        if self.pipeline is not None and parts > 1:
+            raise ConfigError(
+                f"accumulate={parts}: stages of a pipeline cut batches by themselves, see "
+                "parallel.pipeline.micro_batches: leave it at 1"
+            )
+        if parts > size:
+            raise ConfigError(
+                f"accumulate={parts}: batches of batch_size={size} cannot be cut into as many parts: take at most "
+                f"{size}"
+            )
+        check_accumulate(parts, network)
 
     def _check_devices(self) -> None:
         """Refuse what is for GPUs alone on a CPU, and what processes cannot do. ConfigError."""
