@@ -134,7 +134,8 @@ def loops(asked: Bench, folder: Path) -> Row:
                 name = f"torch {layout}, threads={workers}"
                 measurements[name] = partial(measure.peer, "--threads", workers, "--layout", layout, *same)
     epochs = -(-settings.images // len(data.train))
-    run = [*measure.overrides(folder, BenchSettings), f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
+    asked_for = measure.overrides(folder, BenchSettings, "workers")  # ranks are workers, as many as are started
+    run = [*asked_for, f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
     measurements[f"train, threads={PAIR}"] = partial(trained, [*run, f"workers={PAIR}"])
     if not asked.without_ranks:
         measurements[f"train, ranks={PAIR}"] = partial(trained, run, ranks=PAIR)

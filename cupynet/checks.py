@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -197,7 +198,7 @@ def one(noun: str) -> str:
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     """A value as messages show it: on one line, shortened to `SHOWN` characters."""
     try:
-        text = one_line(text_of(value))
+        text = re.sub(r"<(?:[\w.<>]+\.)?(\w+) object at 0x[0-9a-f]+>", r"\1(...)", one_line(text_of(value)))
     except ValueError:  # an int of more digits than Python prints
         return f"<{one(type(value).__name__)}, too long to print>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

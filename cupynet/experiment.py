@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
@@ -26,6 +27,7 @@ from cupynet.settings import Settings, size
 from cupynet.training import Callback, ParallelWrapper, Pools
 from cupynet.training.callbacks import Chooser
 from cupynet.training.memory import Demand, vectors_of, verdict
+from cupynet.training.replica import check_accumulate
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -71,12 +73,9 @@ class Experiment:
         ]
         pipeline = settings.parallel.pipeline
         self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
-        if self.pipeline is not None and settings.accumulate > 1:
-            raise ConfigError(
-                f"accumulate={settings.accumulate}: stages of a pipeline cut batches by themselves, see "
-                "parallel.pipeline.micro_batches: leave it at 1"
-            )
+        self._check_sizes()
         network = self._built("numpy" if self.pipeline is None else self.backend_name)
+        self._check_accumulate(network)
         self.placement = self._place(network)
         check_batches(network, settings.batch_size, self._cut, self.placement.workers)
         try:
@@ -86,6 +85,32 @@ class Experiment:
         self._check_devices()
         self._check_validation()
         self._tight = ""  # where memory may not do
+
+    def _check_sizes(self) -> None:
+        """Refuse what is told of other channels or classes than the data have. ConfigError."""
+        for key, check in (
+            ("data", self.source.check_normalize),
+            ("loss", partial(self.loss.check, self.source.classes)),
+        ):
+            try:
+                check()
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from error
+
+    def _check_accumulate(self, network: Layer) -> None:
+        """Refuse to cut batches where that is another's business, or cannot be. ConfigError."""
+        parts, size = self.settings.accumulate, self.settings.batch_size
+        if self.pipeline is not None and parts > 1:
+            raise ConfigError(
+                f"accumulate={parts}: stages of a pipeline cut batches by themselves, see "
+                "parallel.pipeline.micro_batches: leave it at 1"
+            )
+        if parts > size:
+            raise ConfigError(
+                f"accumulate={parts}: batches of batch_size={size} cannot be cut into as many parts: take at most "
+                f"{size}"
+            )
+        check_accumulate(parts, network)
 
     def _check_devices(self) -> None:
         """Refuse what is for GPUs alone on a CPU, and what processes cannot do. ConfigError."""
@@ -131,9 +156,9 @@ class Experiment:
         """
         network = copy.deepcopy(self.network)
         try:
-            output = build(network, self.input, params or Params(), create_backend(backend, self.settings.dtype))
+            build(network, self.input, params or Params(), create_backend(backend, self.settings.dtype))
             check_loss(network, self.loss)
-            check_output(output, self.source.classes)
+            check_output(network, self.source.classes)
         except ConfigError as error:
             raise ConfigError(f"model: {error}") from error
         return network

@@ -456,4 +456,6 @@ def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:
         for each in config.overrides_of(folder, kind)
         if (name := each.lstrip("+~").partition("=")[0]) not in without and name.partition(".")[0] not in own
     ]
-    return [*([] if any(each.startswith("data=") for each in asked) else ["data=synthetic"]), *asked]
+    own_folder = config.own_folder_of(folder)
+    named = [] if own_folder is None else [f"--config-dir={own_folder}"]
+    return [*named, *([] if any(each.startswith("data=") for each in asked) else ["data=synthetic"]), *asked]

@@ -114,11 +114,20 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
     module = _import(module_name, where)
     found = getattr(module, name, None)
     if not isinstance(found, type):
-        classes = [other for other in dir(module) if other[0].isupper()]
+        inside = vars(module)  # a name that is not in it is resolved when it is asked for
+        classes = [
+            other for other in dir(module) if other[0].isupper() and _is_built(inside.get(other, object), trusted)
+        ]
         raise ConfigError(f"{where}: there is no class '{name}' in {module_name}{nearest(name, classes)}")
     if not _lies_in(found.__module__, trusted):
         raise ConfigError(f"{where}: is a class of {found.__module__}, which is not trusted")
     return found
+
+
+def _is_built(found: Any, trusted: Iterable[str]) -> bool:
+    """Whether this is a class that a part may be, or stands for one (`object`)."""
+    own = isinstance(found, type) and _lies_in(found.__module__, trusted) and not issubclass(found, BaseException)
+    return own or found is object
 
 
 def _import(name: str, where: str) -> ModuleType:

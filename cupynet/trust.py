@@ -104,16 +104,17 @@ def check_folder(key: str, folder: Any, typed: Collection[str]) -> None:
         )
 
 
-def check_stored(text: str, path: Any, events: Iterator[tuple[str, int]]) -> None:
+def check_stored(text: str, path: Any, events: Iterator[tuple[str, int]], *, references: int = MOST_REFERENCES) -> None:
     """Refuse a stored file of settings that would unfold into far more than it is. DataError.
 
     text: its content.
     events: of the file: what each is (`alias`, `begin`, `end` or another), and its line.
+    references: how many there may be in it.
     """
     if len(text) > MOST_BYTES:
         raise DataError(f"{path}: expected at most {MOST_BYTES} characters, found {len(text)}")
-    if text.count("${") > MOST_REFERENCES:
-        raise DataError(f"{path}: expected at most {MOST_REFERENCES} references (${{...}}), found {text.count('${')}")
+    if text.count("${") > references:
+        raise DataError(f"{path}: expected at most {references} references (${{...}}), found {text.count('${')}")
     depth = 0
     for kind, line in events:
         depth += (kind == "begin") - (kind == "end")

@@ -77,6 +77,33 @@ def test_memory_is_compared_with_a_straight_line(monkeypatch: pytest.MonkeyPatch
     assert "MB a worker" in capsys.readouterr().out
 
 
+def test_whole_runs_have_as_many_workers_whatever_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two threads, and two ranks, which are workers themselves; with the folder of settings that was named."""
+    stored, mine, ran = tmp_path / "run/.hydra", tmp_path / "mine", []
+    stored.mkdir(parents=True)
+    mine.mkdir()
+    (stored / "overrides.yaml").write_text("- workers=1\n- model=own\n- repeats=1\n")
+    source = f"{{path: {mine}, schema: file, provider: command-line}}"
+    (stored / "hydra.yaml").write_text(f"hydra: {{runtime: {{config_sources: [{source}]}}}}\n")
+    for name, result in (("loop_images_per_s", 1.0), ("step_times", np.ones((1, 2)))):
+        monkeypatch.setattr(measure, name, lambda *_, result=result, **__: result)
+
+    def trained(overrides: list[str], ranks: int = 0) -> Any:
+        ran.append((overrides, ranks))
+        return SimpleNamespace(images_per_s=1.0), 0
+
+    monkeypatch.setattr(measure, "trained", trained)
+    settings = SimpleNamespace(images=10, repeats=1, peers=None, batch_size=1)
+    experiment = SimpleNamespace(
+        load=lambda: SimpleNamespace(train=range(5)), placement=SimpleNamespace(workers=1), settings=settings
+    )
+    asked: Any = SimpleNamespace(experiment=experiment, settings=settings, without_ranks="")
+    found = bench.loops(asked, tmp_path / "run")
+    assert {"train, threads=2", "train, ranks=2"} <= found.keys()
+    common = [f"--config-dir={mine}", "data=synthetic", "model=own", "epochs=2", "evaluate_every_epochs=2"]
+    assert ran == [([*common, "workers=2"], 0), (common, 2)]
+
+
 def test_the_table_has_a_line_for_everything() -> None:
     lines = bench.table(
         {**RESULT, "ratios": bench.ratios(SimpleNamespace(placement=SimpleNamespace(workers=2)), RESULT)}

@@ -231,6 +231,8 @@ def test_one_line() -> None:
 def test_values_in_messages() -> None:
     assert checks.shown("a") == "'a'" and checks.shown("a", str) == "a"
     assert checks.shown(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
+    assert checks.shown([object(), Fraction(1)]) == "[object(...), Fraction(1, 1)]"  # no address in memory
+    assert checks.shown(type("Own", (), {})()) == "Own(...)"
     assert checks.shown("x" * 200) == f"'{'x' * 79}..."
     message = refusal(checks.integer, "n", 10**5000, below=8)
     assert message.endswith(": must be an integer below 8") and len(message) < 150

@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from cupynet import config
 from cupynet.checks import listed
 from cupynet.config import composing
+from cupynet.config.door import settings_first
 from cupynet.errors import ConfigError, DataError, DivergedError, Interrupted, annotate
 from cupynet.parts import build, build_as
 from cupynet.settings import BackendSettings, PrioritySettings, Settings
@@ -200,6 +201,9 @@ WRONG = {
     "devices=[a]": ": must be a list of device numbers such as [0,2], or null for all",
     "devices=[-1]": ": must be a list of device numbers such as [0,2], or null for all",
     "devices=[]": ": must be a list of device numbers such as [0,2], or null for all",
+    "devices={a:1}": ": must be a list of device numbers such as [0,2], or null for all",
+    "data.augment={_target_:cupynet.data.Shift}": ": must be a list: data.augment=[{_target_:cupynet.data.Shift}]",
+    "model.layers=[a]": ": must be a mapping: {name: value}",
     "devices=3": ": must be a list of device numbers such as [0,2], or null for all",
     "trusted_modules=[os,1x]": ": must be a list of Python modules such as [mynet,mynet.layers]",
     "parallel.averaging_frequency=epoc": ": must be an integer of at least 1, epoch or end; did you mean 'epoch'?",
@@ -580,6 +584,7 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
     assert command("-cd", "mine", "model=mine")[1][0].model == {"_target_": f"{HERE}.Stack", "layers": {}}
     parallel = command("-cd", "mine", "parallel=mine")[1][0].parallel
     assert parallel.synchronizer == {"_target_": f"{HERE}.Anything", "every": 7} and parallel.prefetch_buffer == 24
+    assert command("epochs=3", "--config-dir", "mine", "model=mine", "-r", "workers=1")[1][0].epochs == 3
     capsys.readouterr()
     for name, line in {
         "wrong": "experiment/wrong: workrs: there is no setting 'workrs'; did you mean 'workers'?",
@@ -594,6 +599,46 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
     assert command("-cd", "nowhere")[0] == 2
     assert command("-cn", "nowhere")[0] == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_run_with_own_files_goes_on(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder need not be named again; where it is not there any more, that is said."""
+    (in_folder / "mine/model").mkdir(parents=True)
+    (in_folder / "mine/model/own.yaml").write_text(f"_target_: {HERE}.Stack\nlayers: {{}}\n")
+    begun = ["--config-dir=mine", "model=own", "hydra.run.dir=r", "epochs=1"]
+    assert command(*begun)[0] == 0
+    for again in (["resume=r", "epochs=3"], ["--config-dir", "mine", "resume=r", "epochs=3"], ["resume=r", "epochs=3"]):
+        code, ran = command(*again)
+        assert code == 0 and ran[0].model["_target_"] == f"{HERE}.Stack" and ran[0].epochs == 3
+    (in_folder / "mine").rename(in_folder / "moved")
+    capsys.readouterr()
+    assert command("resume=r", "epochs=3") == (2, [])
+    assert capsys.readouterr().err == (
+        f"cupynet: r: began with --config-dir={in_folder / 'mine'}, which is not there: bring it back, or say "
+        "with --config-dir where it is now\n"
+    )
+    assert command("-cd", "moved", "resume=r", "epochs=3")[0] == 0
+    (in_folder / "moved").rename(in_folder / "r/mine")  # a stranger's run that would bring its own settings along
+    hydra_file = in_folder / "r/.hydra/hydra.yaml"
+    hydra_file.write_text(hydra_file.read_text().replace(f"{in_folder}/mine", f"{in_folder}/r/mine"))
+    capsys.readouterr()
+    assert command("resume=r", "epochs=3") == (2, [])
+    assert "there is no 'own' in conf/model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "given"),
+    [
+        ("epochs=1 --config-dir=x seed=2", "epochs=1 seed=2 --config-dir=x"),
+        ("--config-dir x seed=2 -m ~a", "seed=2 ~a --config-dir x -m"),
+        ("-cd x seed=2 --config-d y epochs=1", "seed=2 epochs=1 -cd x --config-d y"),
+        ("--info seed=2 --info config epochs=1", "seed=2 epochs=1 --info --info config"),
+        ("-c job seed=2 -p trainer", "seed=2 -c job -p trainer"),
+        ("", ""),
+    ],
+)
+def test_options_may_stand_between_settings(typed: str, given: str) -> None:
+    assert settings_first(typed.split()) == given.split()
 
 
 def test_conf_is_found_inside_a_wheel_and_beside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -711,6 +756,11 @@ def test_build_says_where(node: dict[str, Any], message: str) -> None:
         (f"{HERE}.HERE", "there is no class 'HERE'"),
         (f"{HERE}.Conw", "there is no class 'Conw' in " + HERE + "; did you mean 'Conv'?"),
         (f"{HERE}.Conv.__init__", "there is no module"),
+        (
+            "cupynet.nn.init.zeros",
+            "there is no class 'zeros' in cupynet.nn.init; the names are Filled, Normal, Orthogonal, TruncatedNormal, "
+            "Uniform and VarianceScaling",
+        ),
         ("cupynet.parts.os.mkdir", "there is no module"),
         ("cupynet.parts.ModuleType", "is a class of builtins, which is not trusted"),
         ("cupynet.nowhere.Conv2D", "there is no module 'cupynet.nowhere'"),

@@ -253,3 +253,39 @@ def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
         assert training.trainer.iteration == 12 and np.isfinite(evaluation.loss)
         after = training.model.weights()
     assert all((after[name] != weight).any() for name, weight in before.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulate=2"),
+            "accumulate=2: layer 'norm1' exchanges something with the other replicas for each batch as a whole: take "
+            "accumulate=1, or sync=false there",
+        ),
+        (
+            ("accumulate=129", "batch_size=128"),
+            "accumulate=129: batches of batch_size=128 cannot be cut into as many parts: take at most 128",
+        ),
+        (
+            ("loss.class_weights=[1,2]",),
+            "loss: SoftmaxNLL class_weights are 2, and there are 10 classes: give one weight for each class",
+        ),
+        (
+            ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",),
+            "data: normalize={mean:[0.1,0.2],deviation:[1.0,1.0]}: images have 1 channel: give a number for each",
+        ),
+        (
+            ("~model.layers.output",),
+            "model: layer 'dense1' gives Flat(500), but the data has 10 classes: end in Dense(units=10)",
+        ),
+    ],
+)
+def test_what_shows_in_the_settings_is_refused_before_data_are_drawn(settings: tuple[str, ...], line: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        experiment((), *settings)
+    assert str(told.value) == line
+
+
+def test_a_batch_may_be_cut_into_single_examples() -> None:
+    assert experiment((), "accumulate=8", "batch_size=8").settings.accumulate == 8

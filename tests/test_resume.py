@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra._internal.utils import get_args_parser
 
 from cupynet import resume
 from cupynet.checkpoints import Checkpoints
+from cupynet.config.door import settings_first
 from cupynet.errors import ConfigError
 from cupynet.lock import NAME, Hold
 from tests.test_train import QUICK, environment, run
@@ -275,7 +277,8 @@ def test_the_command_line_that_goes_on(tmp_path, monkeypatch):
     stored.append("trusted_modules=[evil]")
     given = ["workers=4", "--config-dir=mine", "resume=x", "epochs=7"]
     assert resume.asked(given) == "x" and resume.asked(["resume=null"]) is None and resume.asked(["epochs=2"]) is None
-    assert resume.arguments(given, stored, path) == [
+    goes_on = resume.arguments(given, stored, path)
+    assert goes_on == [
         "model.x=1",
         "+callbacks.a=1",
         "workers=4",
@@ -285,6 +288,8 @@ def test_the_command_line_that_goes_on(tmp_path, monkeypatch):
         r"hydra.run.dir='it\'s/a run'",
         "hydra.output_subdir=null",
     ]
+    read = get_args_parser().parse_args(settings_first(goes_on))
+    assert read.config_dir == "mine" and read.overrides == [each for each in goes_on if each != "--config-dir=mine"]
     step = path / "checkpoints/step-00000012"
     assert resume.run_of(step) == resume.run_of(step.parent) == resume.run_of(path) == path
     assert resume.checkpoint_of(step) == step and resume.checkpoint_of(path) == path / "checkpoints"

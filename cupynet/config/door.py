@@ -27,6 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -43,7 +44,7 @@ from cupynet import __version__, resume, trust
 from cupynet.checks import one_line
 from cupynet.config.composing import asked_in, conf_folder, flat, names, register, settings_of
 from cupynet.config.explain import explain
-from cupynet.config.stored import load, overrides_of, store
+from cupynet.config.stored import load, overrides_of, own_folder_of, store
 from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, steady_streams, tell
 from cupynet.lock import Hold
@@ -53,6 +54,7 @@ from cupynet.settings import AS_RANKS, Settings
 S = TypeVar("S", bound=Settings)  # what a command is asked for
 T = TypeVar("T")  # what it makes of that before it starts
 
+CONFIG_DIR = ("-cd", "--config-d")  # how the option that names a folder of one's own begins
 LOCAL = ("data.folder", "data.shards", "devices")  # what may be another on each machine of a job
 
 _log = logging.getLogger("cupynet")
@@ -123,6 +125,7 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
         door.go_on()
     except CupynetError as error:
         return door.tell(error)
+    sys.argv[1:] = settings_first(sys.argv[1:])
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     for option in sys.argv[1:]:
         if (
@@ -155,6 +158,29 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
     return next((code for code in door.codes if code), 0)
 
 
+def settings_first(arguments: Sequence[str]) -> list[str]:
+    """A command line with its options behind its settings: Hydra's parser takes no setting that comes after an option
+    which came after a setting."""
+    settings: list[str] = []
+    options: list[str] = []
+    before = ""
+    for argument in arguments:
+        is_option = argument.startswith("-") or _is_value(argument, before)
+        (options if is_option else settings).append(argument)
+        before = argument
+    return [*settings, *options]
+
+
+def _is_value(argument: str, before: str) -> bool:
+    """Whether an argument is the value of the option before it, which may be shortened."""
+    if "=" in before or not before.startswith("-"):
+        return False
+    for each in get_args_parser()._actions:
+        if any(name == before or (before.startswith("--") and name.startswith(before)) for name in each.option_strings):
+            return each.nargs is None or (each.nargs == "?" and argument in (each.choices or ()))
+    return False
+
+
 def _refuse_other_primary(arguments: Sequence[str], config_name: str) -> None:
     """Refuse another file to begin with: from it Hydra takes where code is found, before anything can be looked at."""
     for place, option in enumerate(arguments):
@@ -163,7 +189,7 @@ def _refuse_other_primary(arguments: Sequence[str], config_name: str) -> None:
             raise ConfigError(
                 f"{option}: a command begins with its own settings: name a folder of yours with --config-dir"
             )
-        if name.startswith(("-cd", "--config-d")):
+        if name.startswith(CONFIG_DIR):
             folder = Path(value or next(iter(arguments[place + 1 :]), ""))
             if (folder / f"{config_name}.yaml").exists():
                 raise ConfigError(
@@ -254,7 +280,10 @@ class _Door(Generic[S, T]):
             sys.argv[1:] = [argument for argument in given if argument.lstrip("+").partition("=")[0] != "resume"]
             self._notes.append((logging.INFO, "resume=latest: there is nothing to go on with: a new run begins"))
         else:
-            sys.argv[1:] = resume.arguments(given, overrides_of(resume.run_of(path)), path)
+            run = resume.run_of(path)
+            own = None if any(option.startswith(CONFIG_DIR) for option in given) else own_folder_of(run)
+            folder = [] if own is None else [f"--config-dir={own}"]
+            sys.argv[1:] = [*resume.arguments(given, overrides_of(run), path), *folder]
             self.typed += "hydra.run.dir", "hydra.output_subdir"
 
     def admit(self, config: DictConfig) -> None:

@@ -7,7 +7,7 @@ put into words is recognized by `WORDS`. Nothing here decides what is wrong: an 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -104,6 +104,10 @@ def _keyed(error: OmegaConfBaseException, key: str, overrides: Sequence[str], sc
         return f"{place}: refers to a setting that is not there: write a value, or the name of a setting"
     reason = one_line((error.msg or str(error)).partition("full_key:")[0])
     rule = refused(schema, ruled, _value(written, ruled))
+    if reason.startswith("Cannot merge DictConfig with ListConfig"):
+        text = asked.partition("=")[2]
+        list_wanted = isinstance(_value(written, ruled), Mapping)
+        reason = rule or (f"must be a list: {key}=[{text}]" if list_wanted else "must be a mapping: {name: value}")
     if isinstance(error, InterpolationResolutionError):
         return f"{asked or key}: {reason}" + (f"; {rule}" if rule else "")
     if isinstance(error, ValidationError):

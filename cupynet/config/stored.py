@@ -91,13 +91,47 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
     return kept
 
 
-def _stored(path: Path) -> Any:
-    """What a run has stored, as OmegaConf has it. DataError where it cannot be read, or would unfold endlessly."""
+def own_folder_of(run: Path) -> Path | None:
+    """The folder that --config-dir named when a run began; None where it named none, or that is not stored.
+
+    A folder inside the run's is not taken: a run does not bring settings of its own along.
+
+    Raises:
+        ConfigError: it is not there any more.
+        DataError: the file cannot be read.
+    """
+    path = run / ".hydra" / "hydra.yaml"
+    if not path.is_file():
+        return None
+    stored: Any = OmegaConf.to_container(_stored(path, resolved=False), resolve=False)
+    for key in ("hydra", "runtime", "config_sources"):
+        stored = stored.get(key) if isinstance(stored, dict) else None
+    for source in stored if isinstance(stored, list) else ():
+        if isinstance(source, dict) and source.get("provider") == "command-line":
+            folder = Path(str(source.get("path")))
+            if run.resolve() in folder.resolve().parents:
+                continue
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"{run}: began with --config-dir={folder}, which is not there: bring it back, or say with "
+                    "--config-dir where it is now"
+                )
+            return folder
+    return None
+
+
+def _stored(path: Path, *, resolved: bool = True) -> Any:
+    """What a run has stored, as OmegaConf has it. DataError where it cannot be read, or would unfold endlessly.
+
+    resolved: whether references in it will be followed.
+    """
     try:
         if path.is_symlink() or path.stat().st_size > 4 * trust.MOST_BYTES:
             raise DataError(f"{path}: must be a plain file of at most {trust.MOST_BYTES} characters")
         text = path.read_text(encoding="utf-8")
-        trust.check_stored(text, path, _events(text))
+        trust.check_stored(
+            text, path, _events(text), references=trust.MOST_REFERENCES if resolved else trust.MOST_BYTES
+        )
         return OmegaConf.create(text)
     except DataError:
         raise

@@ -36,6 +36,13 @@ def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict
     return found
 
 
+def check_channels(normalize: str | Mapping[str, Sequence[float]] | None, channels: int) -> None:
+    """Refuse numbers that are neither one for each channel nor one for all of them. ConfigError."""
+    if isinstance(normalize, Mapping) and len(normalize["mean"]) not in (1, channels):
+        many = f"{channels} channel{'s' * (channels > 1)}"
+        raise ConfigError(f"normalize={checks.written(normalize)}: images have {many}: give a number for each")
+
+
 def pixels_for(normalize: str | Mapping[str, Sequence[float]] | None, images: Array) -> PixelScale:
     """What becomes of pixels, by what a source was told; `images` (S, H, W, C) uint8 are those trained on."""
     if normalize is None:

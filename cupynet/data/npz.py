@@ -18,7 +18,7 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx import Damaged, expanded, regular
-from cupynet.data.own import Outline, OwnData, path_of
+from cupynet.data.own import Outline, OwnData, path_of, sha256_of
 from cupynet.errors import ConfigError, DataError
 
 _parsing = threading.Lock()  # see `stored`
@@ -59,15 +59,16 @@ class Npz(OwnData):
         for part, key in self._keys.items():
             if not isinstance(key, str) or not key:
                 raise ConfigError(f"{part}={key!r}: must be the name of an array in the file, such as {KEYS[part]}")
-        self._sha256 = sha256
+        self._sha256 = sha256_of("sha256", sha256)
 
     def _files(self) -> list[Path]:
         if self.file is None:
             raise ConfigError("file=null: name the .npz file")
         return [expanded(self.file)]
 
-    def _place(self, part: str) -> str:
-        return str(self._files()[0])
+    def _place(self, part: str, what: str = "") -> str:
+        key = self._keys[f"{part}_{what}"] if what else ""
+        return f"{self._files()[0]}{key and f': {key}'}"
 
     def _settings(self) -> object:
         return self._keys
@@ -103,13 +104,16 @@ class Npz(OwnData):
         path = self._files()[0]
         try:
             regular(path)
-            if self._sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != self._sha256:
-                raise Damaged(f"expected SHA-256 {self._sha256[:16]}..., found another")
+            found = hashlib.sha256(path.read_bytes()).hexdigest() if self._sha256 else None
+            if self._sha256 and found and found != self._sha256:
+                raise Damaged(f"expected SHA-256 {self._sha256[:16]}..., found {found[:16]}...: it is another file")
             with zipfile.ZipFile(path) as archive:
                 yield archive
         except zipfile.BadZipFile as error:
             raise DataError(f"{path}: expected an .npz file ({error}): write it with np.savez") from error
-        except (OSError, Damaged, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        except Damaged as error:
+            raise DataError(f"{path}: {error}") from error
+        except (OSError, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
     def _header(self, archive: zipfile.ZipFile, part: str) -> tuple[tuple[int, ...], Any]:

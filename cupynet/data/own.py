@@ -7,6 +7,7 @@ way out; nothing is ever removed or downloaded.
 from __future__ import annotations
 
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,8 +72,8 @@ class OwnData(Source):
         """The files that the data follow from. ConfigError, DataError."""
 
     @abstractmethod
-    def _place(self, part: str) -> str:
-        """Where `train` or `test` is, for messages."""
+    def _place(self, part: str, what: str = "") -> str:
+        """Where `train` or `test` is, or its `images` or `labels`, for messages."""
 
     @cached_property
     def outline(self) -> Outline:
@@ -83,6 +84,12 @@ class OwnData(Source):
             self.name = shards.name
             return Outline((height, width, channels), shards.classes, len(shards), 0)
         found = self._look()
+        for part, images in (("train", found.train), ("test", found.test)):
+            if not images:
+                raise DataError(f"{self._place(part, 'images')}: expected images to {part} on, found none")
+        if 0 in found.image_shape:
+            place, size = self._place("train", "images"), _by(found.image_shape)
+            raise DataError(f"{place}: expected pixels, found images of {size} (H x W x C)")
         self._check_validation(found.train, self.name)
         return found
 
@@ -138,8 +145,19 @@ class OwnData(Source):
         return None
 
     def _classes_of(self, labels: Array) -> int:
-        """How many classes there are, by what was asked for and else by the training labels (S,) integers."""
-        return int(labels.max(initial=0)) + 1 if self._asked_classes is None else self._asked_classes
+        """How many classes there are, by what was asked for and else by the training labels (S,) integers.
+
+        DataError where that would be labels below 0, or more classes than images.
+        """
+        if self._asked_classes is not None or not len(labels):
+            return self._asked_classes or 1
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= len(labels):
+            raise DataError(
+                f"{self._place('train', 'labels')}: expected classes numbered 0, 1, 2, ..., found labels {least} .. "
+                f"{most} of {len(labels)} images: number them so{'' if least < 0 else ', or say how many: classes=...'}"
+            )
+        return most + 1
 
 
 @contextmanager
@@ -193,9 +211,12 @@ class Idx(OwnData):
         known = self.folder or self._given["train_images"]
         name = Path(known).resolve().name.partition(".")[0] if known else "idx"
         super().__init__(name, classes, seed, validation, limit, storage, shards, normalize, augment)
-        self._sha256 = dict(sha256 or {})
-        if unknown := self._sha256.keys() - IDX_NAMES.keys():
-            raise ConfigError(f"sha256: {min(unknown)} is none of {', '.join(IDX_NAMES)}")
+        if not isinstance(sha256, Mapping | None):
+            found = checks.shown(sha256)
+            raise ConfigError(f"sha256={found}: must say which file's it is, such as {{train_images: ...}}, or null")
+        if unknown := [name for name in sha256 or {} if name not in IDX_NAMES]:
+            raise ConfigError(f"sha256: {checks.shown(unknown[0], str)} is none of {', '.join(IDX_NAMES)}")
+        self._sha256 = {part: sha256_of(f"sha256.{part}", value) for part, value in (sha256 or {}).items()}
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
@@ -216,8 +237,8 @@ class Idx(OwnData):
     def _files(self) -> list[Path]:
         return list(self._paths.values())
 
-    def _place(self, part: str) -> str:
-        return str(self._paths[f"{part}_labels"])
+    def _place(self, part: str, what: str = "") -> str:
+        return str(self._paths[f"{part}_{what or 'labels'}"])
 
     @cached_property
     def _headers(self) -> dict[str, IdxFile]:
@@ -244,7 +265,7 @@ class Idx(OwnData):
 
     def _part(self, part: str) -> Array:
         with _told(self._paths[part]):
-            return read_opened(self._paths[part], self._headers[part], self._sha256.get(part, ""))
+            return read_opened(self._paths[part], self._headers[part], self._sha256.get(part) or "")
 
     def _look(self) -> Outline:
         shape = self._headers["train_images"].shape
@@ -258,6 +279,13 @@ class Idx(OwnData):
     def _read(self) -> tuple[Array, Array, Array, Array]:
         first, second, third, fourth = (self._part(part) for part in IDX_NAMES)
         return first, second, third, fourth
+
+
+def sha256_of(name: str, value: str | None) -> str | None:
+    """`value` as the argument `name`, in small letters, if it is a SHA-256 in hexadecimal or None; else ConfigError."""
+    if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{64}", value)):
+        raise ConfigError(f"{name}={checks.shown(value)}: must be a SHA-256, 64 hexadecimal digits, or null")
+    return value and value.lower()
 
 
 def path_of(name: str, value: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:

@@ -71,7 +71,7 @@ class Folder(OwnData):
     def _files(self) -> list[Path]:
         return [path for classes in self._listed.values() for files in classes.values() for path in files]
 
-    def _place(self, part: str) -> str:
+    def _place(self, part: str, what: str = "") -> str:
         assert self.folder is not None
         return str(expanded(self.folder) / part)
 

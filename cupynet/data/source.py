@@ -13,7 +13,7 @@ import numpy as np
 from cupynet import checks
 from cupynet.data.augment import Augmentation, augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, philox
-from cupynet.data.normalize import check_pixels, checked, pixels_for
+from cupynet.data.normalize import check_channels, check_pixels, checked, pixels_for
 from cupynet.data.shards import Shards
 from cupynet.errors import ConfigError, DataError
 
@@ -118,6 +118,10 @@ class Source(ABC):
         None where they may be different the next time.
         """
         return None
+
+    def check_normalize(self) -> None:
+        """Refuse what is told of another number of channels than images have. ConfigError, DataError."""
+        check_channels(self.normalize, self.image_shape[2])
 
     def expected(self) -> dict[str, int]:
         """How many training and test images `load` is about to hold in memory, as `train` and `test`.

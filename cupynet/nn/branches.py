@@ -50,7 +50,7 @@ class Residual(Layer):
         around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
         if around != output:
             found = f"the layers make {output} of {input}, the shortcut {around}"
-            way_out = "give it one that makes the same: " + _fitting_shortcut(input, output)
+            way_out = _way_to(output, input)
             if self.shortcut is not None:
                 way_out = "give both the same stride, padding and filters"
             raise ConfigError(f"Residual '{params.layer}': {found}: {way_out}")
@@ -95,7 +95,8 @@ class Concat(Layer):
 
     def __init__(self, branches: Mapping[str, Layers] | Iterable[Layers]) -> None:
         if not isinstance(branches, Mapping | list | tuple) or not branches:
-            raise ConfigError(f"Concat branches={branches!r}: must map names to layers, or list layers: at least one")
+            found = checks.shown(branches)
+            raise ConfigError(f"Concat branches={found}: must map names to layers, or list layers: at least one")
         if not isinstance(branches, Mapping):
             branches = {f"branch{number}": branch for number, branch in enumerate(branches, 1)}
         together = {
@@ -115,9 +116,12 @@ class Concat(Layer):
             if isinstance(output, Image) and isinstance(first, Image):
                 alike = (output.height, output.width) == (first.height, first.width)
             if not alike:
+                rule = "must have one height and width: give all the same stride, and padding 'same'"
+                if isinstance(output, Image) != isinstance(first, Image):
+                    rule = "must be all images or all features: end those that make images in Flatten or Dense"
                 raise ConfigError(
-                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: they must "
-                    "have one height and width: give all the same stride, and padding 'same'"
+                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: they "
+                    f"{rule}"
                 )
         self.widths = [output.shape[-1] for output in made.values()]
         return (
@@ -159,17 +163,19 @@ def _one_after_the_other(layers: Layers) -> Sequential:
     return Sequential([layers] if isinstance(layers, Layer) else layers)
 
 
-def _fitting_shortcut(input: InputType, output: InputType) -> str:
-    """The layer that makes the one of the other, if there is one."""
+def _way_to(output: InputType, input: InputType) -> str:
+    """What to do where the layers of a residual block make another size than they are given: a shortcut that makes the
+    same, if there is one."""
+    one = "give it one that makes the same: "
     if isinstance(output, Flat):
-        return f"Dense({output.features})"
+        return f"{one}Dense({output.features})"
     if not isinstance(input, Image):
-        return "layers that keep the size"
+        return "take layers that keep the size"
     stride = max(-(-input.height // output.height), 1), max(-(-input.width // output.width), 1)
     fits = tuple(-(-size // by) for size, by in zip((input.height, input.width), stride, strict=True))
     if fits != (output.height, output.width):
-        return "layers with padding 'same' keep the height and width"
-    return f"Conv2D({output.channels}, 1, stride={stride[0] if stride[0] == stride[1] else stride})"
+        return "give the layers padding 'same', which keeps the height and width"
+    return f"{one}Conv2D({output.channels}, 1, stride={stride[0] if stride[0] == stride[1] else stride})"
 
 
 def _copied(backend: Backend, dy: Array) -> Array:

@@ -196,8 +196,9 @@ class Sequential(Layer):
 
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:
+            found = checks.shown(layers)
             raise ConfigError(
-                f"Sequential layers={layers!r}: must map names to layers, or list layers: at least one layer"
+                f"Sequential layers={found}: must map names to layers, or list layers: at least one layer"
             )
         named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         names: dict[int, str] = {}

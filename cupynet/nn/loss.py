@@ -29,6 +29,9 @@ class Loss:
         """What a user wants to see of a network's raw output: probabilities, say. In place."""
         raise NotImplementedError
 
+    def check(self, classes: int) -> None:
+        """Refuse to be the loss of a network with as many outputs. ConfigError."""
+
     def _outputs(self, prediction: Array, what: str = "outputs") -> None:
         """Refuse what is no row of outputs for each example. ConfigError."""
         if prediction.ndim != 2:
@@ -63,15 +66,20 @@ class SoftmaxNLL(Loss):
                 reason = "must be a list of numbers, one for each class, or null"
                 raise refusal("SoftmaxNLL class_weights", shown(class_weights), reason)
             self.class_weights = tuple(number("SoftmaxNLL class_weights", each, minimum=0) for each in class_weights)
+            if not any(self.class_weights):
+                raise refusal("SoftmaxNLL class_weights", shown(class_weights), "must have one above 0: nothing counts")
+
+    def check(self, classes: int) -> None:
+        if self.class_weights is not None and len(self.class_weights) != classes:
+            raise ConfigError(
+                f"SoftmaxNLL class_weights are {len(self.class_weights)}, and there are {classes} classes: give one "
+                "weight for each class"
+            )
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """prediction: (N, O) logits, target: (N,) class numbers -> (N,), (N, O)."""
         self._outputs(prediction, "logits")
-        if self.class_weights is not None and len(self.class_weights) != prediction.shape[1]:
-            raise ConfigError(
-                f"SoftmaxNLL class_weights are {len(self.class_weights)}, and the network has {prediction.shape[1]} "
-                "outputs: give one weight for each class"
-            )
+        self.check(prediction.shape[1])
         return backend.softmax_cross_entropy(prediction, target, self.label_smoothing, self.class_weights)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:

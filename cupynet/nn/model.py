@@ -54,7 +54,7 @@ class Model:
     ) -> None:
         self._description = checks.instance("network", network, Layer, "Sequential([Dense(10)])")
         if not isinstance(input, Image | Flat):
-            raise ConfigError(f"input={input!r}: must be an Image or a Flat, such as Image(28, 28, 1)")
+            raise ConfigError(f"input={checks.shown(input)}: must be an Image or a Flat, such as Image(28, 28, 1)")
         self.input = input
         self.backend = checks.instance("backend", backend, Backend, "create_backend('numba')")
         self.seed = checks.seed("seed", seed)
@@ -63,6 +63,8 @@ class Model:
         self.params, self.pixels = Params(), FRACTIONS
         self.output = build(self.network, input, self.params, backend, needs_dx=needs_dx)
         check_loss(self.network, self.loss)
+        if isinstance(self.output, Flat):
+            self.loss.check(self.output.features)
         self.params.allocate(backend, self.seed)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
@@ -280,8 +282,9 @@ def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1
             )
 
 
-def check_output(output: InputType, classes: int, name: str = "output") -> None:
-    """Refuse a network whose output is not one logit per class."""
+def check_output(network: Layer, classes: int) -> None:
+    """Refuse a built network whose output is not one logit per class."""
+    output, name = network.output, network.ending().path or "network"
     if not isinstance(output, Flat) or output.features != classes:
         raise ConfigError(
             f"layer '{name}' gives {output}, but the data has {classes} classes: end in Dense(units={classes})"

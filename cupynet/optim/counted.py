@@ -62,7 +62,7 @@ class Step(Counted):
         self.every = integer("Step every", every, 1)
 
     def rate(self, n: int) -> float:
-        return float(self.initial * self.factor ** (n // self.every))
+        return self.initial * _power(self.factor, n // self.every)
 
 
 class Map(Counted):
@@ -99,7 +99,7 @@ class Exponential(Counted):
         self.gamma = number("Exponential gamma", gamma, above=0)
 
     def rate(self, n: int) -> float:
-        return float(self.initial * self.gamma**n)
+        return self.initial * _power(self.gamma, n)
 
 
 class Inverse(Counted):
@@ -119,7 +119,7 @@ class Inverse(Counted):
         self.power = number("Inverse power", power, above=0)
 
     def rate(self, n: int) -> float:
-        return float(self.initial / (1 + self.gamma * n) ** self.power)
+        return self.initial / _power(1 + self.gamma * n, self.power)
 
 
 class Sigmoid(Counted):
@@ -141,3 +141,11 @@ class Sigmoid(Counted):
     def rate(self, n: int) -> float:
         steps = min(max(-self.gamma * (n - self.middle), -700.0), 700.0)  # what exp can take
         return self.initial / (1 + math.exp(steps))
+
+
+def _power(base: float, exponent: float) -> float:
+    """base^exponent, base at least 0; infinity where no float is as large, and training then diverges."""
+    try:
+        return float(base**exponent)
+    except OverflowError:
+        return math.inf

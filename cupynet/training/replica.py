@@ -15,7 +15,7 @@ from cupynet.backend.array import Array
 from cupynet.checks import instance, integer
 from cupynet.data import Batch, Labelled
 from cupynet.errors import ConfigError
-from cupynet.nn import INFERENCE, Context, Model, check_output
+from cupynet.nn import INFERENCE, Context, Layer, Model, check_output
 from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Communicator, parts
@@ -33,7 +33,17 @@ def check_data(dataset: Labelled, model: Model) -> None:
             f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
             f"{model.input}: build the model for Image{shape}, or bring the images to its shape"
         )
-    check_output(model.output, dataset.classes)
+    check_output(model.network, dataset.classes)
+
+
+def check_accumulate(accumulate: int, network: Layer) -> None:
+    """Refuse to cut batches that a layer of the built network needs whole. ConfigError."""
+    meeting = next((layer for layer in network.walk() if layer.meets), None)
+    if accumulate > 1 and meeting is not None:  # replicas may have batches of different numbers of parts
+        raise ConfigError(
+            f"accumulate={accumulate}: layer '{meeting.path}' exchanges something with the other replicas for each "
+            "batch as a whole: take accumulate=1, or sync=false there"
+        )
 
 
 class Replica:
@@ -60,12 +70,7 @@ class Replica:
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
         self.accumulate = integer("accumulate", accumulate, 1)
-        meeting = next((layer for layer in model.network.walk() if layer.meets), None)
-        if self.accumulate > 1 and meeting is not None:  # replicas may have batches of different numbers of parts
-            raise ConfigError(
-                f"accumulate={accumulate}: layer '{meeting.path}' exchanges something with the other replicas for each "
-                "batch as a whole: take accumulate=1, or sync=false there"
-            )
+        check_accumulate(self.accumulate, model.network)
         self.updates = 0
         self.replicas: Communicator | None = None
         self.losses: Array | None = 0.0

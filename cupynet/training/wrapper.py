@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 from cupynet.backend import Backend, Shared, blas, check_on_device, create_backend, memory
 from cupynet.backend.array import Array
 from cupynet.checkpoints import Checkpoints
-from cupynet.checks import instance, integer, one_of
+from cupynet.checks import instance, integer, one_of, shown
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError, CupynetError, DivergedError
 from cupynet.nn import Model, check_batches
@@ -143,7 +143,7 @@ class ParallelWrapper:
         self.synchronizer = instance("synchronizer", synchronizer, Synchronizer, "ParameterAveraging(3)")
         if not isinstance(callbacks, Sequence):
             raise ConfigError(
-                f"callbacks={callbacks!r}: must be a list of callbacks, such as [History('history.jsonl')]"
+                f"callbacks={shown(callbacks)}: must be a list of callbacks, such as [History('history.jsonl')]"
             )
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
         self.callbacks.sort(key=lambda each: each.last)

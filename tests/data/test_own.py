@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,13 +128,15 @@ def test_four_paths_and_digests(tmp_path: Path) -> None:
         (folder / f"{IDX_NAMES[name]}.gz").rename(path)
     raw = hashlib.sha256(idx_bytes(SMALL.train_images)).hexdigest()
     packed = hashlib.sha256(paths["test_labels"].read_bytes()).hexdigest()
-    source = Idx(**paths, sha256={"train_images": raw, "test_labels": packed})
+    source = Idx(**paths, sha256={"train_images": raw.upper(), "test_labels": packed, "test_images": None})
     np.testing.assert_array_equal(source.load().test.labels, SMALL.test_labels)
     wrong = Idx(**paths, sha256={"test_labels": raw})
     with pytest.raises(DataError, match=r"test_labels.idx: expected SHA-256 .*, found "):
         wrong.load()
     with pytest.raises(ConfigError, match="sha256: images is none of train_images"):
         Idx(folder, sha256={"images": raw})
+    with pytest.raises(ConfigError, match="^sha256='abc': must say which file's it is, such as {train_images: ...}"):
+        Idx(folder, sha256="abc")  # type: ignore[arg-type]
     named = Idx(tmp_path, **{name: path.name for name, path in paths.items()})
     assert named.classes == 10
 
@@ -200,8 +203,12 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
     np.testing.assert_array_equal(source.load().train.labels, SMALL.train_labels)
     with pytest.raises(DataError, match=r"a.npz: expected an array 'x_train', found a, b, c, d: name the key in train"):
         assert Npz(path).classes
-    with pytest.raises(DataError, match=r"a.npz: cannot be read \(expected SHA-256 0000..., found another"):
-        assert Npz(path, sha256="0000").classes
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert Npz(path, "a", "b", "c", "d", sha256=digest.upper()).classes == 10
+    with pytest.raises(
+        DataError, match=rf"a.npz: expected SHA-256 0{{16}}\.\.\., found {digest[:16]}\.\.\.: it is another"
+    ):
+        assert Npz(path, sha256="0" * 64).classes
 
 
 @pytest.mark.parametrize(
@@ -222,6 +229,57 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
     with pytest.raises(DataError, match=expected) as caught:
         Npz(tmp_path / "a.npz").load()
     assert str(caught.value).startswith(f"{tmp_path / 'a.npz'}: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "line"),
+    [
+        (
+            {"train_labels": SMALL[1].astype(int) - 1},
+            "train_labels",
+            "found labels -1 .. 8 of 60 images: number them so",
+        ),
+        (
+            {"train_labels": np.full(60, 2**64 - 1, np.uint64)},
+            "train_labels",
+            f"found labels {2**64 - 1} .. {2**64 - 1} of 60 images: number them so, or say how many: classes=...",
+        ),
+        ({"train_labels": np.arange(60) + 1}, "train_labels", "found labels 1 .. 60 of 60 images: number them so, or"),
+        (
+            {"train_images": SMALL[0][:0], "train_labels": SMALL[1][:0]},
+            "train_images",
+            "expected images to train on, found none",
+        ),
+        (
+            {"test_images": SMALL[2][:0], "test_labels": SMALL[3][:0]},
+            "test_images",
+            "expected images to test on, found none",
+        ),
+        (
+            {"train_images": SMALL[0][:, :0], "test_images": SMALL[2][:, :0]},
+            "train_images",
+            "expected pixels, found images of 0 x 8 x 1 (H x W x C)",
+        ),
+    ],
+)
+def test_what_no_model_can_be_built_for(tmp_path: Path, change: dict[str, Any], place: str, line: str) -> None:
+    """Of the file, whatever it is, and before anything is made of it."""
+    arrays = dict(zip(IDX_NAMES, SMALL, strict=True)) | change
+    np.savez(tmp_path / "a.npz", **arrays)
+    sources: list[tuple[Any, str]] = [(Npz(tmp_path / "a.npz", *IDX_NAMES), f"a.npz: {place}")]
+    if all(array.dtype == np.uint8 for array in arrays.values()):
+        sources.append((Idx(write_idx(tmp_path / "mine", Parts(*arrays.values()))), f"mine/{IDX_NAMES[place]}.gz"))
+    for source, where in sources:
+        with pytest.raises(DataError, match=f"^{re.escape(str(tmp_path))}/{where}: ") as caught:
+            assert source.classes
+        assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_as_many_classes_as_images_are_counted_by_labels(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x_train=SMALL[0], y_train=np.arange(60), x_test=SMALL[2], y_test=SMALL[3])
+    assert Npz(tmp_path / "a.npz").classes == 60
+    np.savez(tmp_path / "a.npz", x_train=SMALL[0], y_train=np.arange(60) + 9, x_test=SMALL[2], y_test=SMALL[3])
+    assert Npz(tmp_path / "a.npz", classes=100).load().train.classes == 100
 
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
@@ -247,6 +305,15 @@ def test_a_damaged_archive(tmp_path: Path) -> None:
         Npz(path).load()
     with pytest.raises(DataError, match=r"none.npz: cannot be read \(No such file"):
         assert Npz(tmp_path / "none.npz").classes
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(Npz, "sha256"), (lambda sha256: Idx(sha256={"test_labels": sha256}), r"sha256\.test_labels")]
+)
+@pytest.mark.parametrize("wrong", [5, "abc", "g" * 64, "a" * 65, "", ["a"]])
+def test_a_digest_is_64_digits(make: Any, name: str, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}=.*: must be a SHA-256, 64 hexadecimal digits, or null$"):
+        make(sha256=wrong)
 
 
 # folders of pictures ------------------------------------------------------------------------------------------------

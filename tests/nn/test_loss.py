@@ -180,6 +180,10 @@ def test_what_applies_an_activation_itself_is_not_given_it(loss: Loss) -> None:
         ),
         (lambda: SoftmaxNLL(class_weights=2.0), "SoftmaxNLL class_weights=2.0: must be a list"),  # type: ignore[arg-type]
         (lambda: SoftmaxNLL(class_weights=[1, -1]), "SoftmaxNLL class_weights=-1: must be a number of at least 0"),
+        (
+            lambda: SoftmaxNLL(class_weights=[0, 0.0]),
+            r"SoftmaxNLL class_weights=\[0, 0.0\]: must have one above 0: nothing counts",
+        ),
         (lambda: Huber(0), "Huber delta=0: must be a number above 0"),
     ],
 )
@@ -192,8 +196,10 @@ def test_arguments_are_checked(make: Any, line: str) -> None:
 def test_classes_and_weights_are_as_many(name: str) -> None:
     backend = create_backend(name)
     outputs, labels = backend.asarray(np.zeros((2, 3), np.float32)), backend.asarray(np.zeros(2, np.int64))
-    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights are 2, and the network has 3 outputs: give one"):
+    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights are 2, and there are 3 classes: give one"):
         SoftmaxNLL(class_weights=[1, 2])(backend, outputs, labels)
+    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights are 2, and there are 3 classes: give one"):
+        Model(Dense(3), Flat(4), backend, loss=SoftmaxNLL(class_weights=[1, 2]))
     for loss in (MeanSquaredError(), Hinge()):
         with pytest.raises(
             ConfigError, match=rf"{type(loss).__name__} needs outputs \(N, O\), got \(2, 3, 1\): end in"

@@ -22,8 +22,10 @@ from cupynet.nn import (
     Image,
     MaxPool2D,
     Model,
+    Params,
     Sequential,
     SoftmaxNLL,
+    build,
     check_output,
 )
 from cupynet.optim import SGD
@@ -330,13 +332,22 @@ def test_softmax_elsewhere_is_welcome() -> None:
 
 
 def test_one_logit_for_each_class() -> None:
-    check_output(Flat(10), 10)
-    with pytest.raises(
-        ConfigError, match=r"layer 'last' gives Flat\(10\), but the data has 3 classes: end in Dense\(un"
+    """The layer that makes the output is named as its weights are."""
+    backend, image = create_backend("numpy"), Image(1, 1, 3)
+    for network, name in (
+        (Sequential({"last": Dense(10)}), "last"),
+        (Sequential({"head": Sequential({"fc": Dense(10)})}), "head.fc"),
+        (Dense(10), "network"),
     ):
-        check_output(Flat(10), 3, "last")
-    with pytest.raises(ConfigError, match=r"layer 'output' gives Image\(1, 1, 3\), but the data has 3 classes: end in"):
-        check_output(Image(1, 1, 3), 3)
+        build(network, image, Params(), backend)
+        check_output(network, 10)
+        line = rf"^layer '{name}' gives Flat\(10\), but the data has 3 classes: end in Dense\(units=3\)$"
+        with pytest.raises(ConfigError, match=line):
+            check_output(network, 3)
+    network = Sequential({"conv": Conv2D(3, 1)})
+    build(network, image, Params(), backend)
+    with pytest.raises(ConfigError, match=r"layer 'conv' gives Image\(1, 1, 3\), but the data has 3 classes: end in"):
+        check_output(network, 3)
 
 
 def test_a_network_too_deep_for_its_images_is_refused() -> None:

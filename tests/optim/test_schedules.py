@@ -212,6 +212,12 @@ def test_formulas_that_pytorch_has_not() -> None:
     assert Sigmoid(0.4, 1.0, 10)(10**6) == 0.4 and 0 <= Sigmoid(0.4, -1.0, 10)(10**6) < 1e-300
 
 
+def test_what_no_float_can_hold_is_no_error_of_python() -> None:
+    """A rate too large ends training as any other does; what is divided by too much is nothing."""
+    assert Exponential(1e-300, 1e300)(3) == Step(1e-3, 10.0, 1)(400) == np.inf
+    assert Inverse(0.1, 10.0, power=400)(1000) == 0.0
+
+
 def test_a_plateau_is_found_as_in_pytorch() -> None:
     schedule = ReduceOnPlateau(0.05, 0.5, patience=3, min_improvement=0.02, cooldown=2, least=0.004)
     again = ReduceOnPlateau(0.05, 0.5, patience=3, min_improvement=0.02, cooldown=2, least=0.004)
