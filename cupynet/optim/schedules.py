@@ -224,7 +224,8 @@ class Scaled(Around):
 class Warmup(Around):
     """A straight line up to the first rate of another schedule, once at the beginning of training; then that one.
 
-    (Goyal et al. 2017.) The other one begins behind the line, and knows nothing of the iterations before.
+    (Goyal et al. 2017.) The other one begins behind the line, and knows nothing of the iterations before: one that
+    counts epochs counts those complete since then.
 
     Args:
         steps: iterations of the line.
@@ -239,10 +240,20 @@ class Warmup(Around):
         super().__init__(schedule("Warmup then", then))
         self.steps = integer("Warmup steps", steps, 1)
         self.first = number("Warmup start", start, above=0, below=1)
+        self._epochs: int | None = None  # that were complete when the line ended; None before that is known
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+        if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may be of another length
+            self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
         begin = max(start - self.steps, 0)
-        super().span(begin, max(stop - self.steps, begin + 1), epoch, epochs)
+        super().span(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
+
+    def state(self) -> dict[str, float]:
+        return super().state() | ({} if self._epochs is None else {"epochs": self._epochs})
+
+    def restore(self, state: dict[str, float]) -> None:
+        self._epochs = int(state["epochs"]) if "epochs" in state else None
+        super().restore(state)
 
     def __call__(self, iteration: int) -> float:
         rising = min(iteration / self.steps, 1.0)

@@ -261,6 +261,25 @@ def test_a_warmup_comes_once_and_what_follows_begins_behind_it() -> None:
     assert [by_epoch(i) for i in (3, 9, 10, 19)] == [1, 1, 0.5, 0.5]
 
 
+def test_epochs_are_counted_from_the_end_of_a_warmup() -> None:
+    """In epochs of 100: the line leads to the first rate of what follows, however many epochs it takes."""
+    for steps, ends in ((150, (199, 200, 300)), (100, (199, 200, 300)), (3, (99, 100, 200))):
+        schedule = Warmup(steps, Step(0.1, 0.1, 1, "epoch"), start=0.5)
+        schedule.span(0, 500, 100, 5)
+        found = [schedule(i) for i in (0, steps, *ends)]
+        assert found == pytest.approx([0.05, 0.1, 0.1, 0.01, 0.001]), steps
+    longer = Warmup(1000, Step(0.1, 0.1, 1, "epoch"))
+    longer.span(0, 500, 100, 5)
+    assert [longer(i) for i in (0, 499)] == pytest.approx([0.01, 0.1 * (0.1 + 0.9 * 0.499)])
+    schedule = Warmup(15, Step(0.1, 0.5, 1, "epoch"))
+    schedule.span(0, 50, 10, 5)
+    resumed = Warmup(15, Step(0.1, 0.5, 1, "epoch"))
+    resumed.restore(schedule.state())
+    for each in (schedule, resumed):
+        each.span(50, 250, 100, 7)  # a further fit, of longer epochs
+        assert [each(i) for i in (50, 149, 150, 249)] == pytest.approx([0.1 / 2**4] * 2 + [0.1 / 2**5] * 2)
+
+
 def test_what_wraps_a_schedule_passes_on_what_it_learns() -> None:
     schedule = Scaled(Warmup(1, ReduceOnPlateau(1.0, 0.5, patience=0)), 2.0)
     assert schedule.monitor == "loss" and schedule.needs_validation
@@ -371,3 +390,11 @@ def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:
         before = [rate(i) for i in range(10)]
         wrapper.warm_up(4)
         assert [rate(i) for i in range(10)] == before and max(before) > 0.15
+
+
+def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
+    """A run makes its kernels ready before it knows how long an epoch is."""
+    with ParallelWrapper(small_model(), 2, optimizer=SGD(Warmup(2, Step(0.1, 0.5, 1, "epoch")))) as wrapper:
+        assert wrapper.warm_up(4) > 0
+        wrapper.fit(small_dataset(40), 2, batch_size=4)
+        assert wrapper.trainer.replica.optimizer.learning_rate(wrapper.trainer.iteration - 1) == 0.05
