@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cupynet.backend import Backend
@@ -28,6 +29,10 @@ class Loss:
     def scores(self, backend: Backend, prediction: Array) -> Array:
         """What a user wants to see of a network's raw output: probabilities, say. In place."""
         raise NotImplementedError
+
+    def chance(self, classes: int) -> float | None:
+        """The loss of a network that thinks all classes equally likely, whatever the examples; None: that depends."""
+        return None
 
     def _outputs(self, prediction: Array, what: str = "outputs") -> None:
         """Refuse what is no row of outputs for each example. ConfigError."""
@@ -77,6 +82,10 @@ class SoftmaxNLL(Loss):
     def scores(self, backend: Backend, prediction: Array) -> Array:
         """(N, O) logits -> probabilities."""
         return backend.softmax(prediction)
+
+    def chance(self, classes: int) -> float | None:
+        """ln(classes), however smooth the targets; with class weights it depends on the examples."""
+        return math.log(classes) if self.class_weights is None else None
 
 
 class OneHotLoss(Loss):
