@@ -36,7 +36,8 @@ class BatchNorm(Layer):
     A batch's statistics are those of the worker's own batch: several workers with batch_size examples each are then not
     one worker with all of these, whatever the averaging frequency, and neither are other numbers of workers. With
     `sync` they are, where weights or gradients are averaged in every iteration (with plain SGD or momentum, as without
-    normalisation). In a pipeline the statistics are of each micro-batch.
+    normalisation). In a pipeline the statistics are of each micro-batch, with `accumulate` of each part of a batch:
+    other gradients than those of the whole batch, and running estimates that learn once from each.
 
     Args:
         momentum: the share of a running estimate that stays after a batch, which adds 1 - momentum of its own, as Keras
