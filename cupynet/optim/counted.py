@@ -45,6 +45,14 @@ class Counted(Schedule):
         return max(self._epochs - -(-(self._stop - iteration) // self._epoch), 0)
 
 
+def _power(base: float, exponent: float) -> float:
+    """base ** exponent; infinite where no float is so large: such a rate ends training as diverged."""
+    try:
+        return float(base**exponent)
+    except OverflowError:
+        return math.inf
+
+
 class Step(Counted):
     """initial · factor^floor(n / every).
 
@@ -62,7 +70,7 @@ class Step(Counted):
         self.every = integer("Step every", every, 1)
 
     def rate(self, n: int) -> float:
-        return float(self.initial * self.factor ** (n // self.every))
+        return self.initial * _power(self.factor, n // self.every)
 
 
 class Map(Counted):
@@ -99,7 +107,7 @@ class Exponential(Counted):
         self.gamma = number("Exponential gamma", gamma, above=0)
 
     def rate(self, n: int) -> float:
-        return float(self.initial * self.gamma**n)
+        return self.initial * _power(self.gamma, n)
 
 
 class Inverse(Counted):
@@ -119,7 +127,7 @@ class Inverse(Counted):
         self.power = number("Inverse power", power, above=0)
 
     def rate(self, n: int) -> float:
-        return float(self.initial / (1 + self.gamma * n) ** self.power)
+        return self.initial / _power(1 + self.gamma * n, self.power)
 
 
 class Sigmoid(Counted):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupynet.data import Loader
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import (
     SGD,
     Constant,
@@ -210,6 +210,21 @@ def test_formulas_that_pytorch_has_not() -> None:
     assert [inverse(i) for i in (0, 10)] == pytest.approx([0.5, 0.5 / 2**0.75])
     assert [sigmoid(i) for i in (0, 10, 20)] == pytest.approx([0.4 / (1 + math.exp(-2)), 0.2, 0.4 / (1 + math.exp(2))])
     assert Sigmoid(0.4, 1.0, 10)(10**6) == 0.4 and 0 <= Sigmoid(0.4, -1.0, 10)(10**6) < 1e-300
+
+
+def test_powers_beyond_all_floats_are_infinite() -> None:
+    assert Exponential(1e-300, 1e300)(2) == Step(0.1, 10.0, 2)(700) == math.inf
+    assert Inverse(0.1, 10, power=400)(1000) == 0 and Inverse(0.1, 1e308, power=2)(1000) == 0
+
+
+@pytest.mark.parametrize("name", ["numpy", "numba"])
+def test_a_rate_that_grows_beyond_all_floats_ends_as_diverged(name: str) -> None:
+    optimizer = SGD(Exponential(1e-300, 1e300))
+    with (
+        pytest.raises(DivergedError, match="lower learning_rate"),
+        ParallelWrapper(small_model("float", name), 2, optimizer=optimizer) as wrapper,
+    ):
+        wrapper.fit(small_dataset(80), 1, batch_size=4)
 
 
 def test_a_plateau_is_found_as_in_pytorch() -> None:
