@@ -43,7 +43,11 @@ def grouped(init: Initializer, groups: int) -> Initializer:
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         part = (*shape[:-1], shape[-1] // groups)
-        return np.concatenate([init(rng, part) for _ in range(groups)], axis=-1)
+        made = [np.asarray(init(rng, part)) for _ in range(groups)]
+        wrong = [each.shape for each in made if each.shape != part]
+        if wrong:
+            raise ConfigError(f"its initialiser made {wrong[0]} for a group of {part}: must return that shape")
+        return np.concatenate(made, axis=-1)
 
     return draw
 
