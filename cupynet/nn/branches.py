@@ -45,6 +45,10 @@ class Residual(Layer):
         around = [] if self.shortcut is None else [("shortcut", self.shortcut)]
         return [*self.body.children(), *around]
 
+    def activated(self) -> list[Layer]:
+        """Those of both ways: what is added to x itself has been through no activation as a whole."""
+        return [self] if self.shortcut is None else [*self.body.activated(), *self.shortcut.activated()]
+
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         output = self.body.build(input, params, backend)
         around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
@@ -106,6 +110,9 @@ class Concat(Layer):
 
     def children(self) -> Iterable[tuple[str, Layer]]:
         return self.branches.items()
+
+    def activated(self) -> list[Layer]:
+        return [layer for branch in self.branches.values() for layer in branch.activated()]
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         made = {name: branch.build(input, params.scope(name), backend) for name, branch in self.branches.items()}

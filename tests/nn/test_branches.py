@@ -51,7 +51,7 @@ def described() -> dict[str, tuple[Layer, InputType]]:
         "a view": (Residual({"flat": Flatten(), "dense": Dense(2)}, [Dense(2)][0]), INPUT),
         "only a view": (Residual(Flatten(), Flatten()), INPUT),
         "channels": (Concat({"a": Conv2D(2, 1), "b": Conv2D(3, 3, padding="same", activation="relu")}), INPUT),
-        "features": (Concat([Dense(2, "sigmoid"), [Dense(5, "relu"), Dense(1)], Flatten()]), INPUT),
+        "features": (Concat([Dense(2, "tanh"), [Dense(5, "relu"), Dense(1)], Flatten()]), INPUT),
         "of itself": (Concat([Activation("identity"), Conv2D(1, 1)]), INPUT),
         "one branch": (Concat([Conv2D(2, 1)]), INPUT),
         "both": (Residual(Concat([Conv2D(1, 1), AvgPool2D(3, 1, 1)]), Concat([Conv2D(4, 1)])), INPUT),
