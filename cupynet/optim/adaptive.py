@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from cupynet.backend import RULES
-from cupynet.checks import number
+from cupynet.checks import number, single
 from cupynet.optim.optimizers import ByRule, Clipping, Numbers
 from cupynet.optim.schedules import Schedule
 
@@ -50,7 +50,7 @@ class Adam(ByRule):
         owner = type(self).__name__
         self.beta1 = number(f"{owner} beta1", beta1, minimum=0, below=1)
         self.beta2 = number(f"{owner} beta2", beta2, minimum=0, below=1)
-        self.epsilon = number(f"{owner} epsilon", epsilon, above=0)
+        self.epsilon = single(f"{owner} epsilon", epsilon, above=0)
         self.factors = self._constants()
 
     def _constants(self) -> tuple[float, float, float]:
@@ -193,7 +193,7 @@ class AdaGrad(ByRule):
     ) -> None:
         clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
         super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.epsilon = number("AdaGrad epsilon", epsilon, above=0)
+        self.epsilon = single("AdaGrad epsilon", epsilon, above=0)
         self.factors = (self.epsilon, 0.0, 0.0)
 
 
@@ -225,7 +225,7 @@ class RMSProp(ByRule):
         clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
         super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
         self.decay = number("RMSProp decay", decay, minimum=0, below=1)
-        self.epsilon = number("RMSProp epsilon", epsilon, above=0)
+        self.epsilon = single("RMSProp epsilon", epsilon, above=0)
         self.factors = (1 - self.decay, self.epsilon, 0.0)
 
 
@@ -261,7 +261,7 @@ class AdaDelta(ByRule):
         clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
         super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
         self.rho = number("AdaDelta rho", rho, minimum=0, below=1)
-        self.epsilon = number("AdaDelta epsilon", epsilon, above=0)
+        self.epsilon = single("AdaDelta epsilon", epsilon, above=0)
         self.factors = (1 - self.rho, self.epsilon, 0.0)
 
 
