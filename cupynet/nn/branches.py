@@ -15,6 +15,9 @@ from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, Image, InputType
 
 Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
+ONE_KIND = (
+    "images go with images: end in Flatten or GlobalAvgPool2D what makes an Image, or leave out what makes the Flat"
+)
 
 
 class Residual(Layer):
@@ -54,9 +57,11 @@ class Residual(Layer):
         around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
         if around != output:
             found = f"the layers make {output} of {input}, the shortcut {around}"
-            way_out = "give it one that makes the same: " + _fitting_shortcut(input, output)
+            way_out = _fitting_shortcut(input, output)
             if self.shortcut is not None:
-                way_out = "give both the same stride, padding and filters"
+                both = isinstance(around, Image) and isinstance(output, Image)
+                way_out = "give both the same stride, padding and filters" if both else "give both as many units"
+                way_out = way_out if type(around) is type(output) else ONE_KIND
             raise ConfigError(f"Residual '{params.layer}': {found}: {way_out}")
         return output
 
@@ -122,9 +127,10 @@ class Concat(Layer):
             if isinstance(output, Image) and isinstance(first, Image):
                 alike = (output.height, output.width) == (first.height, first.width)
             if not alike:
+                way_out = "they must have one height and width: give all the same stride, and padding 'same'"
+                way_out = way_out if type(output) is type(first) else ONE_KIND
                 raise ConfigError(
-                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: they must "
-                    "have one height and width: give all the same stride, and padding 'same'"
+                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: {way_out}"
                 )
         self.widths = [output.shape[-1] for output in made.values()]
         return (
@@ -167,16 +173,17 @@ def _one_after_the_other(layers: Layers) -> Sequential:
 
 
 def _fitting_shortcut(input: InputType, output: InputType) -> str:
-    """The layer that makes the one of the other, if there is one."""
+    """What to do about it: the shortcut that makes the one of the other, if there is one."""
     if isinstance(output, Flat):
-        return f"Dense({output.features})"
+        return f"give it a shortcut that makes the same, Dense({output.features})"
     if not isinstance(input, Image):
-        return "layers that keep the size"
+        return "let the layers keep the size"
     stride = max(-(-input.height // output.height), 1), max(-(-input.width // output.width), 1)
     fits = tuple(-(-size // by) for size, by in zip((input.height, input.width), stride, strict=True))
     if fits != (output.height, output.width):
-        return "layers with padding 'same' keep the height and width"
-    return f"Conv2D({output.channels}, 1, stride={stride[0] if stride[0] == stride[1] else stride})"
+        return "give the layers padding 'same', which keeps the height and width"
+    fitting = f"Conv2D({output.channels}, 1, stride={stride[0] if stride[0] == stride[1] else stride})"
+    return f"give it a shortcut that makes the same, {fitting}"
 
 
 def _copied(backend: Backend, dy: Array) -> Array:
