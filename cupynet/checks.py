@@ -111,6 +111,20 @@ def number(
     return real
 
 
+LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of single precision, the narrowest that weights are moved in
+
+
+def single(name: str, value: Any, *, above: float | None = None, minimum: float | None = None) -> float:
+    """`number`, if single precision has it: what is 0 or infinite there would be told of as a training diverged."""
+    real = number(name, value, above=above, minimum=minimum)
+    if real and not LEAST <= abs(real) <= MOST:
+        held = "infinite" if abs(real) > MOST else "0"
+        raise refusal(
+            name, shown(value), f"is {held} in single precision, which has sizes of {LEAST:.2g} to {MOST:.2g}"
+        )
+    return real
+
+
 def flag(name: str, value: Any) -> bool:
     """`value` as a bool, if it is one."""
     if not is_bool(value):

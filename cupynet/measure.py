@@ -182,7 +182,7 @@ def operations(experiment: Experiment, one_core: float) -> list[Row]:
         rows.append({"operation": "loss", "ms": 1e3 * loss})
         rows = [{name: v if name == "operation" else times * v for name, v in row.items()} for row in rows]
         optimizer.init(model.params, backend)
-        optimizer.learning_rate.span(0, 2)
+        optimizer.learning_rate.span(0, 2, epoch=2, epochs=1)
         update = timed(lambda: optimizer.step(model.params, 0), backend)
         pixels = np.zeros((settings.batch_size, *experiment.source.image_shape), np.uint8)
         images = timed(lambda: backend.load_images(pixels, np.arange(len(pixels))), backend)
@@ -227,7 +227,7 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
 
     def task(trainer: Trainer) -> NDArray[Any]:
         replica, world = trainer.replica, trainer.groups.world
-        replica.optimizer.learning_rate.span(0, 10**6)
+        replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
         batch = resident_batch(experiment, replica.backend)
         times: list[float] = []
         with np.errstate(over="ignore", invalid="ignore"):  # one batch for ever: nothing is learned here
@@ -298,7 +298,7 @@ def sharing(
 
     def task(trainer: Trainer) -> tuple[float, float]:
         replica, keeper, world = trainer.replica, trainer.synchronizer, trainer.groups.world
-        replica.optimizer.learning_rate.span(0, 10**6)
+        replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
         keeper.begin(replica)  # as before a fit: what is shared is what all have in common from here on
         dealt = loader.epoch(0, replica.backend, world.rank, world.size)
         batches: list[Batch | None] = [*islice(dealt, BATCHES)] or [None]  # of few data a worker may have none

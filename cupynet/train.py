@@ -128,7 +128,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             if experiment.rank == 0:
                 run.save(summary, wrapper.model.weights())
             number = int(wrapper.greatest(told.number))
-    warning = None if test is None else unlearned(test)
+    warning = None if test is None else unlearned(test, experiment.loss.chance(test.classes))
     if experiment.rank == 0 and warning is not None:
         log.warning("%s", warning)
     if experiment.rank == 0 and (summary.test is not None or not number):

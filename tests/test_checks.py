@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 
 from cupynet import checks
 from cupynet.errors import ConfigError
+from cupynet.nn import BatchNorm, Huber, LayerNorm, SoftmaxNLL
+from cupynet.nn.init import Filled, Normal, Orthogonal, TruncatedNormal, Uniform, VarianceScaling
+from cupynet.optim import AdaDelta, AdaGrad, Adam, RMSProp
 
 HUGE = 10**400  # which no float holds
 
@@ -170,6 +174,44 @@ def test_the_bounds_of_numbers_are_exact() -> None:
     assert checks.number("x", 1, minimum=1, below=2) == 1
     assert checks.number("x", math.nextafter(0, 1), above=0) > 0
     assert checks.number("x", math.nextafter(1, 0), minimum=0, below=1) < 1
+
+
+@pytest.mark.parametrize("value", [0, 1.2e-38, -3.4e38, 1])
+def test_numbers_of_single_precision_are_taken(value: Any) -> None:
+    assert checks.single("x", value) == value
+
+
+@pytest.mark.parametrize(("value", "held"), [(1e-60, "0"), (-1e-39, "0"), (1e300, "infinite"), (-3.41e38, "infinite")])
+def test_what_single_precision_does_not_have_is_refused(value: float, held: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^x={re.escape(str(value))}: is {held} in single precision, which has sizes"
+    ):
+        checks.single("x", value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: Adam(epsilon=value),
+        lambda value: AdaGrad(epsilon=value),
+        lambda value: RMSProp(epsilon=value),
+        lambda value: AdaDelta(epsilon=value),
+        lambda value: BatchNorm(epsilon=value),
+        lambda value: LayerNorm(epsilon=value),
+        lambda value: SoftmaxNLL(class_weights=[1, value]),
+        lambda value: Huber(value),
+        lambda value: Filled(value),
+        lambda value: Normal(value),
+        lambda value: TruncatedNormal(mean=value),
+        lambda value: Uniform(value),
+        lambda value: VarianceScaling(value),
+        lambda value: Orthogonal(value),
+    ],
+)
+def test_what_networks_compute_with_is_of_single_precision(make: Any) -> None:
+    for value in (1e-60, 1e60):
+        with pytest.raises(ConfigError, match=rf"={re.escape(str(value))}: is (0|infinite) in single precision"):
+            make(value)
 
 
 def test_infinity_is_taken_where_it_is_allowed() -> None:

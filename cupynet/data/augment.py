@@ -106,14 +106,16 @@ class Shift(Augmentation):
     """Moved by whole pixels, from -pixels to pixels down and across."""
 
     def __init__(self, pixels: int = 2) -> None:
-        self.pixels = checks.integer("Shift pixels", pixels, 1)
+        self.pixels = checks.integer("Shift pixels", pixels, 1, below=1 << 31)
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
         most = self.pixels
-        padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
+        by, beside = min(most, height), min(most, width)  # an image that moves farther is outside as a whole
+        padded = np.pad(images, ((0, 0), (by, by), (beside, beside), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))  # (N, y, x, C, H, W)
-        down, across = draws.integers(0, 2 * most), draws.integers(0, 2 * most)
+        down = np.clip(draws.integers(0, 2 * most) - most, -by, by) + by
+        across = np.clip(draws.integers(0, 2 * most) - most, -beside, beside) + beside
         return np.ascontiguousarray(windows[np.arange(len(images)), down, across].transpose(0, 2, 3, 1))
 
 
@@ -154,7 +156,7 @@ class Rotate(Augmentation):
     """Turned about the middle by an angle from -degrees to degrees; pixels are interpolated between four."""
 
     def __init__(self, degrees: float = 10.0) -> None:
-        self.degrees = checks.number("Rotate degrees", degrees, above=0)
+        self.degrees = checks.single("Rotate degrees", degrees, above=0)
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
@@ -177,12 +179,12 @@ class Elastic(Augmentation):
 
     Args:
         alpha: strength, in pixels.
-        sigma: standard deviation of the Gaussian, in pixels; it is cut off at three of them.
+        sigma: standard deviation of the Gaussian, in pixels; it is cut off at three of them, or where the image ends.
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
-        self.alpha = checks.number("Elastic alpha", alpha, above=0)
-        self.sigma = checks.number("Elastic sigma", sigma, above=0)
+        self.alpha = checks.single("Elastic alpha", alpha, above=0)
+        self.sigma = checks.single("Elastic sigma", sigma, above=0)
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
@@ -194,11 +196,12 @@ class Elastic(Augmentation):
 
     def _smooth(self, field: Array, axis: int) -> Array:
         """The Gaussian along one axis. Sums in a fixed order: no product whose bits depend on the size of a batch."""
-        reach = max(1, math.ceil(3 * self.sigma))
+        length = field.shape[axis]
+        reach = math.ceil(min(3 * self.sigma, length - 1))
         weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)
         weights = (weights / weights.sum()).astype(np.float32)
-        length, smooth = field.shape[axis], np.zeros_like(field)
-        for offset in range(-min(reach, length - 1), min(reach, length - 1) + 1):
+        smooth = np.zeros_like(field)
+        for offset in range(-reach, reach + 1):
             to, from_ = [slice(None)] * 4, [slice(None)] * 4
             to[axis] = slice(max(0, -offset), length - max(0, offset))
             from_[axis] = slice(max(0, offset), length - max(0, -offset))

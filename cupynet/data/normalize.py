@@ -33,6 +33,10 @@ def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict
         found[name] = [checks.number(f"normalize.{name}", each, above=above) for each in numbers]
     if len(found["mean"]) != len(found["deviation"]):
         raise ConfigError(f"normalize={checks.written(found)}: {WAYS}")
+    pixels = PixelScale.of(found["mean"], found["deviation"])
+    if max(map(abs, (*pixels.scale, *pixels.shift))) > checks.MOST or min(pixels.scale) < checks.LEAST:
+        shown = checks.shown(found, checks.written)
+        raise ConfigError(f"normalize={shown}: makes numbers that single precision does not have: {WAYS}")
     return found
 
 

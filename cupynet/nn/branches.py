@@ -15,6 +15,9 @@ from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, Image, InputType
 
 Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
+ONE_KIND = (
+    "images go with images: end in Flatten or GlobalAvgPool2D what makes an Image, or leave out what makes the Flat"
+)
 
 
 class Residual(Layer):
@@ -45,14 +48,20 @@ class Residual(Layer):
         around = [] if self.shortcut is None else [("shortcut", self.shortcut)]
         return [*self.body.children(), *around]
 
+    def activated(self) -> list[Layer]:
+        """Those of both ways: what is added to x itself has been through no activation as a whole."""
+        return [self] if self.shortcut is None else [*self.body.activated(), *self.shortcut.activated()]
+
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         output = self.body.build(input, params, backend)
         around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
         if around != output:
             found = f"the layers make {output} of {input}, the shortcut {around}"
-            way_out = _way_to(output, input)
+            way_out = _fitting_shortcut(input, output)
             if self.shortcut is not None:
-                way_out = "give both the same stride, padding and filters"
+                both = isinstance(around, Image) and isinstance(output, Image)
+                way_out = "give both the same stride, padding and filters" if both else "give both as many units"
+                way_out = way_out if type(around) is type(output) else ONE_KIND
             raise ConfigError(f"Residual '{params.layer}': {found}: {way_out}")
         return output
 
@@ -108,6 +117,9 @@ class Concat(Layer):
     def children(self) -> Iterable[tuple[str, Layer]]:
         return self.branches.items()
 
+    def activated(self) -> list[Layer]:
+        return [layer for branch in self.branches.values() for layer in branch.activated()]
+
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         made = {name: branch.build(input, params.scope(name), backend) for name, branch in self.branches.items()}
         first = next(iter(made.values()))
@@ -116,12 +128,10 @@ class Concat(Layer):
             if isinstance(output, Image) and isinstance(first, Image):
                 alike = (output.height, output.width) == (first.height, first.width)
             if not alike:
-                rule = "must have one height and width: give all the same stride, and padding 'same'"
-                if isinstance(output, Image) != isinstance(first, Image):
-                    rule = "must be all images or all features: end those that make images in Flatten or Dense"
+                way_out = "they must have one height and width: give all the same stride, and padding 'same'"
+                way_out = way_out if type(output) is type(first) else ONE_KIND
                 raise ConfigError(
-                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: they "
-                    f"{rule}"
+                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: {way_out}"
                 )
         self.widths = [output.shape[-1] for output in made.values()]
         return (
@@ -163,19 +173,18 @@ def _one_after_the_other(layers: Layers) -> Sequential:
     return Sequential([layers] if isinstance(layers, Layer) else layers)
 
 
-def _way_to(output: InputType, input: InputType) -> str:
-    """What to do where the layers of a residual block make another size than they are given: a shortcut that makes the
-    same, if there is one."""
-    one = "give it one that makes the same: "
+def _fitting_shortcut(input: InputType, output: InputType) -> str:
+    """What to do about it: the shortcut that makes the one of the other, if there is one."""
     if isinstance(output, Flat):
-        return f"{one}Dense({output.features})"
+        return f"give it a shortcut that makes the same, Dense({output.features})"
     if not isinstance(input, Image):
-        return "take layers that keep the size"
+        return "let the layers keep the size"
     stride = max(-(-input.height // output.height), 1), max(-(-input.width // output.width), 1)
     fits = tuple(-(-size // by) for size, by in zip((input.height, input.width), stride, strict=True))
     if fits != (output.height, output.width):
         return "give the layers padding 'same', which keeps the height and width"
-    return f"{one}Conv2D({output.channels}, 1, stride={stride[0] if stride[0] == stride[1] else stride})"
+    fitting = f"Conv2D({output.channels}, 1, stride={stride[0] if stride[0] == stride[1] else stride})"
+    return f"give it a shortcut that makes the same, {fitting}"
 
 
 def _copied(backend: Backend, dy: Array) -> Array:

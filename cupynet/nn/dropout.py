@@ -49,5 +49,8 @@ class Dropout(Layer):
 
         return y, backward
 
+    def activated(self) -> list[Layer]:
+        return []
+
     def describe(self) -> str:
         return f"rate {self.rate:g}"

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.checks import guess, number, one_of, refusal, shown
+from cupynet.checks import guess, number, one_of, refusal, shown, single
 from cupynet.errors import ConfigError
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -43,7 +43,11 @@ def grouped(init: Initializer, groups: int) -> Initializer:
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         part = (*shape[:-1], shape[-1] // groups)
-        return np.concatenate([init(rng, part) for _ in range(groups)], axis=-1)
+        made = [np.asarray(init(rng, part)) for _ in range(groups)]
+        wrong = [each.shape for each in made if each.shape != part]
+        if wrong:
+            raise ConfigError(f"its initialiser made {wrong[0]} for a group of {part}: must return that shape")
+        return np.concatenate(made, axis=-1)
 
     return draw
 
@@ -56,7 +60,7 @@ class Filled:
     """
 
     def __init__(self, value: float) -> None:
-        self.value = number("Filled value", value)
+        self.value = single("Filled value", value)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return np.full(shape, self.value)
@@ -71,8 +75,8 @@ class Normal:
     """
 
     def __init__(self, deviation: float = 0.05, mean: float = 0.0) -> None:
-        self.deviation = number(f"{type(self).__name__} deviation", deviation, above=0)
-        self.mean = number(f"{type(self).__name__} mean", mean)
+        self.deviation = single(f"{type(self).__name__} deviation", deviation, above=0)
+        self.mean = single(f"{type(self).__name__} mean", mean)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.normal(self.mean, self.deviation, shape)
@@ -102,7 +106,7 @@ class Uniform:
     """
 
     def __init__(self, limit: float = 0.05) -> None:
-        self.limit = number("Uniform limit", limit, above=0)
+        self.limit = single("Uniform limit", limit, above=0)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.uniform(-self.limit, self.limit, shape)
@@ -118,7 +122,7 @@ class VarianceScaling:
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:
-        self.scale = number("VarianceScaling scale", scale, above=0)
+        self.scale = single("VarianceScaling scale", scale, above=0)
         self.mode = one_of("VarianceScaling mode", mode, FANS)
         self.distribution = one_of("VarianceScaling distribution", distribution, DISTRIBUTIONS)
 
@@ -145,7 +149,7 @@ class Orthogonal:
     """
 
     def __init__(self, gain: float = 1.0) -> None:
-        self.gain = number("Orthogonal gain", gain, above=0)
+        self.gain = single("Orthogonal gain", gain, above=0)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         fans(shape)  # refuses a vector

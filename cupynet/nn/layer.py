@@ -127,6 +127,13 @@ class Layer:
         given = self.backend.address(x)
         self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 
+    def activated(self) -> list[Layer]:
+        """The layers by whose `output_activation` the output has gone last: this one, or those it holds.
+
+        Empty where values are handed on as they are: then it is the layer before that counts.
+        """
+        return [self]
+
     def multiply_adds(self) -> int:
         """Multiplications (each with an addition) of a forward pass per example, without those of its children."""
         return 0
@@ -221,6 +228,9 @@ class Sequential(Layer):
 
     def ending(self) -> Layer:
         return list(self.layers.values())[-1].ending()
+
+    def activated(self) -> list[Layer]:
+        return next(filter(None, (layer.activated() for layer in reversed(self.layers.values()))), [])
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         needs_dx = params.needs_dx

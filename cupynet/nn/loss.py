@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import number, refusal, shown
+from cupynet.checks import number, refusal, shown, single
 from cupynet.errors import ConfigError
+
+Weights: TypeAlias = "Sequence[float] | Mapping[int, float] | Array"
 
 
 class Loss:
@@ -32,6 +36,10 @@ class Loss:
     def check(self, classes: int) -> None:
         """Refuse to be the loss of a network with as many outputs. ConfigError."""
 
+    def chance(self, classes: int) -> float | None:
+        """The loss of a network that thinks all classes equally likely, whatever the examples; None: that depends."""
+        return None
+
     def _outputs(self, prediction: Array, what: str = "outputs") -> None:
         """Refuse what is no row of outputs for each example. ConfigError."""
         if prediction.ndim != 2:
@@ -47,9 +55,9 @@ class SoftmaxNLL(Loss):
 
     Args:
         label_smoothing: the share of the target that is spread evenly over all classes (Szegedy et al. 2016).
-        class_weights: the factor of each class's examples, in the order of the labels; None for 1. The mean is taken
-            over the number of examples, not over the sum of their weights as in PyTorch: then means of parts of a batch
-            are worth what their examples are.
+        class_weights: the factor of each class's examples, in the order of the labels, a list or an array, or by label,
+            `{0: 1.0, 1: 3.0}`; None for 1. The mean is taken over the number of examples, not over the sum of their
+            weights as in PyTorch: then means of parts of a batch are worth what their examples are.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -58,16 +66,9 @@ class SoftmaxNLL(Loss):
     recordable = True
     applies = "softmax"
 
-    def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> None:
+    def __init__(self, label_smoothing: float = 0.0, class_weights: Weights | None = None) -> None:
         self.label_smoothing = number("SoftmaxNLL label_smoothing", label_smoothing, minimum=0, below=1)
-        self.class_weights: tuple[float, ...] | None = None
-        if class_weights is not None:
-            if not isinstance(class_weights, list | tuple) or not class_weights:
-                reason = "must be a list of numbers, one for each class, or null"
-                raise refusal("SoftmaxNLL class_weights", shown(class_weights), reason)
-            self.class_weights = tuple(number("SoftmaxNLL class_weights", each, minimum=0) for each in class_weights)
-            if not any(self.class_weights):
-                raise refusal("SoftmaxNLL class_weights", shown(class_weights), "must have one above 0: nothing counts")
+        self.class_weights = None if class_weights is None else _class_weights(class_weights)
 
     def check(self, classes: int) -> None:
         if self.class_weights is not None and len(self.class_weights) != classes:
@@ -85,6 +86,28 @@ class SoftmaxNLL(Loss):
     def scores(self, backend: Backend, prediction: Array) -> Array:
         """(N, O) logits -> probabilities."""
         return backend.softmax(prediction)
+
+    def chance(self, classes: int) -> float | None:
+        """ln(classes), however smooth the targets; with class weights it depends on the examples."""
+        return math.log(classes) if self.class_weights is None else None
+
+
+def _class_weights(given: Weights) -> tuple[float, ...]:
+    """The weight of each class. ConfigError."""
+    name, weights = "SoftmaxNLL class_weights", given
+    if isinstance(given, Mapping):
+        labels = range(len(given))
+        if set(given) != set(labels):
+            raise refusal(name, shown(given), "must have each label from 0 on, as in {0: 1.0, 1: 3.0}")
+        weights = [given[label] for label in labels]
+    elif hasattr(given, "tolist"):
+        weights = given.tolist()
+    if not isinstance(weights, list | tuple) or not weights:
+        raise refusal(name, shown(given), "must be a list of numbers, one for each class, or null")
+    found = tuple(single(name, each, minimum=0) for each in weights)
+    if not any(found):
+        raise refusal(name, shown(given), "must be above 0 for one class at least: else nothing is learned")
+    return found
 
 
 class OneHotLoss(Loss):
@@ -152,4 +175,4 @@ class Huber(OneHotLoss):
     kind = "huber"
 
     def __init__(self, delta: float = 1.0) -> None:
-        self.delta = self.parameter = number("Huber delta", delta, above=0)
+        self.delta = self.parameter = single("Huber delta", delta, above=0)

@@ -250,13 +250,13 @@ ENDINGS = ("softmax", "log_softmax", "sigmoid")  # what a loss that applies one 
 
 def check_loss(network: Layer, loss: Loss) -> None:
     """Refuse a built network that ends in softmax or sigmoid under a loss that applies one of them itself."""
-    last = network.ending()
-    if loss.applies is not None and last.output_activation in ENDINGS:
-        name, kind = last.path.rpartition(".")[2] or "network", type(loss).__name__
-        raise ConfigError(
-            f"layer '{name}' has activation {last.output_activation}, but {kind} applies {loss.applies} itself: use "
-            "activation identity"
-        )
+    for last in network.activated() if loss.applies is not None else ():
+        if last.output_activation in ENDINGS:
+            name, kind = last.path.rpartition(".")[2] or "network", type(loss).__name__
+            raise ConfigError(
+                f"layer '{name}' has activation {last.output_activation}, but {kind} applies {loss.applies} itself: "
+                "use activation identity"
+            )
 
 
 def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1) -> None:

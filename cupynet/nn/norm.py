@@ -35,7 +35,8 @@ class BatchNorm(Layer):
     A batch's statistics are those of the worker's own batch: several workers with batch_size examples each are then not
     one worker with all of these, whatever the averaging frequency, and neither are other numbers of workers. With
     `sync` they are, where weights or gradients are averaged in every iteration (with plain SGD or momentum, as without
-    normalisation). In a pipeline the statistics are of each micro-batch.
+    normalisation). In a pipeline the statistics are of each micro-batch, with `accumulate` of each part of a batch:
+    other gradients than those of the whole batch, and running estimates that learn once from each.
 
     Args:
         momentum: the share of a running estimate that stays after a batch, which adds 1 - momentum of its own, as Keras
@@ -60,7 +61,7 @@ class BatchNorm(Layer):
 
     def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5, sync: bool = False) -> None:
         self.momentum = checks.number("BatchNorm momentum", momentum, minimum=0, below=1)
-        self.epsilon = checks.number("BatchNorm epsilon", epsilon, above=0)
+        self.epsilon = checks.single("BatchNorm epsilon", epsilon, above=0)
         self.sync = self.meets = checks.flag("BatchNorm sync", sync)
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
@@ -180,7 +181,7 @@ class LayerNorm(Layer):
 
     def __init__(self, axis: str = "features", epsilon: float = 1e-5) -> None:
         self.axis = checks.one_of("LayerNorm axis", axis, AXES)
-        self.epsilon = checks.number("LayerNorm epsilon", epsilon, above=0)
+        self.epsilon = checks.single("LayerNorm epsilon", epsilon, above=0)
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         shape = input.shape if self.axis == "features" else input.shape[-1:]

@@ -13,6 +13,7 @@ import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -182,7 +183,7 @@ class Params:
         for name, p in self._entries.items():
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
             start = self._offsets[name]
-            host[start : start + p.size] = p.init(rng, p.shape).reshape(-1)
+            host[start : start + p.size] = _drawn(p, rng, storage).reshape(-1)
         self.master = backend.allocate((total,), accumulate)
         self.grad = backend.allocate((total,), accumulate)
         with backend.here():
@@ -252,6 +253,28 @@ class Params:
     def stored(self, part: slice) -> Array | None:
         """The narrower copy that layers read of a stretch of `master`; None where they read `master` itself."""
         return None if self.data is self.master else self.data[part]
+
+
+def _drawn(p: Parameter, rng: np.random.Generator, storage: np.dtype[Any]) -> Array:
+    """The first numbers of a weight, if its initialiser has made what it must: real numbers of its shape that `storage`
+    holds. ConfigError."""
+    try:
+        made = np.asarray(p.init(rng, p.shape))
+    except ConfigError as error:
+        raise ConfigError(f"weight '{p.name}': {error}") from error
+    if made.shape != p.shape or made.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"weight '{p.name}': its initialiser made {made.shape} of {made.dtype}: must return numbers of the shape "
+            f"that it is given, {p.shape}"
+        )
+    with np.errstate(over="ignore"):
+        held = made.astype(storage)
+    if not np.isfinite(held).all():
+        raise ConfigError(
+            f"weight '{p.name}': its initialiser made numbers that are not finite in {storage}: let it make smaller "
+            "ones"
+        )
+    return made
 
 
 @dataclass(frozen=True)

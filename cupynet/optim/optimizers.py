@@ -12,7 +12,7 @@ from typing import TypeAlias, TypedDict
 
 from cupynet.backend import RULES, Backend, Layers, Move, Rule
 from cupynet.backend.array import Array
-from cupynet.checks import number
+from cupynet.checks import number, single
 from cupynet.errors import ConfigError
 from cupynet.nn.params import Params, Segment
 from cupynet.optim.schedules import Schedule, schedule
@@ -89,7 +89,7 @@ class Optimizer:
         return number(f"{type(self).__name__} {name}", value, minimum=0, below=1)
 
     def _positive(self, name: str, value: float) -> float:
-        return number(f"{type(self).__name__} {name}", value, above=0)
+        return single(f"{type(self).__name__} {name}", value, above=0)
 
     def init(self, params: Params, backend: Backend) -> None:
         """Make the state for these weights."""

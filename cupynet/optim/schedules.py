@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupynet.checks import instance, integer, learning_rate_scale, number
+from cupynet.checks import instance, integer, learning_rate_scale, number, refusal, shown
 
 
 class Schedule:
@@ -22,6 +22,11 @@ class Schedule:
     """
 
     monitor: str | None = None
+
+    @property
+    def doubt(self) -> str | None:
+        """What is probably not meant about the span it was told of last, in one line; None for nothing."""
+        return None
 
     @property
     def needs_validation(self) -> bool:
@@ -143,9 +148,11 @@ class Cosine(Spanning):
     def __init__(self, initial: float, end: float = 0.0, cycle: int | None = None, growth: int = 1) -> None:
         super().__init__()
         self.initial = number("Cosine initial", initial, above=0)
-        self.end = number("Cosine end", end, minimum=0)
+        self.end = below("Cosine end", end, "initial", self.initial)
         self.cycle = None if cycle is None else integer("Cosine cycle", cycle, 1, ", or null")
         self.growth = integer("Cosine growth", growth, 1)
+        if self.growth > 1 and self.cycle is None:
+            raise refusal("Cosine growth", shown(growth), "is of cycles, and there is one over all: set cycle too")
 
     def __call__(self, iteration: int) -> float:
         """The rate at `iteration`. RuntimeError before the first `span`."""
@@ -174,7 +181,7 @@ class Polynomial(Spanning):
         super().__init__()
         self.initial = number("Polynomial initial", initial, above=0)
         self.power = number("Polynomial power", power, above=0)
-        self.end = number("Polynomial end", end, minimum=0)
+        self.end = below("Polynomial end", end, "initial", self.initial)
 
     def __call__(self, iteration: int) -> float:
         """The rate at `iteration`. RuntimeError before the first `span`."""
@@ -191,6 +198,10 @@ class Around(Schedule):
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         self.schedule.span(start, stop, epoch, epochs)
+
+    @property
+    def doubt(self) -> str | None:
+        return self.schedule.doubt
 
     def learn(self, figure: float) -> None:
         self.schedule.learn(figure)
@@ -224,7 +235,8 @@ class Scaled(Around):
 class Warmup(Around):
     """A straight line up to the first rate of another schedule, once at the beginning of training; then that one.
 
-    (Goyal et al. 2017.) The other one begins behind the line, and knows nothing of the iterations before.
+    (Goyal et al. 2017.) The other one begins behind the line, and knows nothing of the iterations before: one that
+    counts epochs counts those complete since then.
 
     Args:
         steps: iterations of the line.
@@ -239,10 +251,27 @@ class Warmup(Around):
         super().__init__(schedule("Warmup then", then))
         self.steps = integer("Warmup steps", steps, 1)
         self.first = number("Warmup start", start, above=0, below=1)
+        self._stop: int | None = None
+        self._epochs: int | None = None  # that were complete when the line ended; None before that is known
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        begin = max(start - self.steps, 0)
-        super().span(begin, max(stop - self.steps, begin + 1), epoch, epochs)
+        if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may be of another length
+            self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
+        self._stop, begin = stop, max(start - self.steps, 0)
+        super().span(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
+
+    @property
+    def doubt(self) -> str | None:
+        if self._stop is not None and self._stop <= self.steps:
+            return f"Warmup steps={self.steps}: training ends after {self._stop} iterations, while the rate still rises"
+        return super().doubt
+
+    def state(self) -> dict[str, float]:
+        return super().state() | ({} if self._epochs is None else {"epochs": self._epochs})
+
+    def restore(self, state: dict[str, float]) -> None:
+        self._epochs = int(state["epochs"]) if "epochs" in state else None
+        super().restore(state)
 
     def __call__(self, iteration: int) -> float:
         rising = min(iteration / self.steps, 1.0)
@@ -267,6 +296,14 @@ def scale_factor(scale: str | float, workers: int) -> float:
 def _cosine(start: float, end: float, progress: float) -> float:
     """From start to end along half a cosine as progress goes from 0 to 1."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def below(name: str, value: float, other: str, start: float) -> float:
+    """`value` as a rate that another one, `other` of the same schedule, comes down to. ConfigError."""
+    end = number(name, value, minimum=0)
+    if end > start:
+        raise refusal(name, shown(value), f"must be at most {other}, {start:g}: the rate comes down to it")
+    return end
 
 
 def schedule(owner: str, learning_rate: Any) -> Schedule:

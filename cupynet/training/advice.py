@@ -135,21 +135,28 @@ def _turns(ranks: int, cores: int, name: str) -> str:
     return f"{ranks} {name}s share {cores} core{'s' * (cores > 1)}"
 
 
-def unlearned(evaluation: Evaluation) -> str | None:
+def unlearned(evaluation: Evaluation, chance: float | None) -> str | None:
     """That a network has learned nothing which shows, if so: it is right no oftener than a constant answer may be.
 
     Whoever always names the commonest class is right on a share p of n images. A network that knows nothing of an image
     is so at most, give or take the root of p (1 - p) / n; it has learned where it is right more than `SURELY` of those
-    above p. A loss above ln(classes), which is that of a network that thinks all classes equally likely, says the
-    direction: the steps were too large.
+    above p. A loss above that of a network that thinks all classes equally likely says the direction: the steps were
+    too large.
+
+    Args:
+        chance: that loss, see `Loss.chance`; None where nobody knows it.
     """
-    samples, classes = evaluation.samples, evaluation.classes
+    samples, loss = evaluation.samples, evaluation.loss
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     if not 0 < share < 1 or evaluation.accuracy > share + SURELY * math.sqrt(share * (1 - share) / samples):
         return None
-    too_large = not evaluation.loss <= math.log(classes)
-    way_out = "lower learning_rate" if too_large else "train longer, or raise learning_rate"
+    way_out, beside = "train longer, or change learning_rate", ""
+    if chance is not None:
+        beside = f", without any knowledge {chance:.4g}"
+        way_out = "train longer, or raise learning_rate"
+    if not loss <= (math.inf if chance is None else chance) or loss == math.inf:
+        way_out = "lower learning_rate"
     return (
         f"it has not learned: accuracy {evaluation.accuracy:.2%} on {samples:,} images, naming the commonest class "
-        f"alone gives {share:.2%}; loss {evaluation.loss:.4g}, without any knowledge {math.log(classes):.4g}: {way_out}"
+        f"alone gives {share:.2%}; loss {loss:.4g}{beside}: {way_out}"
     ).replace("%", " %")

@@ -233,7 +233,7 @@ class Replica:
         optimizer = copy.copy(self.optimizer)
         optimizer.state = {}  # it makes its own when it is bound to the copy
         optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
-        optimizer.learning_rate.span(0, 1)
+        optimizer.learning_rate.span(0, 1, epoch=1, epochs=1)
         return Replica(self.model.replicate(self.backend), optimizer, self.accumulate)
 
     # resuming -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ The file is long (over 300 lines) because a fit is read from its first round to 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ from cupynet.training.records import SPENT, EpochRecord, Report, Spent, Stop, St
 from cupynet.training.replica import Replica
 from cupynet.training.scaling import LossScaler
 from cupynet.training.supply import Supply
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -285,6 +288,8 @@ class Trainer:
         start = self.iteration if self._span_start is None else self._span_start
         self.total_iterations = self.iteration + (fit.last - self.epoch) * rounds - self.round
         self._schedule.span(start, self.total_iterations, rounds, fit.last)
+        if self.rank == 0 and self._schedule.doubt:
+            log.warning("optimizer.learning_rate: %s", self._schedule.doubt)
         self._finished = (
             self._finished and self.unfinished and self.epoch == fit.last
         )  # restored after its last average

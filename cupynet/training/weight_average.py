@@ -76,6 +76,16 @@ class WeightAverage(Callback):
         if not self._continues:
             self.added = self._passed = 0
         self._continues = False
+        complete = self._passed + trainer.total_iterations - trainer.iteration
+        self._doubtful = self.by == "iteration" and self.added == 0 and complete < self.after + self.every
+        if self._doubtful and trainer.rank == 0:
+            self._warn("will be", complete)
+
+    def _warn(self, verb: str, complete: int) -> None:
+        log.warning(
+            "WeightAverage: nothing %s averaged: the fit has %d %ss, and after=%d, every=%d: lower these",
+            *(verb, complete, self.by, self.after, self.every),
+        )
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
         if self.by == "iteration":
@@ -103,7 +113,11 @@ class WeightAverage(Callback):
 
     def after_finish(self, trainer: TrainerView) -> None:
         stopped = trainer.stopped is not None and trainer.stopped.reason in (StopReason.SIGNAL, StopReason.REQUEST)
-        if not self.added or (stopped and not self.when_stopped):
+        if stopped and not self.when_stopped:
+            return
+        if not self.added:
+            if trainer.rank == 0 and not self._doubtful:
+                self._warn("was", self._passed)
             return
         trainer.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.here():

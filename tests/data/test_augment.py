@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -231,3 +232,26 @@ def test_one_that_changes_the_size_is_refused() -> None:
 def test_sources_take_it() -> None:
     assert isinstance(Synthetic(augment=PARTS), Source) and Synthetic(augment=PARTS).augment == tuple(PARTS)
     assert Synthetic().augment == ()
+
+
+@pytest.mark.parametrize(
+    "part", [Shift(2**31 - 1), Shift(10**6), Elastic(34, 1e9), Elastic(34, 3e38), Elastic(1e38, 1)], ids=repr
+)
+def test_what_is_larger_than_an_image_takes_no_more_memory(part: Augmentation) -> None:
+    tracemalloc.start()
+    found = through(part)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.shape == IMAGES.shape and most < 100 * IMAGES.nbytes
+
+
+def test_a_shift_beyond_the_image_leaves_nothing_of_it() -> None:
+    """From -60 to 60 pixels each way: inside is what moves by less than 11 down and 9 across."""
+    images = np.tile(IMAGES, (50, 1, 1, 1))
+    left = (through(Shift(60), images) > 0).any(axis=(1, 2, 3)).mean()
+    assert left == pytest.approx(21 / 121 * 17 / 121, rel=0.3)
+
+
+def test_a_wide_gaussian_is_the_mean() -> None:
+    field = RNG.normal(size=(2, 2, 7, 5)).astype(np.float32)
+    np.testing.assert_allclose(Elastic(1, 1e9)._smooth(field, 2)[:, :, 3], field.sum(axis=2) / 13, rtol=1e-4)

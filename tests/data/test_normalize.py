@@ -117,3 +117,9 @@ def test_what_it_cannot_be(wrong: Any) -> None:
 def test_there_must_be_numbers_for_all_channels() -> None:
     with pytest.raises(ConfigError, match="2 channels are normalised, and its images have 1: give a number for each"):
         small(normalize={"mean": [0, 0], "deviation": [1, 1]}).load()
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(1e300, 1e-300), (0.1, 1e-40), (0.1, 1e300), (1e38, 0.1)])
+def test_what_no_float_holds_is_refused(mean: float, deviation: float) -> None:
+    with pytest.raises(ConfigError, match=r"^normalize=.*: makes numbers that single precision does not have: must be"):
+        small(normalize={"mean": [mean], "deviation": [deviation]})

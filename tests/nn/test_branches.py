@@ -53,7 +53,7 @@ def described() -> dict[str, tuple[Layer, InputType]]:
         "a view": (Residual({"flat": Flatten(), "dense": Dense(2)}, [Dense(2)][0]), INPUT),
         "only a view": (Residual(Flatten(), Flatten()), INPUT),
         "channels": (Concat({"a": Conv2D(2, 1), "b": Conv2D(3, 3, padding="same", activation="relu")}), INPUT),
-        "features": (Concat([Dense(2, "sigmoid"), [Dense(5, "relu"), Dense(1)], Flatten()]), INPUT),
+        "features": (Concat([Dense(2, "tanh"), [Dense(5, "relu"), Dense(1)], Flatten()]), INPUT),
         "of itself": (Concat([Activation("identity"), Conv2D(1, 1)]), INPUT),
         "one branch": (Concat([Conv2D(2, 1)]), INPUT),
         "both": (Residual(Concat([Conv2D(1, 1), AvgPool2D(3, 1, 1)]), Concat([Conv2D(4, 1)])), INPUT),
@@ -232,14 +232,14 @@ def test_the_estimate_of_what_is_borrowed(case: str) -> None:
         (
             Residual(Conv2D(8, 3, 2, "same")),
             r"Residual 'it': the layers make Image\(3, 3, 8\) of Image\(6, 5, 3\), the shortcut Image\(6, 5, 3\): give "
-            r"it one that makes the same: Conv2D\(8, 1, stride=2\)",
+            r"it a shortcut that makes the same, Conv2D\(8, 1, stride=2\)$",
         ),
-        (Residual(Conv2D(8, 3, (2, 1), "same")), r"makes the same: Conv2D\(8, 1, stride=\(2, 1\)\)"),
+        (Residual(Conv2D(8, 3, (2, 1), "same")), r"makes the same, Conv2D\(8, 1, stride=\(2, 1\)\)$"),
         (
             Residual(Conv2D(3, 3)),
-            r"the shortcut Image\(6, 5, 3\): give the layers padding 'same', which keeps the height and width$",
+            r"Image\(6, 5, 3\): give the layers padding 'same', which keeps the height and width$",
         ),
-        (Residual(Dense(4)), r"the layers make Flat\(4\) of .* makes the same: Dense\(4\)"),
+        (Residual(Dense(4)), r"the layers make Flat\(4\) of .* makes the same, Dense\(4\)"),
         (Residual(Conv2D(8, 1), Conv2D(8, 1, 2)), r"the shortcut Image\(3, 3, 8\): give both the same stride, padding"),
         (
             Concat({"a": Conv2D(2, 1), "b": Conv2D(2, 3)}),
@@ -247,9 +247,13 @@ def test_the_estimate_of_what_is_borrowed(case: str) -> None:
         ),
         (
             Concat([Dense(2), Conv2D(1, 1)]),
-            r"branch 'branch2' makes Image\(6, 5, 1\), 'branch1' Flat\(2\): they must "
-            "be all images or all features: end those that make images in Flatten or Dense$",
+            r"branch 'branch2' makes Image\(6, 5, 1\), 'branch1' Flat\(2\): images go with images: end in Flatten or G",
         ),
+        (
+            Residual(Conv2D(8, 1), Dense(2)),
+            r"the shortcut Flat\(2\): images go with images: end in Flatten or GlobalAvgP",
+        ),
+        (Residual(Dense(4), Dense(2)), r"the shortcut Flat\(2\): give both as many units$"),
     ],
 )
 def test_sizes_that_do_not_agree(layer: Layer, line: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
-from cupynet.nn import Conv2D, Dense, Flat, Image, Loss, Model
+from cupynet.nn import Conv2D, Dense, Flat, Image, Layer, Loss, Model, Sequential
 from cupynet.nn.init import (
     INITIALIZERS,
     REMAINS,
@@ -176,7 +176,7 @@ def test_biases_are_part_of_what_a_layer_makes() -> None:
             "xavier",
             "bias_init=xavier: biases have no inputs and outputs: give a number, zeros, ones, normal or uniform",
         ),
-        (Orthogonal(), "bias_init=<cupynet.nn.init.Orthogonal object.*: biases have no inputs and outputs"),
+        (Orthogonal(), "bias_init=Orthogonal.*: biases have no inputs and outputs"),
         ("zeroes", "bias_init=zeroes: must be one of xavier, .*; did you mean 'zeros'?"),
         (True, "bias_init=True: must be a number, or the name of an initialiser, or such an object"),
         (None, "bias_init=None: must be a number"),
@@ -187,6 +187,52 @@ def test_biases_are_part_of_what_a_layer_makes() -> None:
 def test_what_biases_cannot_begin_with_is_refused(kind: Any, wrong: Any, line: str) -> None:
     with pytest.raises(ConfigError, match=f"^{kind.__name__} {line}"):
         kind(3, *([2] if kind is Conv2D else []), bias_init=wrong)
+
+
+OWN = r"weight 'conv.weight': its initialiser made "
+
+
+@pytest.mark.parametrize(
+    ("init", "line"),
+    [
+        (
+            lambda r, s: np.ones(3),
+            r"\(3,\) of float64: must return numbers of the shape that it is given, \(1, 1, 2, 4\)$",
+        ),
+        (lambda r, s: 1.0, r"\(\) of float64: must return numbers of the shape"),
+        (lambda r, s: np.full(s, 1j), r"\(1, 1, 2, 4\) of complex128: must return numbers"),
+        (lambda r, s: np.full(s, "a"), r"\(1, 1, 2, 4\) of <U1: must return numbers"),
+        (lambda r, s: None, r"\(\) of object: must return numbers"),
+        (lambda r, s: np.full(s, np.nan), "numbers that are not finite in float32: let it make smaller ones"),
+        (lambda r, s: np.full(s, 1e300), "numbers that are not finite in float32: let it make smaller ones"),
+    ],
+)
+def test_what_an_initialiser_of_ones_own_makes_is_looked_at(init: Any, line: str) -> None:
+    def model(dtype: str = "float", groups: int = 1) -> Model:
+        network = Sequential({"conv": Conv2D(4, 1, init=init, groups=groups)})
+        return Model(network, Image(3, 3, 2), create_backend("numpy", dtype))
+
+    with pytest.raises(ConfigError, match=OWN + line):
+        model()
+    with pytest.raises(ConfigError, match=OWN):
+        model(groups=2)
+
+
+def test_numbers_that_half_does_not_hold_are_refused_there() -> None:
+    network, numbers = Dense(3, init=Filled(1e5)), create_backend("numpy", "half")
+    with pytest.raises(
+        ConfigError, match="weight 'weight': its initialiser made numbers that are not finite in float16"
+    ):
+        Model(network, Flat(2), numbers)
+    assert Model(network, Flat(2), create_backend("numpy", "float")).weights()["weight"].max() == np.float32(1e5)
+    with pytest.raises(ConfigError, match=r"weight 'bias': a weight of shape \(3,\) has no inputs and outputs"):
+        Model(Vector(), Flat(3), numbers)
+
+
+class Vector(Layer):
+    def build(self, input: Any, params: Any, backend: Any) -> Any:
+        params.add("bias", input.shape, initializer("xavier"))
+        return input
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from typing import Any
 
 import numpy as np
@@ -29,10 +27,10 @@ from cupynet.nn import (
     Scope,
     Sequential,
     build,
-    no_backward,
 )
 from cupynet.optim import Nesterov
 from tests.backends import every_backend, every_dtype
+from tests.extending.scale import Scale
 from tests.gradients import check_layer
 from tests.nn.networks import SMALL, Around, examples, gradients, lenet, small_networks, train_step
 
@@ -222,27 +220,6 @@ def test_the_first_layer_computes_no_dx(name: str, layer: Any, monkeypatch: pyte
 # layers of one's own ------------------------------------------------------------------------------------------------
 
 
-class Scale(Layer):
-    """The example in the docstring of `Layer`."""
-
-    def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.factor = params.add("factor", input.shape, lambda rng, shape: np.ones(shape))
-        return input
-
-    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
-        backend, factor = self.backend, self.factor
-        y = backend.borrow(x.shape)
-        y[...] = x * factor.data
-
-        def backward(dy: Any) -> Any:
-            factor.grad[...] += (dy * x).sum(axis=0)
-            dy *= factor.data  # dy is this layer's own
-            backend.give_back(y)
-            return dy
-
-        return y, backward if context.train else no_backward
-
-
 @every_backend
 @pytest.mark.parametrize("input", [Flat(4), Image(3, 2, 2)], ids=str)
 def test_a_layer_of_ones_own(name: str, input: InputType) -> None:
@@ -250,14 +227,6 @@ def test_a_layer_of_ones_own(name: str, input: InputType) -> None:
     check_layer(
         Sequential([Scale(), Around(Scale()), Dense(3, "relu"), Scale()]), input, create_backend(name, "double")
     )
-
-
-def test_the_example_in_the_docstring_is_the_one_that_is_tested() -> None:
-    documented, tested = (
-        "".join(re.sub(r": [\w\[\], ]+(?=[,)=])| -> [^:]+(?=:)", "", line) for line in text.split("\n") if line.strip())
-        for text in (str(Layer.__doc__), inspect.getsource(Scale.forward))
-    )
-    assert re.sub(r"\s+", "", tested) in re.sub(r"\s+", "", documented)
 
 
 class AddsIntoTheBranch(Around):

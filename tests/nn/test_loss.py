@@ -179,11 +179,19 @@ def test_what_applies_an_activation_itself_is_not_given_it(loss: Loss) -> None:
             r"SoftmaxNLL class_weights=\[\]: must be a list of numbers, one for each",
         ),
         (lambda: SoftmaxNLL(class_weights=2.0), "SoftmaxNLL class_weights=2.0: must be a list"),  # type: ignore[arg-type]
-        (lambda: SoftmaxNLL(class_weights=[1, -1]), "SoftmaxNLL class_weights=-1: must be a number of at least 0"),
+        (lambda: SoftmaxNLL(class_weights=np.float64(2)), "SoftmaxNLL class_weights=.*2.0.*: must be a list"),
+        (lambda: SoftmaxNLL(class_weights=np.ones((2, 2))), r"SoftmaxNLL class_weights=\[1.0, 1.0\]: must be a number"),
+        (lambda: SoftmaxNLL(class_weights=np.array([])), "SoftmaxNLL class_weights=.*: must be a list of numbers, one"),
         (
             lambda: SoftmaxNLL(class_weights=[0, 0.0]),
-            r"SoftmaxNLL class_weights=\[0, 0.0\]: must have one above 0: nothing counts",
+            r"SoftmaxNLL class_weights=\[0, 0.0\]: must be above 0 for one class",
         ),
+        (
+            lambda: SoftmaxNLL(class_weights={1: 1.0}),
+            "SoftmaxNLL class_weights={1: 1.0}: must have each label from 0 on",
+        ),
+        (lambda: SoftmaxNLL(class_weights={}), "SoftmaxNLL class_weights={}: must be a list of numbers"),
+        (lambda: SoftmaxNLL(class_weights=[1, -1]), "SoftmaxNLL class_weights=-1: must be a number of at least 0"),
         (lambda: Huber(0), "Huber delta=0: must be a number above 0"),
     ],
 )
@@ -196,6 +204,13 @@ def test_arguments_are_checked(make: Any, line: str) -> None:
 def test_classes_and_weights_are_as_many(name: str) -> None:
     backend = create_backend(name)
     outputs, labels = backend.asarray(np.zeros((2, 3), np.float32)), backend.asarray(np.zeros(2, np.int64))
+    same: list[Any] = [
+        np.array([1, 0.5]),
+        np.array([1, 0.5], np.float32),
+        {1: 0.5, 0: 1},
+        {np.int64(0): 1, np.int64(1): 0.5},
+    ]
+    assert {SoftmaxNLL(class_weights=each).class_weights for each in same} == {(1.0, 0.5)}
     with pytest.raises(ConfigError, match="SoftmaxNLL class_weights are 2, and there are 3 classes: give one"):
         SoftmaxNLL(class_weights=[1, 2])(backend, outputs, labels)
     with pytest.raises(ConfigError, match="SoftmaxNLL class_weights are 2, and there are 3 classes: give one"):

@@ -14,15 +14,19 @@ from cupynet.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,
+    Concat,
     Context,
     Conv2D,
     Dense,
+    Dropout,
     Flat,
     Flatten,
     Image,
+    Layer,
     MaxPool2D,
     Model,
     Params,
+    Residual,
     Sequential,
     SoftmaxNLL,
     build,
@@ -323,6 +327,35 @@ def test_sizes_of_inputs_are_whole_and_positive(wrong: Any) -> None:
             Image(**{"height": 2, "width": 2, "channels": 2, name: wrong})
     with pytest.raises(ConfigError, match=rf"Flat features={wrong!r}: must be an integer of at least 1"):
         Flat(wrong)
+
+
+def softmax() -> Dense:
+    return Dense(3, activation="softmax")
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"output": Conv2D(3, 1, activation="softmax"), "flat": Flatten()},
+        {"output": softmax(), "drop": Dropout(), "same": Activation("identity"), "inner": Sequential([Dropout()])},
+        {"mixed": Concat({"output": softmax()})},
+        {"mixed": Concat([Dense(3), Sequential({"output": softmax(), "drop": Dropout()})])},
+        {"sum": Residual({"output": softmax()}, Dense(3))},
+        {"sum": Residual({"dense": Dense(3)}, Sequential({"output": softmax()}))},
+        {"output": softmax(), "mixed": Concat({"a": Dropout(), "b": Flatten()})},
+    ],
+)
+def test_softmax_is_found_behind_what_hands_it_on(layers: dict[str, Layer]) -> None:
+    with pytest.raises(ConfigError, match="layer 'output' has activation softmax, but SoftmaxNLL applies softmax itse"):
+        Model(Sequential(layers), SMALL, create_backend("numpy"))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [[Flatten(), softmax(), Residual(Dense(3))], [softmax(), Dense(3), Flatten()], [Dropout(), Flatten()]],
+)
+def test_what_is_changed_after_softmax_is_no_softmax(layers: list[Layer]) -> None:
+    Model(Sequential(layers), SMALL, create_backend("numpy"))
 
 
 def test_softmax_elsewhere_is_welcome() -> None:

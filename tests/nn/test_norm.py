@@ -164,6 +164,20 @@ def test_what_is_large_beside_its_spread_keeps_its_variance(name: str, dtype: st
 
 
 @every_backend
+def test_long_rows_keep_their_mean(name: str) -> None:
+    """What rounding makes of a sum of 25,088 equal values, and of 10^6 that are large beside their spread."""
+    backend, epsilon = create_backend(name, "float"), 1e-5
+    many = (100 + np.random.default_rng(0).normal(size=(1, 10**6))).astype(np.float32)
+    for rows, within in ((np.full((2, 25088), 123.4, np.float32), 5e-3), (many, 2e-5)):
+        ones, zeros = np.ones_like(rows[0]), np.zeros_like(rows[0])
+        y, moments = backend.normalize_rows(*map(backend.asarray, (rows, ones, zeros)), epsilon)
+        exact = rows.astype(np.float64) - rows.mean(axis=1, dtype=np.float64, keepdims=True)
+        expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + epsilon)
+        assert abs(backend.to_host(y) - expected).max() < within
+        backend.give_back(y, moments)
+
+
+@every_backend
 @every_dtype
 def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
     """The output is the shift, nothing of it depends on the input, and the running estimates stay as they are."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupynet.data import Loader
-from cupynet.errors import ConfigError
+from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import (
     SGD,
     Constant,
@@ -212,10 +212,19 @@ def test_formulas_that_pytorch_has_not() -> None:
     assert Sigmoid(0.4, 1.0, 10)(10**6) == 0.4 and 0 <= Sigmoid(0.4, -1.0, 10)(10**6) < 1e-300
 
 
-def test_what_no_float_can_hold_is_no_error_of_python() -> None:
-    """A rate too large ends training as any other does; what is divided by too much is nothing."""
-    assert Exponential(1e-300, 1e300)(3) == Step(1e-3, 10.0, 1)(400) == np.inf
-    assert Inverse(0.1, 10.0, power=400)(1000) == 0.0
+def test_powers_beyond_all_floats_are_infinite() -> None:
+    assert Exponential(1e-300, 1e300)(2) == Step(0.1, 10.0, 2)(700) == math.inf
+    assert Inverse(0.1, 10, power=400)(1000) == 0 and Inverse(0.1, 1e308, power=2)(1000) == 0
+
+
+@pytest.mark.parametrize("name", ["numpy", "numba"])
+def test_a_rate_that_grows_beyond_all_floats_ends_as_diverged(name: str) -> None:
+    optimizer = SGD(Exponential(1e-300, 1e300))
+    with (
+        pytest.raises(DivergedError, match="lower learning_rate"),
+        ParallelWrapper(small_model("float", name), 2, optimizer=optimizer) as wrapper,
+    ):
+        wrapper.fit(small_dataset(80), 1, batch_size=4)
 
 
 def test_a_plateau_is_found_as_in_pytorch() -> None:
@@ -267,6 +276,25 @@ def test_a_warmup_comes_once_and_what_follows_begins_behind_it() -> None:
     assert [by_epoch(i) for i in (3, 9, 10, 19)] == [1, 1, 0.5, 0.5]
 
 
+def test_epochs_are_counted_from_the_end_of_a_warmup() -> None:
+    """In epochs of 100: the line leads to the first rate of what follows, however many epochs it takes."""
+    for steps, ends in ((150, (199, 200, 300)), (100, (199, 200, 300)), (3, (99, 100, 200))):
+        schedule = Warmup(steps, Step(0.1, 0.1, 1, "epoch"), start=0.5)
+        schedule.span(0, 500, 100, 5)
+        found = [schedule(i) for i in (0, steps, *ends)]
+        assert found == pytest.approx([0.05, 0.1, 0.1, 0.01, 0.001]), steps
+    longer = Warmup(1000, Step(0.1, 0.1, 1, "epoch"))
+    longer.span(0, 500, 100, 5)
+    assert [longer(i) for i in (0, 499)] == pytest.approx([0.01, 0.1 * (0.1 + 0.9 * 0.499)])
+    schedule = Warmup(15, Step(0.1, 0.5, 1, "epoch"))
+    schedule.span(0, 50, 10, 5)
+    resumed = Warmup(15, Step(0.1, 0.5, 1, "epoch"))
+    resumed.restore(schedule.state())
+    for each in (schedule, resumed):
+        each.span(50, 250, 100, 7)  # a further fit, of longer epochs
+        assert [each(i) for i in (50, 149, 150, 249)] == pytest.approx([0.1 / 2**4] * 2 + [0.1 / 2**5] * 2)
+
+
 def test_what_wraps_a_schedule_passes_on_what_it_learns() -> None:
     schedule = Scaled(Warmup(1, ReduceOnPlateau(1.0, 0.5, patience=0)), 2.0)
     assert schedule.monitor == "loss" and schedule.needs_validation
@@ -290,6 +318,10 @@ def test_what_wraps_a_schedule_passes_on_what_it_learns() -> None:
         (lambda: Polynomial(0.1, 0), "Polynomial power=0: must be a number above 0"),
         (lambda: ReduceOnPlateau(0.1, 1.0), "ReduceOnPlateau factor=1.0: must be a number above 0 and below 1"),
         (lambda: ReduceOnPlateau(0.1, monitor="f1"), "ReduceOnPlateau monitor=f1: must be one of loss, accuracy"),
+        (lambda: ReduceOnPlateau(0.01, least=1), "ReduceOnPlateau least=1: must be at most initial, 0.01"),
+        (lambda: Cosine(0.1, 0.2), "Cosine end=0.2: must be at most initial, 0.1: the rate comes down to it"),
+        (lambda: Cosine(0.1, growth=2), "Cosine growth=2: is of cycles, and there is one over all: set cycle too"),
+        (lambda: Polynomial(0.1, end=1), "Polynomial end=1: must be at most initial, 0.1: the rate comes down to it"),
         (lambda: Warmup(0, 0.1), "Warmup steps=0: must be an integer of at least 1"),
         (lambda: Warmup(5, "fast"), "Warmup then learning_rate='fast': must be a number above 0"),
     ],
@@ -320,6 +352,18 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
             wrapper.fit(data, 1, batch_size=4, evaluate_on=data)
         with pytest.raises(ConfigError, match="ReduceOnPlateau chooses by evaluations, and nothing is evaluated"):
             wrapper.fit(data, 1, batch_size=4)
+
+
+def test_a_warmup_longer_than_training_is_told_once(caplog: Any) -> None:
+    optimizer = SGD(Warmup(20, 0.1))
+    with ParallelWrapper(small_model(), 2, optimizer=optimizer, learning_rate_scale=2.0) as wrapper:
+        wrapper.warm_up(4)
+        wrapper.fit(small_dataset(40), 2, batch_size=4)
+        line = "optimizer.learning_rate: Warmup steps=20: training ends after 10 iterations, while the rate still rises"
+        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [line]
+        caplog.clear()
+        wrapper.fit(small_dataset(44), 2, batch_size=4)  # 11 more
+        assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 # The learning rate as workers grow -----------------------------------------------------------------------------------
@@ -377,3 +421,11 @@ def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:
         before = [rate(i) for i in range(10)]
         wrapper.warm_up(4)
         assert [rate(i) for i in range(10)] == before and max(before) > 0.15
+
+
+def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
+    """A run makes its kernels ready before it knows how long an epoch is."""
+    with ParallelWrapper(small_model(), 2, optimizer=SGD(Warmup(2, Step(0.1, 0.5, 1, "epoch")))) as wrapper:
+        assert wrapper.warm_up(4) > 0
+        wrapper.fit(small_dataset(40), 2, batch_size=4)
+        assert wrapper.trainer.replica.optimizer.learning_rate(wrapper.trainer.iteration - 1) == 0.05

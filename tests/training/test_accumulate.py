@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.data import Loader
+from cupynet.backend import create_backend
+from cupynet.data import Dataset, Loader
 from cupynet.errors import ConfigError
-from cupynet.nn import Loss, MeanSquaredError, SoftmaxNLL
+from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, Model, Sequential, SoftmaxNLL
 from cupynet.optim import Adam, Nesterov
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline
 from cupynet.training import Callback, ParallelWrapper
@@ -53,6 +54,20 @@ def test_with_several_workers(synchronizer: Any, backend: str) -> None:
     options: dict[str, Any] = {"workers": 2, "synchronizer": synchronizer, "backend": backend}
     found, expected = (trained(n, optimizer=Adam(0.01, epsilon=1e-3), **options) for n in (3, 1))
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-11)
+
+
+def test_batch_normalisation_sees_each_part_by_itself() -> None:
+    """Not what the whole batch comes to: the running mean learns from each of its parts in turn."""
+    images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
+    for accumulate in (1, 4):
+        network = Sequential({"norm": BatchNorm(momentum=0.75), "output": Dense(2)})
+        model = Model(network, Image(2, 2, 1), create_backend("numpy", "double"))
+        with ParallelWrapper(model, 1, accumulate=accumulate) as wrapper:
+            wrapper.fit(Loader(Dataset("noise", images, np.zeros(8, np.int64), 2), 8, shuffle=False), 1)
+        expected = 0.0
+        for part in np.split(images / 255, accumulate):
+            expected = 0.75 * expected + 0.25 * part.mean()
+        assert model.weights()["norm.mean"] == pytest.approx(expected)
 
 
 def test_half_too() -> None:

@@ -7,10 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from cupynet.backend import create_backend
+from cupynet.nn import BinaryCrossEntropy, Hinge, Huber, MeanSquaredError, SoftmaxNLL
 from cupynet.parallel import Adaptive, PipelineSpeed, PostLocal
 from cupynet.parallel.when import Every
 from cupynet.training import Evaluation, Spent, advise, unlearned
 from cupynet.training.advice import MOST_RARELY, STANDS_OUT, WANTED, averages, rarer, share_at
+
+LN10 = math.log(10)
 
 
 def spent(averaging=None, data=None, compute=None, samples=None, waiting=None) -> Spent:
@@ -177,7 +181,7 @@ def evaluated(right: int, wrong: int, loss: float, classes: int = 10, commonest:
     [(100, 900, 0), (128, 872, 0), (550, 450, 500), (5, 5, 3), (0, 1000, 0)],
 )
 def test_what_is_no_better_than_a_constant_answer_has_not_learned(right, wrong, commonest):
-    assert unlearned(evaluated(right, wrong, 2.0, commonest=commonest)) is not None
+    assert unlearned(evaluated(right, wrong, 2.0, commonest=commonest), LN10) is not None
 
 
 @pytest.mark.parametrize(
@@ -185,18 +189,38 @@ def test_what_is_no_better_than_a_constant_answer_has_not_learned(right, wrong, 
 )
 def test_what_is_better_has(right, wrong, commonest):
     """However large its loss: it may be too sure of itself."""
-    assert unlearned(evaluated(right, wrong, 99.0, commonest=commonest)) is None
+    assert unlearned(evaluated(right, wrong, 99.0, commonest=commonest), LN10) is None
 
 
 def test_how_it_is_said():
     way_outs = {4988216032362.4961: "lower learning_rate", 2.31: "lower learning_rate", math.nan: "lower learning_rate"}
     for loss, way_out in {**way_outs, 2.30: "train longer, or raise learning_rate"}.items():
-        assert unlearned(evaluated(100, 900, loss)) == (
+        assert unlearned(evaluated(100, 900, loss), LN10) == (
             "it has not learned: accuracy 10.00 % on 1,000 images, naming the commonest class alone gives 10.00 %; "
             f"loss {loss:.4g}, without any knowledge 2.303: {way_out}"
         )
 
 
+def test_a_loss_that_is_no_log_likelihood_is_compared_with_nothing():
+    for loss, way_out in {
+        0.09001: "train longer, or change learning_rate",
+        5.0: "train longer, or change learning_rate",
+        math.nan: "lower learning_rate",
+        math.inf: "lower learning_rate",
+    }.items():
+        said = unlearned(evaluated(100, 900, loss), None)
+        assert said.endswith(f"alone gives 10.00 %; loss {loss:.4g}: {way_out}"), said
+
+
+def test_losses_know_what_they_are_by_chance_or_say_nothing():
+    backend, labels = create_backend("numpy", "double"), np.arange(4)
+    for loss in (SoftmaxNLL(), SoftmaxNLL(0.2)):
+        value, _ = loss(backend, backend.asarray(np.full((4, 5), 0.3)), backend.asarray(labels))
+        np.testing.assert_allclose(value, loss.chance(5), rtol=1e-12)
+    weighted = SoftmaxNLL(class_weights=[0, 1, 1, 1, 1])
+    assert {each.chance(5) for each in (weighted, MeanSquaredError(), BinaryCrossEntropy(), Hinge(), Huber())} == {None}
+
+
 def test_one_class_or_none_says_nothing():
-    assert unlearned(evaluated(3, 0, 0.0, classes=1)) is None
-    assert unlearned(Evaluation(3)) is None
+    assert unlearned(evaluated(3, 0, 0.0, classes=1), 0.0) is None
+    assert unlearned(Evaluation(3), math.log(3)) is None

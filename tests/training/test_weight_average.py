@@ -233,3 +233,20 @@ def test_buffers_go_the_way_of_the_weights() -> None:
     other.restore(average.state())
     for mine, theirs in zip(other._means, average._means, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"after": 14}, "nothing will be averaged: the fit has 14 iterations, and after=14, every=1: lower these"),
+        ({"every": 15}, "nothing will be averaged: the fit has 14 iterations, and after=0, every=15: lower these"),
+        ({"after": 2, "by": "epoch"}, "nothing was averaged: the fit has 2 epochs, and after=2, every=1: lower these"),
+        ({"after": 13}, None),
+        ({"after": 1, "by": "epoch"}, None),
+    ],
+)
+def test_where_nothing_is_averaged_it_is_said_once(arguments: dict[str, Any], told: str | None, caplog: Any) -> None:
+    with ParallelWrapper(small_model(), 2, callbacks=[WeightAverage(**arguments)]) as wrapper:
+        wrapper.fit(Loader(small_dataset(56), 4), 2)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ([] if told is None else [f"WeightAverage: {told}"])

@@ -127,7 +127,11 @@ def normalize_backward(dy: Array, x: Array, mean: Array, factor: Array, slope: A
 
 @kernel
 def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array, moments: Array) -> None:
-    """y = (x - mean) / sqrt(variance + epsilon) · scale + shift in each row; moments (R, 2) are mean and 1 / sqrt."""
+    """y = (x - mean) / sqrt(variance + epsilon) · scale + shift in each row; moments (R, 2) are mean and 1 / sqrt.
+
+    A long row's sum is rounded, and the mean of it: what that is apart from the row's values says by how much (the
+    corrected two-pass algorithm, Chan et al. 1983), and both moments are mended by it.
+    """
     columns = x.shape[1]
     for r in range(x.shape[0]):
         source, target = x[r], y[r]
@@ -135,11 +139,15 @@ def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array,
         for c in range(columns):
             mean += source[c]
         mean /= x.dtype.type(columns)
-        square = x.dtype.type(0)
+        square = drift = x.dtype.type(0)
         for c in range(columns):
             apart = source[c] - mean
+            drift += apart
             square += apart * apart
-        inverse = x.dtype.type(1) / np.sqrt(square / x.dtype.type(columns) + epsilon)
+        drift /= x.dtype.type(columns)
+        mean += drift
+        variance = max(square / x.dtype.type(columns) - drift * drift, x.dtype.type(0))
+        inverse = x.dtype.type(1) / np.sqrt(variance + epsilon)
         for c in range(columns):
             target[c] = (source[c] - mean) * inverse * scale[c] + shift[c]
         moments[r, 0] = mean

@@ -331,13 +331,19 @@ __device__ void normalize_rows(
   EACH_ROW(row, rows) {
     const bool here = row < rows;
     const S* line = x + row * columns;
-    A sum = 0, squares = 0;
+    A sum = 0, apart = 0, squares = 0;
     if (here)
       for (int c = threadIdx.x; c < columns; c += blockDim.x) sum += wide(line[c]);
-    const A mean = across(sum, Add()) / columns;
+    const A rough = across(sum, Add()) / columns;  // of a long row as rounded as its sum: mended by what is apart from it
     if (here)
-      for (int c = threadIdx.x; c < columns; c += blockDim.x) squares += (wide(line[c]) - mean) * (wide(line[c]) - mean);
-    const A inverse = 1 / root(across(squares, Add()) / columns + epsilon);
+      for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const A away = wide(line[c]) - rough;
+        apart += away;
+        squares += away * away;
+      }
+    const A drift = across(apart, Add()) / columns;
+    const A mean = rough + drift, variance = across(squares, Add()) / columns - drift * drift;
+    const A inverse = 1 / root((variance < 0 ? 0 : variance) + epsilon);
     if (here) {
       for (int c = threadIdx.x; c < columns; c += blockDim.x)
         store(y[row * columns + c], (wide(line[c]) - mean) * inverse * wide(scale[c]) + wide(shift[c]));
