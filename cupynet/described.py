@@ -24,13 +24,27 @@ from cupynet.nn import (
 )
 from cupynet.nn.loss import SoftmaxNLL
 from cupynet.optim import Optimizer
-from cupynet.peer import OPTIMIZERS
 
 Words = dict[str, Any]
 
+# as PyTorch calls them, at rates at which nothing explodes
+OPTIMIZERS: dict[str, Words] = {
+    "SGD": {"name": "SGD", "lr": 0.01},
+    "Momentum": {"name": "SGD", "lr": 0.01, "momentum": 0.9},
+    "Nesterov": {"name": "SGD", "lr": 0.01, "momentum": 0.9, "nesterov": True},
+    "Adam": {"name": "Adam", "lr": 0.001},
+    "AdamW": {"name": "AdamW", "lr": 0.001},
+    "AMSGrad": {"name": "Adam", "lr": 0.001, "amsgrad": True},
+    "Nadam": {"name": "NAdam", "lr": 0.001},
+    "AdaMax": {"name": "Adamax", "lr": 0.001},
+    "AdaGrad": {"name": "Adagrad", "lr": 0.001},
+    "AdaDelta": {"name": "Adadelta", "lr": 0.001},
+    "RMSProp": {"name": "RMSprop", "lr": 0.001},
+}
+
 
 def described(model: Model, optimizer: Optimizer) -> Words:
-    """The input (height, width, channels), the layers in order, and the optimizer's name.
+    """The input (height, width, channels), the layers in order, and the optimizer.
 
     Raises:
         ConfigError: a layer, the loss or the optimizer has no equivalent.
@@ -43,7 +57,7 @@ def described(model: Model, optimizer: Optimizer) -> Words:
             f"peers=torch: PyTorch is measured with softmax and cross-entropy, not with {type(model.loss).__name__}: "
             "leave out loss=, or peers=torch"
         )
-    return {"input": list(model.input.shape), "layers": _layer(model.network), "optimizer": name}
+    return {"input": list(model.input.shape), "layers": _layer(model.network), "optimizer": OPTIMIZERS[name]}
 
 
 def _layer(layer: Layer) -> list[Words]:

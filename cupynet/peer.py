@@ -19,16 +19,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-OPTIMIZERS = {  # as they are called there
-    "SGD": "SGD", "Momentum": "SGD", "Nesterov": "SGD", "Adam": "Adam", "AdamW": "AdamW", "AMSGrad": "Adam",
-    "Nadam": "NAdam", "AdaMax": "Adamax", "AdaGrad": "Adagrad", "AdaDelta": "Adadelta", "RMSProp": "RMSprop",
-}  # fmt: skip
 MEET_S = 60.0  # how long a process waits for the others
 _CONV = {"stride": [1, 1], "padding": [[0, 0], [0, 0]], "dilation": [1, 1], "groups": 1, "bias": True}
 _POOL = {"kind": "max_pool", "kernel": [2, 2], "stride": [2, 2], "padding": [[0, 0], [0, 0]]}
 NETWORK: dict[str, Any] = {  # what is measured: see described.py
     "input": [28, 28, 1],
-    "optimizer": "Nesterov",
+    "optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9, "nesterov": True},
     "layers": [
         {"kind": "conv", "in": 1, "out": 20, "kernel": [5, 5], "activation": "identity", **_CONV},
         _POOL,
@@ -139,16 +135,11 @@ def _activation(name: str, slope: float | None = None) -> list[Any]:
     return [known[name]()]
 
 
-def _optimizer(name: str, parameters: Any) -> Any:
-    """PyTorch's of that name, at a learning rate at which nothing explodes."""
+def _optimizer(words: dict[str, Any], parameters: Any) -> Any:
     import torch
 
-    kind = getattr(torch.optim, OPTIMIZERS[name])
-    if kind is torch.optim.SGD:
-        momentum = 0.0 if name == "SGD" else 0.9
-        return kind(parameters, lr=0.01, momentum=momentum, nesterov=name == "Nesterov", foreach=True)
-    more = {"amsgrad": True} if name == "AMSGrad" else {}
-    return kind(parameters, lr=1e-3, foreach=True, **more)
+    arguments = {key: value for key, value in words.items() if key != "name"}
+    return getattr(torch.optim, words["name"])(parameters, foreach=True, **arguments)
 
 
 def same_step(threads: int, batch: int, layout: str, device: str = "cpu") -> tuple[Any, Callable[[], None]]:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.described import described
+from cupynet.described import OPTIMIZERS, described
 from cupynet.errors import ConfigError
 from cupynet.experiment import Experiment
 from cupynet.nn import Activation, Dense, Flatten, Hinge, Image, LayerNorm, Loss, Model, Sequential
 from cupynet.nn.activation import ACTIVATIONS
 from cupynet.optim import LAMB, Nesterov
-from cupynet.peer import NETWORK, OPTIMIZERS
+from cupynet.peer import NETWORK
 from tests.test_conf_files import settings_of
 
 MODELS = ("lenet", "lenet_norm", "keras_cnn", "mlp", "simple_cnn", "resnet8", "twin_convolutions", "mnist_speedrun")
@@ -67,7 +67,7 @@ def test_the_peer_has_the_activations_and_the_norm(tmp_path: Path) -> None:
 @needs_torch
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_peer_has_the_optimizer(optimizer: str, tmp_path: Path) -> None:
-    train({**words("mlp"), "optimizer": optimizer}, tmp_path)
+    train({**words("mlp"), "optimizer": OPTIMIZERS[optimizer]}, tmp_path)
 
 
 @needs_torch

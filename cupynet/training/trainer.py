@@ -289,7 +289,7 @@ class Trainer:
         self.total_iterations = self.iteration + (fit.last - self.epoch) * rounds - self.round
         self._schedule.span(start, self.total_iterations, rounds, fit.last)
         if self.rank == 0 and self._schedule.doubt:
-            log.warning("optimizer.learning_rate: %s", self._schedule.doubt)
+            log.warning("learning rate: %s", self._schedule.doubt)
         self._finished = (
             self._finished and self.unfinished and self.epoch == fit.last
         )  # restored after its last average

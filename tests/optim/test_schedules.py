@@ -359,7 +359,7 @@ def test_a_warmup_longer_than_training_is_told_once(caplog: Any) -> None:
     with ParallelWrapper(small_model(), 2, optimizer=optimizer, learning_rate_scale=2.0) as wrapper:
         wrapper.warm_up(4)
         wrapper.fit(small_dataset(40), 2, batch_size=4)
-        line = "optimizer.learning_rate: Warmup steps=20: training ends after 10 iterations, while the rate still rises"
+        line = "learning rate: Warmup steps=20: training ends after 10 iterations, while the rate still rises"
         assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [line]
         caplog.clear()
         wrapper.fit(small_dataset(44), 2, batch_size=4)  # 11 more
