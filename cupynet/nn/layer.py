@@ -22,7 +22,7 @@ After a training step nothing is on loan; a test checks that. Where an exception
 loans.
 
 Running statistics are buffers (`params.add_buffer`): a training pass moves them, and whoever trains takes that back
-where the batch is left out. (Over 300 lines: most of it says what a layer owes to others.)
+where the batch is left out.
 """
 
 from __future__ import annotations
