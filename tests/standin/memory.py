@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 UNIT = 512  # bytes
 UNWRITTEN, CANARY = 0xFF, 0xC5
 GUARD = 256  # bytes of canaries before a block, and at least as many behind it
+CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the most on one side
 
 
 class OutOfMemoryError(MemoryError):
@@ -53,17 +54,20 @@ class Chunk:
         self.previous: Chunk | None = None
         self.next: Chunk | None = None
         self.live = False
+        self._guards: tuple[memoryview, ...] = ()
         self.where: Label | None = None
         self.freed: Label | None = None
 
     def begin(self, nbytes: int, line: Line, dtype: Any, where: Label) -> None:
         """Take it into use, with nothing written."""
         self.nbytes, self.line, self.dtype, self.where, self.live = nbytes, line, dtype, where, True
-        raw = np.full(self.size + 2 * GUARD + UNIT, CANARY, np.uint8)
+        raw = np.empty(self.size + 2 * GUARD + UNIT, np.uint8)
         start = GUARD + -(raw.__array_interface__["data"][0] + GUARD) % UNIT
-        self._raw, self._start = raw, start
         self.memory = raw[start : start + nbytes]
         self.memory[...] = UNWRITTEN
+        self._guards = raw[:start].data, raw[start + nbytes : start + self.size + GUARD].data
+        for guard in self._guards:
+            guard[:] = CANARIES[: len(guard)]
         self.address: int = self.memory.__array_interface__["data"][0]
         self.written: NDArray[Any] | None = np.zeros(nbytes, bool)
         self.writes: dict[tuple[int, int], Access] = {}
@@ -71,11 +75,10 @@ class Chunk:
 
     def intact(self, by: object) -> None:
         """Raise Overrun where canaries were overwritten; by: whose doing it must be."""
-        before = self._raw[: self._start]
-        behind = self._raw[self._start + self.nbytes : self._start + self.size + GUARD]
-        for guard, side in ((before, "before"), (behind, "behind")):
-            if not (guard == CANARY).all():
-                guard[...] = CANARY
+        for guard in self._guards:  # often called: of all blocks after each kernel
+            if not CANARIES.startswith(guard.tobytes()):
+                guard[:] = CANARIES[: len(guard)]
+                side = "before" if guard is self._guards[0] else "behind"
                 raise Overrun(f"{by} has written {side} the memory of {self}")
 
     def usable(self, by: object) -> None:
@@ -177,7 +180,7 @@ class DevicePool:
         finally:
             chunk.live, chunk.freed = False, where
             del self.used[chunk.address]
-            chunk.memory = chunk._raw = np.empty(0, np.uint8)
+            chunk.memory, chunk._guards = np.empty(0, np.uint8), ()
             self.in_use -= chunk.size
             chunk.arena.append(self._merged(chunk))
 
