@@ -53,7 +53,7 @@ def _unwritten(size: int) -> NDArray[Any]:
 @functools.cache
 def _pages(size: int) -> IO[bytes]:
     """A file of that many bytes of the pattern."""
-    file = tempfile.TemporaryFile()
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
     file.write(bytes([UNWRITTEN]) * size)
     file.flush()
     return file
