@@ -53,17 +53,18 @@ def same(one: Path, other: Path) -> bool:
     return left(one) == left(other)
 
 
+# each setting with one end; tests/test_soak.py kills at every place of a save, with and without averages
 @pytest.mark.parametrize(
-    ("settings", "iteration"),
+    ("settings", "iteration", "end"),
     [
-        (["workers=2"], 7),  # between averages, and three iterations after the last checkpoint
-        (["workers=4", "parallel=gradients"], 9),
-        (["workers=1", "parallel=pipeline"], 21),
-        (["workers=1"], 18),  # in the second epoch
-        (["workers=2", "model=lenet_norm"], 7),  # with running estimates and dropout
+        (["workers=2"], 7, "SIGTERM"),  # between averages, and three iterations after the last checkpoint
+        (["workers=2"], 7, "SIGKILL"),
+        (["workers=4", "parallel=gradients"], 9, "SIGTERM"),
+        (["workers=1", "parallel=pipeline"], 21, "SIGKILL"),
+        (["workers=1"], 18, "SIGTERM"),  # in the second epoch
+        (["workers=2", "model=lenet_norm"], 7, "SIGKILL"),  # with running estimates and dropout
     ],
 )
-@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
 def test_a_run_that_ended_goes_on_bit_for_bit(tmp_path, settings, iteration, end):
     started(tmp_path, "whole", *settings)
     code = -9 if end == "SIGKILL" else 143

@@ -6,6 +6,7 @@ and dtypes. tests/backend/test_reference.py compares it with loops that anybody 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -48,22 +49,34 @@ def close(found: Any, expected: Any, tolerance: float) -> None:
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance * scale)
 
 
+def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape, seed: int) -> dict[str, Any]:
+    """What one call gives, on the host; the arguments are numbers of `policy`."""
+    call = Call(seed, policy, backend)
+    found = COMPARISONS[operation](backend, call, shape)
+    call.check_arguments()
+    results = {name: None if a is None else np.array(backend.to_host(a)) for name, a in found.items()}
+    on_host = backend.xp is not np  # what is computed on the host was borrowed by nobody
+    borrowed = [a for a in found.values() if a is not None and not (on_host and isinstance(a, np.ndarray))]
+    backend.give_back(*borrowed)
+    assert backend.workspace.on_loan == 0, "borrowed, and neither returned nor given back"
+    return results
+
+
+@functools.lru_cache(maxsize=64)  # each backend gets the same calls
+def expected(operation: str, policy: DtypePolicy, shape: Shape, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the reference gives, in that precision and in double."""
+    same, exact = (computed(operation, Reference(kind), policy, shape, seed) for kind in (policy, "double"))
+    return same, exact
+
+
 def compare(operation: str, tested: Backend, shape: Shape, seed: int) -> None:
     """One call on the tested backend and on the reference in its precision and in double."""
     policy = tested.policy
-    results = []
-    for backend in (tested, Reference(policy), Reference("double")):
-        call = Call(seed, policy, backend)
-        found = COMPARISONS[operation](backend, call, shape)
-        call.check_arguments()
-        results.append({name: None if a is None else np.array(backend.to_host(a)) for name, a in found.items()})
-        on_host = backend.xp is not np  # what is computed on the host was borrowed by nobody
-        borrowed = [a for a in found.values() if a is not None and not (on_host and isinstance(a, np.ndarray))]
-        backend.give_back(*borrowed)
-        assert backend.workspace.on_loan == 0, "borrowed, and neither returned nor given back"
+    results = computed(operation, tested, policy, shape, seed)
+    alike, exactly = expected(operation, policy, shape, seed)
     tolerance = 0.0 if operation in EXACT else TOLERANCES[policy.name]
-    for name, found in results[0].items():
-        same, exact = results[1][name], results[2][name]
+    for name, found in results.items():
+        same, exact = alike[name], exactly[name]
         assert (found is None) == (same is None), f"{name} is missing, or too many"
         if found is None:
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -25,13 +26,20 @@ import numpy as np
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
-OPTIMIZED, SANITIZED = ["-O2"], ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# a few runs of small kernels: compiling is what takes the time
+OPTIMIZED, SANITIZED = ["-O1"], ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or behind `void`
 EXPORTED = re.compile(rf'extern\s+"C"\s+__global__\s+{BOUNDS}void\s+{BOUNDS}(\w+)\s*\(')
 STATUS = {
     1: "some threads of a block came to the end while others waited for them in __syncthreads()",
     2: "a __syncthreads() was met that the text of the file did not show",
 }
+
+
+@functools.cache  # NumPy puts it together each time
+def named(dtype: np.dtype[Any]) -> str:
+    """The name of a type."""
+    return dtype.name
 
 
 class LaunchError(Exception):
@@ -62,13 +70,13 @@ class HostKernel:
         if len(arguments) != len(self.takes):
             raise LaunchError(f"{self.name}: takes {len(self.takes)} arguments, was given {len(arguments)}")
         boxes = [self._box(i, argument) for i, argument in enumerate(arguments)]
-        addresses = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
-        sizes = [np.array([*of, *(1,) * (3 - len(of))], np.uint32) for of in (grid, block)]
-        if any((size < 1).any() for size in sizes) or sizes[1].prod() > 1024:
+        addresses = (ctypes.c_void_p * len(boxes))(*(box.__array_interface__["data"][0] for box in boxes))
+        if min(*grid, *block) < 1 or math.prod(block) > 1024:
             raise LaunchError(
                 f"{self.name}: cannot be launched with a grid of {tuple(grid)} and blocks of {tuple(block)}"
             )
-        status = self._launch(*(size.ctypes.data for size in sizes), self._with_barriers, addresses)
+        sizes = [(ctypes.c_uint32 * 3)(*of, *(1,) * (3 - len(of))) for of in (grid, block)]
+        status = self._launch(*sizes, self._with_barriers, addresses)
         if status:
             raise LaunchError(f"{self.name}: {STATUS[status]}")
 
@@ -76,11 +84,11 @@ class HostKernel:
         """The argument's bytes, in an array that holds nothing else."""
         way, _, kind = self.takes[position].rpartition(":")
         if not way:
-            if not isinstance(argument, np.generic) or argument.dtype.name != kind:
+            if not isinstance(argument, np.generic) or named(argument.dtype) != kind:
                 raise LaunchError(f"{self.name}: argument {position} must be a NumPy {kind}, is {argument!r:.80}")
             return np.array([argument])
         if isinstance(argument, np.ndarray):
-            if argument.dtype.name != kind or not argument.flags.c_contiguous:
+            if named(argument.dtype) != kind or not argument.flags.c_contiguous:
                 form = "" if argument.flags.c_contiguous else ", not contiguous"
                 raise LaunchError(f"{self.name}: argument {position} must be {kind}, is {argument.dtype.name}{form}")
             argument = argument.ctypes.data
@@ -100,19 +108,25 @@ def host_library(source: Path | str, sanitized: bool = False, options: tuple[str
     folders = [Path(option[2:]) for option in given if option.startswith("-I")]
     folders += [source.parent] if isinstance(source, Path) else []
     headers = [*sorted(INCLUDE.glob("*.h")), *(each for folder in folders for each in sorted(folder.glob("*.cuh")))]
-    key = hashlib.sha256("\0".join([text, *(each.read_text() for each in headers), *flags]).encode()).hexdigest()[:20]
+    own = f"-I{INCLUDE}"  # its headers are looked at, wherever they lie
+    parts = [text, *(each.read_text() for each in headers), *(flag for flag in flags if flag != own)]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     stem = source.stem if isinstance(source, Path) else "text"
     built = _folder() / f"{stem}-{key}.so"
-    path = source if isinstance(source, Path) else _written(text, key)
-    names = exported(path, given)
     if not built.exists():
+        path = source if isinstance(source, Path) else _written(text, key)
+        names = exported(path, given)
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             unit, made = Path(folder) / f"{stem}.cpp", Path(folder) / "made.so"
             exports = "\n".join(f"STANDIN_EXPORT({name})" for name in names)
-            unit.write_text(f'#include "cuda_host.h"\n#include "{path}"\n{exports}\n')
+            unit.write_text(
+                f'#include "cuda_host.h"\n#include "{path}"\n{exports}\nSTANDIN_NAMES("{" ".join(names)}")\n'
+            )
             _compile([*flags, str(unit), "-o", str(made)])
             os.replace(made, built)
     library = ctypes.CDLL(str(built))
+    library.exported_names.restype = ctypes.c_char_p
+    names = library.exported_names().decode().split()
     return {name: HostKernel(library, name, "__syncthreads" in text) for name in names}
 
 

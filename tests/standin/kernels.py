@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.standin.arrays import ndarray
 from tests.standin.errors import BadLaunch, InCapture, Overrun
-from tests.standin.host import HostKernel, LaunchError, host_library
+from tests.standin.host import HostKernel, LaunchError, host_library, named
 from tests.standin.machine import Operation, Span, active
 from tests.standin.memory import Chunk, MemoryPointer
 from tests.standin.order import label
@@ -93,7 +93,7 @@ class RawKernel:
         if not way:
             weak = {bool: np.bool_, int: np.int64, float: np.float64}.get(type(given))
             number = given if weak is None else weak(given)
-            if not isinstance(number, np.generic) or number.dtype.name != kind:
+            if not isinstance(number, np.generic) or named(number.dtype) != kind:
                 passed = f", which CuPy passes as {number.dtype.name}" if weak is not None else ""
                 raise BadLaunch(f"{what} must be a NumPy {kind}, is {given!r:.60}{passed}")
             return number, "", None
@@ -106,7 +106,7 @@ class RawKernel:
             return given.ptr, way, Span(chunk, chunk.memory[given.offset :])
         if not isinstance(given, ndarray):
             raise BadLaunch(f"{what} must be an array of {kind}, is {given!r:.60}")
-        if given.dtype.name != kind:
+        if named(given.dtype) != kind:
             raise BadLaunch(f"{what} must be an array of {kind}, is {given}")
         if not given.flags.c_contiguous:
             raise BadLaunch(f"{what} is not contiguous: {given}, strides {given.strides}")

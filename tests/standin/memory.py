@@ -11,9 +11,12 @@ The file is long (over 300 lines) because a block, the pool that it is from and 
 
 from __future__ import annotations
 
+import functools
 import gc
+import mmap
+import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 UNIT = 512  # bytes
 UNWRITTEN, CANARY = 0xFF, 0xC5
 GUARD = 256  # bytes of canaries before a block, and at least as many behind it
+LARGE = 1 << 20  # bytes
+CANARIES = bytes([CANARY]) * (GUARD + UNIT)  # the most on one side
 
 
 class OutOfMemoryError(MemoryError):
@@ -37,12 +42,29 @@ class OutOfMemoryError(MemoryError):
         super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes{limited}).")
 
 
+def _unwritten(size: int) -> NDArray[Any]:
+    """Bytes that hold the pattern. Large ones are pages of a file, which are copied when they are written to."""
+    if size < LARGE:
+        return np.full(size, UNWRITTEN, np.uint8)
+    pages = _pages(-(-size // LARGE) * LARGE)
+    return np.frombuffer(mmap.mmap(pages.fileno(), size, flags=mmap.MAP_PRIVATE), np.uint8)
+
+
+@functools.cache
+def _pages(size: int) -> IO[bytes]:
+    """A file of that many bytes of the pattern."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
+    file.write(bytes([UNWRITTEN]) * size)
+    file.flush()
+    return file
+
+
 class Chunk:
     """A stretch of a piece of device memory, in use or free.
 
     Attributes:
         size: bytes, a multiple of `UNIT`. nbytes: of them asked for.
-        address, memory: where it is and its bytes, without canaries; while it is in use.
+        address, memory, guards: where it is, its bytes, and the canaries before and behind them; while it is in use.
         dtype: of the array that it was allocated for.
         written: byte -> whether an element that begins there was written; None where all are.
         writes, reads: (first byte, behind the last[, line]) -> the last such access.
@@ -53,17 +75,19 @@ class Chunk:
         self.previous: Chunk | None = None
         self.next: Chunk | None = None
         self.live = False
+        self.guards: tuple[memoryview, ...] = ()
         self.where: Label | None = None
         self.freed: Label | None = None
 
     def begin(self, nbytes: int, line: Line, dtype: Any, where: Label) -> None:
         """Take it into use, with nothing written."""
         self.nbytes, self.line, self.dtype, self.where, self.live = nbytes, line, dtype, where, True
-        raw = np.full(self.size + 2 * GUARD + UNIT, CANARY, np.uint8)
+        raw = _unwritten(self.size + 2 * GUARD + UNIT)
         start = GUARD + -(raw.__array_interface__["data"][0] + GUARD) % UNIT
-        self._raw, self._start = raw, start
         self.memory = raw[start : start + nbytes]
-        self.memory[...] = UNWRITTEN
+        self.guards = raw[:start].data, raw[start + nbytes : start + self.size + GUARD].data
+        for guard in self.guards:
+            guard[:] = CANARIES[: len(guard)]
         self.address: int = self.memory.__array_interface__["data"][0]
         self.written: NDArray[Any] | None = np.zeros(nbytes, bool)
         self.writes: dict[tuple[int, int], Access] = {}
@@ -71,11 +95,10 @@ class Chunk:
 
     def intact(self, by: object) -> None:
         """Raise Overrun where canaries were overwritten; by: whose doing it must be."""
-        before = self._raw[: self._start]
-        behind = self._raw[self._start + self.nbytes : self._start + self.size + GUARD]
-        for guard, side in ((before, "before"), (behind, "behind")):
-            if not (guard == CANARY).all():
-                guard[...] = CANARY
+        for guard in self.guards:
+            if not CANARIES.startswith(guard.tobytes()):
+                guard[:] = CANARIES[: len(guard)]
+                side = "before" if guard is self.guards[0] else "behind"
                 raise Overrun(f"{by} has written {side} the memory of {self}")
 
     def usable(self, by: object) -> None:
@@ -177,7 +200,7 @@ class DevicePool:
         finally:
             chunk.live, chunk.freed = False, where
             del self.used[chunk.address]
-            chunk.memory = chunk._raw = np.empty(0, np.uint8)
+            chunk.memory, chunk.guards = np.empty(0, np.uint8), ()
             self.in_use -= chunk.size
             chunk.arena.append(self._merged(chunk))
 

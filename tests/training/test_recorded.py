@@ -181,22 +181,32 @@ OPTIMIZERS = {
 }
 
 
+# the rules come in turn in float and in double, and all in half, which adds a scale and weights of two precisions
+IN_TURN = [("double", "float")[place % 2] for place, _ in enumerate(OPTIMIZERS)]
+STEPS = [
+    pytest.param(name, dtype, marks=() if dtype in ("half", turn) else pytest.mark.slow)
+    for name, turn in zip(OPTIMIZERS, IN_TURN, strict=True)
+    for dtype in ("half", "float", "double")
+]
+
+
 @on_devices
-@pytest.mark.parametrize("dtype", ["half", "float", "double"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "dtype"), STEPS)
 def test_recorded_steps_are_those_of_single_launches(dtype: str, optimizer: str, plainly: Any) -> None:
-    found = trained(dtype, optimizer=OPTIMIZERS[optimizer]())
+    """Seven batches for two workers, the last one short: in the last round one of them has none."""
+    data = small_dataset(53)
+    found = trained(dtype, optimizer=OPTIMIZERS[optimizer](), data=data)
     assert found["ahead"] and found["refused"] == ""
-    same(found, plainly(trained, dtype, optimizer=OPTIMIZERS[optimizer]()))
+    same(found, plainly(trained, dtype, optimizer=OPTIMIZERS[optimizer](), data=data))
 
 
 @on_devices
-@pytest.mark.parametrize("accumulate", [2, 3, 50])
-@pytest.mark.parametrize("dtype", ["half", "float"])
+@pytest.mark.parametrize(("dtype", "accumulate"), [("half", 2), ("float", 3), ("half", 50)])
 def test_parts_of_a_batch_are_recorded_together(dtype: str, accumulate: int, plainly: Any) -> None:
-    found = trained(dtype, accumulate=accumulate)
+    data = small_dataset(53)
+    found = trained(dtype, accumulate=accumulate, data=data)
     assert found["ahead"]
-    same(found, plainly(trained, dtype, accumulate=accumulate))
+    same(found, plainly(trained, dtype, accumulate=accumulate, data=data))
 
 
 LOSSES = {
@@ -223,9 +233,21 @@ def test_losses_take_their_scale_from_the_device(loss: str, plainly: Any, monkey
     same(found, plainly(trained, network=model(), callbacks=[WeightAverage(0.9)], **options))
 
 
+# one worker averages with nobody: one of each kind of way
+BY_ONE = ("every 3", "end", "half", "post-local", "diloco", "elastic", "gradients", "threshold")
+ALONE_AND_TOGETHER = [
+    pytest.param(way, workers, marks=() if workers > 1 or way in BY_ONE else pytest.mark.slow)
+    for way in WAYS
+    for workers in (1, 3)
+]
+
+
 @on_devices
-@pytest.mark.parametrize("way", WAYS, ids=[name.replace("gradients", "sharing") for name in WAYS])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("way", "workers"),
+    ALONE_AND_TOGETHER,
+    ids=lambda value: value.replace("gradients", "sharing") if isinstance(value, str) else None,
+)
 def test_every_way_to_keep_replicas_together(way: str, workers: int, plainly: Any) -> None:
     """Eight batches for three workers, the last one short: in the last round one of them has none."""
     data = small_dataset(61)
@@ -374,10 +396,13 @@ def many_layers() -> Sequential:
 @on_devices
 @pytest.mark.parametrize("dtype", ["half", "float", "double"])
 def test_a_network_of_all_layers_is_recorded(dtype: str, plainly: Any) -> None:
-    found = trained(dtype, 1, network=Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1))
+    def network() -> Model:
+        return Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1)
+
+    data = small_dataset(29)
+    found = trained(dtype, 1, network=network(), data=data)
     assert found["ahead"]
-    network = Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1)
-    same(found, plainly(trained, dtype, 1, network=network), scores=False)
+    same(found, plainly(trained, dtype, 1, network=network(), data=data), scores=False)
 
 
 def marked(samples: int, *which: int) -> Dataset:

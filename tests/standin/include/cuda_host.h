@@ -1,6 +1,7 @@
 // CUDA's words for a C++ compiler: what a .cu file of this project uses of them, to run its kernels on the CPU.
 //
-// A kernel runs one block after the other. Where its file has barriers, the threads of a block are fibers (ucontext)
+// A kernel runs one block after the other. Where its file has barriers, the threads of a block are fibers (ucontext
+// starts them, setjmp and longjmp switch: swapcontext asks the kernel of the host each time for the mask of signals)
 // that take turns: each runs to its next __syncthreads(), then the next one. A barrier that some threads have left
 // behind for good is an error here, though hardware forgives it. Not seen this way: races between barriers, coalescing,
 // the rounding of device intrinsics; denormals are kept, which CuPy flushes to zero.
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -67,15 +69,16 @@ inline thread_local Place place;
 constexpr std::size_t STACK = 64 << 10;
 
 struct Fiber {
-  ucontext_t context;
+  jmp_buf here;  // where it goes on
+  ucontext_t context;  // where it begins
   std::unique_ptr<char[]> stack;
   dim3 thread;
-  bool done = false;
+  bool begun = false, done = false;
   void* sanitizer = nullptr;
 };
 
 struct Block {
-  ucontext_t back;
+  jmp_buf back;
   void* back_sanitizer = nullptr;
   const void* back_stack = nullptr;
   std::size_t back_size = 0;
@@ -84,7 +87,7 @@ struct Block {
   void* argument = nullptr;
 };
 inline thread_local Block* block = nullptr;  // none where threads run one after the other
-inline thread_local std::vector<std::unique_ptr<Fiber>> fibers;  // kept: their stacks are used again
+inline thread_local std::vector<std::unique_ptr<Fiber>> fibers;  // kept: each runs one thread after the other
 
 inline void into_fiber(Fiber& fiber) {
   block->running = &fiber;
@@ -92,18 +95,22 @@ inline void into_fiber(Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&block->back_sanitizer, fiber.stack.get(), STACK);
 #endif
-  swapcontext(&block->back, &fiber.context);
+  if (!_setjmp(block->back)) {
+    if (fiber.begun) _longjmp(fiber.here, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+  }
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(block->back_sanitizer, nullptr, nullptr);
 #endif
 }
 
-inline void out_of_fiber(bool for_good) {
+inline void out_of_fiber() {
   Fiber& fiber = *block->running;
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &fiber.sanitizer, block->back_stack, block->back_size);
+  __sanitizer_start_switch_fiber(&fiber.sanitizer, block->back_stack, block->back_size);
 #endif
-  swapcontext(&fiber.context, &block->back);
+  if (!_setjmp(fiber.here)) _longjmp(block->back, 1);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fiber.sanitizer, &block->back_stack, &block->back_size);
 #endif
@@ -113,9 +120,11 @@ inline void fiber_main() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, &block->back_stack, &block->back_size);
 #endif
-  block->body(block->argument);
-  block->running->done = true;
-  out_of_fiber(true);
+  for (;;) {  // a thread of each block that it is needed for
+    block->body(block->argument);
+    block->running->done = true;
+    out_of_fiber();
+  }
 }
 
 inline thread_local bool barrier_without_fibers = false;
@@ -125,7 +134,7 @@ inline void barrier() {
     barrier_without_fibers = true;
     return;
   }
-  out_of_fiber(false);
+  out_of_fiber();
 }
 
 // Launching ------------------------------------------------------------------------------------------------------------
@@ -149,19 +158,17 @@ Status run_block(dim3 size, bool with_barriers, Body&& body) {
   here.body = [](void* given) { (*static_cast<Plain*>(given))(); };
   here.argument = const_cast<void*>(static_cast<const void*>(&body));
   while (fibers.size() < threads) {
-    fibers.push_back(std::make_unique<Fiber>());
-    fibers.back()->stack = std::make_unique<char[]>(STACK);
-  }
-  for (unsigned t = 0; t < threads; ++t) {
-    Fiber& fiber = *fibers[t];
-    fiber.thread = {t % size.x, t / size.x % size.y, t / size.x / size.y};
-    fiber.done = false;
-    fiber.sanitizer = nullptr;
+    Fiber& fiber = *fibers.emplace_back(std::make_unique<Fiber>());
+    fiber.stack = std::make_unique_for_overwrite<char[]>(STACK);
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = STACK;
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, fiber_main, 0);
+  }
+  for (unsigned t = 0; t < threads; ++t) {
+    fibers[t]->thread = {t % size.x, t / size.x % size.y, t / size.x / size.y};
+    fibers[t]->done = false;
   }
   for (unsigned left = threads; left;) {
     unsigned ended = 0;
@@ -172,6 +179,7 @@ Status run_block(dim3 size, bool with_barriers, Body&& body) {
     }
     if (ended && ended < left) {
       block = nullptr;
+      fibers.clear();  // those that wait will never go on
       return LEFT_AT_BARRIER;
     }
     left -= ended;
@@ -262,7 +270,9 @@ using std::max;
 using std::min;
 using std::isnan;
 
-// At the end of a library: lets a kernel be found by its name.
+// At the end of a library: its kernels' names, and what lets a kernel be found by its name.
+#define STANDIN_NAMES(names) \
+  extern "C" const char* exported_names() { return names; }
 #define STANDIN_EXPORT(name)                                                                                    \
   extern "C" const char* signature_of_##name() {                                                                \
     static const std::string text = standin::signature(name);                                                   \
