@@ -11,10 +11,13 @@ The file is long (over 300 lines) because a block, the pool that it is from and 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import mmap
+import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -46,8 +49,24 @@ def _unwritten(size: int) -> NDArray[Any]:
     """Bytes that hold the pattern. Large ones are pages of a file, which are copied when they are written to."""
     if size < LARGE:
         return np.full(size, UNWRITTEN, np.uint8)
-    pages = _pages(-(-size // LARGE) * LARGE)
-    return np.frombuffer(mmap.mmap(pages.fileno(), size, flags=mmap.MAP_PRIVATE), np.uint8)
+    mmap_, munmap = _mapping()
+    file = _pages(-(-size // LARGE) * LARGE).fileno()
+    address = mmap_(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, file, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise MemoryError(f"{size} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    pages = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(pages, munmap, address, size).atexit = False
+    return np.frombuffer(pages, np.uint8)
+
+
+@functools.cache
+def _mapping() -> tuple[Any, Any]:
+    """mmap and munmap of the C library: Python's own keeps a file open for each mapping."""
+    library, size = ctypes.CDLL(None, use_errno=True), ctypes.c_size_t
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, size, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t]
+    library.munmap.argtypes = [ctypes.c_void_p, size]
+    return library.mmap, library.munmap
 
 
 @functools.cache
@@ -222,15 +241,18 @@ class DevicePool:
         if self.limit and size > self.limit:
             raise OutOfMemoryError(size, self.total, self.limit)
         self.machine.asked(self.device)
-        for attempt in range(3):
+        for make_room in (self.free_all_blocks, self._collect, None):
             if self._fits(size):
                 self.machine.must_not_wait("an allocation of device memory (cudaMalloc)")
                 self.total += size
                 return
-            if attempt:
-                gc.collect()
-            self.free_all_blocks()
+            if make_room is not None:
+                make_room()
         raise OutOfMemoryError(size, self.total, self.limit)
+
+    def _collect(self) -> None:
+        gc.collect()
+        self.free_all_blocks()
 
     def _fits(self, size: int) -> bool:
         limited = self.limit and self.total + size > self.limit

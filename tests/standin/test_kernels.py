@@ -171,6 +171,9 @@ def test_kernels_are_ordered_like_all_operations(cupy: Any, kernels: Any) -> Non
 def test_threads_that_wait_for_others_for_ever_are_found(cupy: Any, kernels: Any) -> None:
     with caught(BadLaunch, "came to the end while others waited"):
         kernels("stuck")((1,), (8,), (cupy.zeros(8, np.float32),))
+    x, y = cupy.asarray(np.arange(8, dtype=np.float32)), cupy.empty(8, np.float32)
+    kernels("reversed")((1,), (8,), (x, y))  # and they do not go on in the next kernel
+    np.testing.assert_array_equal(y.get(), np.arange(8)[::-1])
 
 
 def test_a_null_pointer_is_passed_on(cupy: Any, kernels: Any) -> None:

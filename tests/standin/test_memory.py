@@ -41,6 +41,18 @@ def test_a_pool_rounds_keeps_and_gives_back(cupy: Any) -> None:
     assert (pool.total_bytes(), pool.n_free_blocks()) == (0, 0)
 
 
+@pytest.mark.parametrize("size", [4, 1 << 18, (1 << 18) + 3])
+def test_what_nobody_wrote_is_nan_however_large_the_block(cupy: Any, size: int) -> None:
+    """What one block was written with is in no other, and not in the next one at its place."""
+    for _ in range(2):
+        x, y = cupy.empty(size, np.float32), cupy.empty(size, np.float32)
+        assert np.isnan(x._view).all()
+        x[...] = 1
+        assert np.isnan(y._view).all() and (x._view == 1).all()
+        del x, y
+        gc.collect()
+
+
 def test_a_block_is_split_and_merged_again(cupy: Any) -> None:
     pool = cupy.get_default_memory_pool()
     whole = cupy.empty(2048, np.uint8)

@@ -12,7 +12,7 @@ import pytest
 
 from cupynet.backend import Control, create_backend
 from cupynet.backend.cuda import launch
-from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, Kernels, power_of_two, source
+from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, OPTIONS, Kernels, power_of_two, source
 from cupynet.backend.pointwise import NAMES
 from cupynet.errors import ConfigError
 from tests.standin.host import host_library
@@ -23,7 +23,7 @@ FILES = sorted(path.stem for path in FOLDER.glob("*.cu"))
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_table_says_what_the_kernels_take(file: str) -> None:
-    kernels = host_library(FOLDER / f"{file}.cu")
+    kernels = host_library(source(file), options=OPTIONS)
     assert kernels.keys() == {name for name, instance in INSTANCES.items() if instance.file == file}
     for name, kernel in kernels.items():
         words = launch.TAKES[file][base(name)].split()
