@@ -97,7 +97,7 @@ def test_whole_runs_have_as_many_workers_whatever_was_typed(monkeypatch: pytest.
     experiment = SimpleNamespace(
         load=lambda: SimpleNamespace(train=range(5)), placement=SimpleNamespace(workers=1), settings=settings
     )
-    asked: Any = SimpleNamespace(experiment=experiment, settings=settings, without_ranks="")
+    asked: Any = SimpleNamespace(experiment=experiment, settings=settings, without_ranks="", network=None)
     found = bench.loops(asked, tmp_path / "run")
     assert {"train, threads=2", "train, ranks=2"} <= found.keys()
     common = [f"--config-dir={mine}", "data=synthetic", "model=own", "epochs=2", "evaluate_every_epochs=2"]
