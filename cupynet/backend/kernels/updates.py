@@ -22,24 +22,25 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @inlined
 def slope(g: Any, w: Any, numbers: Any) -> Any:
-    """clip(scale · g) + l2 · w + l1 · sign(w)."""
+    """clip(scale · g) + l2 · w + l1 · sign(w).
+
+    What is not asked for is added as 0: with branches in it a loop would not be made of vectors.
+    """
     _, _, _, _, scale, clip, l1, l2, _, _, _, _ = numbers
+    zero = scale - scale  # of their precision: a plain 0 would make it double
     g *= scale
-    g = clip if g > clip else -clip if g < -clip else g
-    if l2 != 0:
-        g += l2 * w
-    if l1 != 0:
-        g += l1 if w > 0 else -l1 if w < 0 else 0
-    return g
+    g = clip if g > clip else g
+    g = -clip if g < -clip else g
+    sign = l1 if w > 0 else zero
+    sign = -l1 if w < 0 else sign
+    return g + (l2 * w + sign)
 
 
 @inlined
 def move(weight: Array, grad: Array, i: int, step: Any, numbers: Any) -> None:
     """w -= step + rate · decay · w; g = 0."""
     rate, decay = numbers[0], numbers[8]
-    if decay != 0:
-        step += rate * decay * weight[i]
-    weight[i] -= step
+    weight[i] -= step + rate * decay * weight[i]
     grad[i] = 0
 
 
