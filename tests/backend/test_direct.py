@@ -18,17 +18,20 @@ ROOM = ((1, 1), (1, 1))
 # images, channels, filters, window: sums of more than a chunk, columns that fill no vector, rows that fill no tile
 SHAPES = {
     "one pixel": ((1, 1, 1), 1, 1, Window((1, 1))),
-    "a chunk and a rest": ((2, 5, 4), 31, 19, Window((3, 3), (1, 1), ROOM)),
-    "two blocks and a rest": ((1, 5, 5), 4, 41, Window((2, 2))),
+    "a chunk and a rest": ((2, 5, 4), 35, 19, Window((3, 3), (1, 1), ROOM)),
+    "two blocks and a rest": ((1, 5, 5), 3, 41, Window((2, 2))),
     "many patches": ((2, 21, 20), 3, 16, Window((3, 3), (1, 1), ROOM)),
-    "pixels that no window sees": ((3, 9, 8), 5, 20, Window((2, 1), (4, 3))),
-    "gaps": ((2, 9, 11), 3, 17, Window((3, 2), (1, 2), ((2, 1), (0, 3)), (2, 3))),
-    "places that see zeros alone": ((2, 2, 3), 9, 8, Window((5, 5), (2, 2), ((3, 3), (3, 3)))),
+    "pixels that no window sees": ((3, 9, 8), 3, 19, Window((2, 1), (4, 3))),
+    "gaps": ((2, 9, 11), 3, 41, Window((3, 2), (1, 2), ((2, 1), (0, 3)), (2, 3))),
+    "places that see zeros alone": ((2, 2, 3), 3, 16, Window((5, 5), (2, 2), ((3, 3), (3, 3)))),
 }
 
 
-@pytest.mark.parametrize("dtype", ["float", "double"])
-@pytest.mark.parametrize("name", SHAPES)
+# each rest of a tile is compiled anew, in each precision
+CASES = [*((name, "float") for name in SHAPES), ("a chunk and a rest", "double"), ("many patches", "double")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_direct_convolution_is_the_references(name: str, dtype: str) -> None:
     (n, height, width), channels, filters, window = SHAPES[name]
     backend, reference = create_backend("numba", dtype=dtype), create_backend("numpy", dtype="double")
