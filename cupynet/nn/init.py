@@ -185,7 +185,11 @@ INITIALIZERS: dict[str, Initializer] = {
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
     """The initialiser called `init`, or that object itself; ConfigError for anything else, which names the argument."""
-    if callable(init) and not isinstance(init, type):
+    module = type(init).__module__
+    elsewhere = (
+        module.startswith("cupynet.") and module != __name__
+    )  # what can be called there is called with other things
+    if callable(init) and not isinstance(init, type) and not elsewhere:
         return init
     if isinstance(init, str) and init in INITIALIZERS:
         return INITIALIZERS[init]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.data import Shift
 from cupynet.errors import ConfigError
 from cupynet.nn import Conv2D, Dense, Flat, Image, Layer, Loss, Model, Sequential
 from cupynet.nn.init import (
@@ -23,6 +24,7 @@ from cupynet.nn.init import (
     fans,
     initializer,
 )
+from cupynet.optim import Step
 from cupynet.parts import build
 
 DENSE, CONV = (300, 200), (5, 5, 20, 50)
@@ -187,6 +189,15 @@ def test_biases_are_part_of_what_a_layer_makes() -> None:
 def test_what_biases_cannot_begin_with_is_refused(kind: Any, wrong: Any, line: str) -> None:
     with pytest.raises(ConfigError, match=f"^{kind.__name__} {line}"):
         kind(3, *([2] if kind is Conv2D else []), bias_init=wrong)
+
+
+@pytest.mark.parametrize("strange", [Shift(1), Step(0.1, 0.5, 3)], ids=str)
+def test_what_is_called_with_other_things_is_no_initialiser(strange: Any) -> None:
+    for refused in (lambda: Dense(2, init=strange), lambda: Conv2D(2, 1, bias_init=strange)):
+        with pytest.raises(
+            ConfigError, match=rf"init={type(strange).__name__}\(.*\): must be one of xavier, .*, or such an"
+        ):
+            refused()
 
 
 OWN = r"weight 'conv.weight': its initialiser made "

@@ -42,6 +42,12 @@ def kernel(function: Kernel) -> Kernel:
     return cast(Kernel, compiled)
 
 
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of a kernel's loop, compiled into it."""
+    found: Callable[..., Any] = numba.extending.register_jitable(function)
+    return found
+
+
 @kernel
 def gather_scale(images: Array, samples: Array, scale: float, shift: float, batch: Array) -> None:
     """batch[i] = images[samples[i]] * scale + shift; (S, F) uint8, (N,), (N, F)."""

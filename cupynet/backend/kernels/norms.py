@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.loops import inlined, kernel
 
 BLOCK = 64  # rows
 
@@ -66,53 +66,42 @@ def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu
                 target[c] = (source[c] - mean[c]) * factor[c] + shift[c]
 
 
+@inlined
+def add_sums(dy: Array, x: Array, mean: Array, totals: Array, parts: Array) -> None:
+    """Adds the sums of dy and of dy · (x - mean) over a block of rows to `totals` (2, C); parts (2, C): scratch."""
+    parts[:] = 0
+    part, part_product = parts[0], parts[1]
+    for r in range(x.shape[0]):
+        gradient, source = dy[r], x[r]
+        for c in range(x.shape[1]):
+            part[c] += gradient[c]
+            part_product[c] += gradient[c] * (source[c] - mean[c])
+    for c in range(x.shape[1]):
+        totals[0, c] += part[c]
+        totals[1, c] += part_product[c]
+
+
 @kernel
 def normalize_sums(dy: Array, x: Array, mean: Array, sums: Array) -> None:
     """The sums of dy and of dy · (x - mean) in each column; (R, C), (C,), (2, C)."""
-    rows, channels = x.shape
-    total, product = np.zeros(channels, np.float64), np.zeros(channels, np.float64)
-    part, part_product = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
-    for start in range(0, rows, BLOCK):
-        part[:] = 0
-        part_product[:] = 0
-        for r in range(start, min(start + BLOCK, rows)):
-            gradient, source = dy[r], x[r]
-            for c in range(channels):
-                part[c] += gradient[c]
-                part_product[c] += gradient[c] * (source[c] - mean[c])
-        for c in range(channels):
-            total[c] += part[c]
-            product[c] += part_product[c]
-    for c in range(channels):
-        sums[0, c] = total[c]
-        sums[1, c] = product[c]
+    totals, parts = np.zeros(sums.shape, np.float64), np.empty(sums.shape, x.dtype)
+    for start in range(0, len(x), BLOCK):
+        add_sums(dy[start : start + BLOCK], x[start : start + BLOCK], mean, totals, parts)
+    sums[:] = totals
 
 
 @kernel
 def normalize_relu_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array) -> None:
     """As `normalize_sums`, of dy where y > 0; elsewhere dy becomes 0."""
-    rows, channels = x.shape
-    zero, gradients, outputs = x.dtype.type(0), dy.reshape(-1), y.reshape(-1)
-    total, product = np.zeros(channels, np.float64), np.zeros(channels, np.float64)
-    part, part_product = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
-    for start in range(0, rows, BLOCK):
-        part[:] = 0
-        part_product[:] = 0
-        stop = min(start + BLOCK, rows)
-        passed, output = gradients[start * channels : stop * channels], outputs[start * channels : stop * channels]
+    totals, parts = np.zeros(sums.shape, np.float64), np.empty(sums.shape, x.dtype)
+    zero = x.dtype.type(0)
+    for start in range(0, len(x), BLOCK):
+        block = dy[start : start + BLOCK]
+        passed, output = block.reshape(-1), y[start : start + BLOCK].reshape(-1)
         for i in range(passed.size):  # in one loop with the sums, rows of 16 would not be vectors
             passed[i] = passed[i] if output[i] > zero else zero
-        for r in range(start, stop):
-            gradient, source = dy[r], x[r]
-            for c in range(channels):
-                part[c] += gradient[c]
-                part_product[c] += gradient[c] * (source[c] - mean[c])
-        for c in range(channels):
-            total[c] += part[c]
-            product[c] += part_product[c]
-    for c in range(channels):
-        sums[0, c] = total[c]
-        sums[1, c] = product[c]
+        add_sums(block, x[start : start + BLOCK], mean, totals, parts)
+    sums[:] = totals
 
 
 @kernel

@@ -27,11 +27,10 @@ from cupynet.backend.kernels.vectors import (
     constants,
     element,
     load,
-    multiply_add,
     pointers,
     registers,
-    split,
     store,
+    sums_of_products,
     widths,
 )
 
@@ -104,36 +103,12 @@ def add_products(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
-    """The loop over t with all sums in registers. (Over 40 lines: one loop, read in one piece.)"""
+    """The sums, and each row of them added where it belongs."""
     height, width = known
     x, starts, table, count, w, pitch = inputs
-    parts = split(width, x.type.pointee)
-    patches = [b.gep(x, [element(b, starts, ir.Constant(I64, i))]) for i in range(height)]
-    entry, loop, done = b.block, b.append_basic_block("tile"), b.append_basic_block("tile.done")
-    b.branch(loop)
-
-    b.position_at_end(loop)
-    t = b.phi(I64)
-    sums = [[b.phi(kind) for _, kind in parts] for _ in range(height)]
-    offset, row = element(b, table, t), b.gep(w, [b.mul(t, pitch)])
-    factors = [load(b, row, *part) for part in parts]
-    values = [b.load(b.gep(patch, [offset])) for patch in patches]
-    after = [
-        [multiply_add(b, factor, value, total) for factor, total in zip(factors, own, strict=True)]
-        for value, own in zip(values, sums, strict=True)
-    ]
-    following = b.add(t, ir.Constant(I64, 1))
-    t.add_incoming(ir.Constant(I64, 0), entry)
-    t.add_incoming(following, loop)
-    for own, later in zip(sums, after, strict=True):
-        for phi, total in zip(own, later, strict=True):
-            phi.add_incoming(ir.Constant(phi.type, None), entry)
-            phi.add_incoming(total, loop)
-    b.cbranch(b.icmp_signed("<", following, count), loop, done)
-
-    b.position_at_end(done)
+    sums, parts = sums_of_products(b, x, starts, height, table, w, pitch, count, width)
     end = b.append_basic_block("tile.end")
-    for i, own in enumerate(after):
+    for i, own in enumerate(sums):
         if i:  # rows that only fill the tile are not stored
             stored = b.append_basic_block("tile.row")
             b.cbranch(b.icmp_signed("<", ir.Constant(I64, i), rows), stored, end)

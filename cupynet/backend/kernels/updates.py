@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.kernels.loops import inlined, kernel
 
 # Numbers, in this order: rate, first, second, third, scale, clip, l1, l2, decay, a, b, c; see `Move.in_order`.
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A part of a kernel's loop, compiled into it."""
-    found: Callable[..., Any] = numba.extending.register_jitable(function)
-    return found
 
 
 @inlined

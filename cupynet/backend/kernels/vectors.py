@@ -1,4 +1,5 @@
-"""Pieces of machine code that `rows`, `windows` and `outer` are made of: vectors, as LLVM and this processor have them.
+"""Pieces of machine code that `rows`, `windows`, `tiles` and `outer` are made of: vectors, as LLVM and this processor
+have them.
 
 Functions that take `b`, an LLVM builder, emit instructions at its place and return what they compute.
 """
@@ -103,6 +104,40 @@ def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
         name = f"v{kind.count}{name}"
     fma = cgutils.get_or_insert_function(b.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.{name}")
     return b.call(fma, [x, factor, total])
+
+
+def sums_of_products(
+    b: Any, x: Any, places: Any, rows: int, table: Any, w: Any, pitch: Any, count: Any, width: int
+) -> Any:
+    """rows x width sums in registers, of x[places[i] + table[t]] · w[t · pitch + j] over t < count, at least one.
+
+    Returns them row by row as vectors, and where these begin and of what type they are, see `split`.
+    """
+    parts = split(width, x.type.pointee)
+    patches = [b.gep(x, [element(b, places, ir.Constant(I64, i))]) for i in range(rows)]
+    entry, loop, done = b.block, b.append_basic_block("sums"), b.append_basic_block("sums.done")
+    b.branch(loop)
+
+    b.position_at_end(loop)
+    t = b.phi(I64)
+    sums = [[b.phi(kind) for _, kind in parts] for _ in range(rows)]
+    offset, row = element(b, table, t), b.gep(w, [b.mul(t, pitch)])
+    factors = [load(b, row, *part) for part in parts]
+    values = [b.load(b.gep(patch, [offset])) for patch in patches]
+    after = [
+        [multiply_add(b, factor, value, total) for factor, total in zip(factors, own, strict=True)]
+        for value, own in zip(values, sums, strict=True)
+    ]
+    following = b.add(t, ir.Constant(I64, 1))
+    t.add_incoming(ir.Constant(I64, 0), entry)
+    t.add_incoming(following, loop)
+    for own, later in zip(sums, after, strict=True):
+        for phi, total in zip(own, later, strict=True):
+            phi.add_incoming(ir.Constant(phi.type, None), entry)
+            phi.add_incoming(total, loop)
+    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+    b.position_at_end(done)
+    return after, parts
 
 
 def _place(b: Any, base: Any, at: int, kind: Any) -> Any:

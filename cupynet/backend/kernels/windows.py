@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -20,16 +19,13 @@ from cupynet.backend.array import Array
 from cupynet.backend.kernels.loops import kernel
 from cupynet.backend.kernels.patches import Patches
 from cupynet.backend.kernels.vectors import (
-    I64,
     bytes_like,
     constants,
-    element,
     load,
-    multiply_add,
     pointers,
     registers,
-    split,
     store,
+    sums_of_products,
 )
 
 FAR_FROM_OVERFLOW = 1e37  # in single precision, and so in double
@@ -66,35 +62,11 @@ def window_maximum(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
-    """The loop over k with all sums in registers, then the largest."""
+    """The sums, then the largest of each filter's."""
     pixels, filters, nan = known
     x, places, table, weight, pitch, count = inputs
-    parts = split(filters, x.type.pointee)
-    patches = [b.gep(x, [element(b, places, ir.Constant(I64, p))]) for p in range(pixels)]
-    entry, loop, done = b.block, b.append_basic_block("window"), b.append_basic_block("window.done")
-    b.branch(loop)
-
-    b.position_at_end(loop)
-    k = b.phi(I64)
-    sums = [[b.phi(kind) for _, kind in parts] for _ in range(pixels)]
-    offset, row = element(b, table, k), b.gep(weight, [b.mul(k, pitch)])
-    factors = [load(b, row, *part) for part in parts]
-    values = [b.load(b.gep(patch, [offset])) for patch in patches]
-    after = [
-        [multiply_add(b, factor, value, total) for factor, total in zip(factors, own, strict=True)]
-        for value, own in zip(values, sums, strict=True)
-    ]
-    following = b.add(k, ir.Constant(I64, 1))
-    k.add_incoming(ir.Constant(I64, 0), entry)
-    k.add_incoming(following, loop)
-    for own, later in zip(sums, after, strict=True):
-        for phi, total in zip(own, later, strict=True):
-            phi.add_incoming(ir.Constant(phi.type, None), entry)
-            phi.add_incoming(total, loop)
-    b.cbranch(b.icmp_signed("<", following, count), loop, done)
-
-    b.position_at_end(done)
-    _emit_largest(b, parts, after, bool(nan), *outputs)
+    sums, parts = sums_of_products(b, x, places, pixels, table, weight, pitch, count, filters)
+    _emit_largest(b, parts, sums, bool(nan), *outputs)
 
 
 def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, winners: Any) -> None:
