@@ -21,8 +21,13 @@ LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_lea
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long on made-up devices is for those who have time; every backend that is there has it all."""
+    """What takes long on made-up devices is for those who have time; every backend that is there has it all.
+
+    An address in a name would differ from process to process, and tests are shared out by their names.
+    """
     for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: has an address in its name: give it ids")
         if item.get_closest_marker("standin") and any(name in item.name for name in LONG_ON_THE_STANDIN):
             item.add_marker(pytest.mark.slow)
 

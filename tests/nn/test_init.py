@@ -191,7 +191,7 @@ def test_what_biases_cannot_begin_with_is_refused(kind: Any, wrong: Any, line: s
         kind(3, *([2] if kind is Conv2D else []), bias_init=wrong)
 
 
-@pytest.mark.parametrize("strange", [Shift(1), Step(0.1, 0.5, 3)], ids=str)
+@pytest.mark.parametrize("strange", [Shift(1), Step(0.1, 0.5, 3)], ids=["Shift", "Step"])
 def test_what_is_called_with_other_things_is_no_initialiser(strange: Any) -> None:
     for refused in (lambda: Dense(2, init=strange), lambda: Conv2D(2, 1, bias_init=strange)):
         with pytest.raises(
