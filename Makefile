@@ -14,7 +14,7 @@ OLDEST := 3.10
 BEYOND := 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-gpu soak machines bench bench-gpu doctor check clean environment
+.PHONY: help install train test test-gpu soak records machines bench bench-gpu doctor check clean environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ test-gpu: ## run the tests marked gpu with PYTHON=/path/to/python, which has CuP
 
 soak: environment ## train, kill, go on and compare for an hour, or for MINUTES=5; the results go to outputs/soak/
 	@$(PY) -m tests.soak --minutes $(MINUTES) $(ARGS)
+
+records: environment ## measure again what the README quotes, on an idle machine: ARGS="speedrun memory"; hours for all
+	@$(PY) -m tests.records $(ARGS)
 
 machines: environment ## train on two machines that a slow cable connects (needs root, else without cable): ARGS="epochs=1"
 	@$(PY) -m cupynet.machines $(ARGS)

@@ -1,0 +1,80 @@
+"""`make records`: what it writes follows from the runs it made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import records
+
+SMALL = ("data=synthetic", "data.train=64", "data.test=32", "epochs=1", "model=mlp", "callbacks.checkpoint=null")
+
+
+@pytest.fixture
+def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> records.Maker:
+    """Of tiny runs; the tree may have changes while somebody works on it."""
+    from cupynet.backend.environment import commit
+
+    monkeypatch.setattr(records, "commit", commit)
+    (tmp_path / "runs").mkdir()
+    return records.Maker(tmp_path / "runs", tmp_path, SMALL)
+
+
+def written(maker: records.Maker, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((maker.target / f"{name}.json").read_text("utf-8"))
+    assert found["commit"] == maker.commit and found["environment"]["python"]
+    return found
+
+
+def test_a_record_has_its_command_its_runs_and_where_they_were_made(maker: records.Maker) -> None:
+    records.keras_cnn(maker, seeds=[1, 2])
+    found = written(maker, "keras_cnn")
+    assert found["command"] == "python -m cupynet.train experiment=keras_cnn seed=SEED"
+    reached = [run["test_accuracy"] for run in found["runs"]]
+    assert [run["seed"] for run in found["runs"]] == [1, 2] and len(reached) == 2
+    assert found["test_accuracy"] == {
+        "mean": round(sum(reached) / 2, 6),
+        "lowest": min(reached),
+        "highest": max(reached),
+    }
+
+
+def test_memory_is_a_line_through_what_was_held(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {1: 220.0, 2: 240.0, 4: 280.0}
+    monkeypatch.setattr(maker, "train", lambda settings, workers: ({}, held[workers]))
+    maker._environment = {"python": "3"}
+    records.memory(maker, tuple(held))
+    assert written(maker, "memory")["line"] == {"mb": 200.0, "mb_per_worker": 20.0, "off_by": 0.0}
+
+
+def test_a_run_that_fails_or_is_of_another_commit_makes_no_record(maker: records.Maker) -> None:
+    with pytest.raises(SystemExit, match="workers=0"):
+        maker.train("workers=0")
+    maker.commit = "0" * 40
+    with pytest.raises(SystemExit, match="was made at .*, not at 0000"):
+        maker.train("workers=1")
+    assert not [*maker.target.glob("*.json")]
+
+
+def test_files_that_differ_from_the_commit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import subprocess
+
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-mx"],
+    ):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    assert len(records.commit()) == 40
+    (tmp_path / "new.py").write_text("")
+    with pytest.raises(SystemExit, match=r"(?s)differ from it:\n\?\? new.py\ncommit them first"):
+        records.commit()
+
+
+@pytest.mark.parametrize("path", sorted(records.RECORDS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_record_names_its_commit_and_its_machine(path: Path) -> None:
+    found = json.loads(path.read_text("utf-8"))
+    assert len(found["commit"]) == 40 and found["environment"]
