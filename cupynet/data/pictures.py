@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ COLOURS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits in eac
 class Folder(OwnData):
     """`<folder>/train/<class>/*.png` and `<folder>/test/<class>/*.png`, or .jpg; needs Pillow (the extra `images`).
 
-    Classes are numbered in the order of their folders' names, and images come in that of their files'. What begins with
-    a dot is passed over. Transparency is dropped; a photograph is not turned by what its camera has noted.
+    Classes are numbered in the order of their folders' names, and images come in that of their files'. Where there is a
+    `limit` classes take turns, so that it keeps some of each, and what it leaves out is not decoded (unless images are
+    first taken for validation). What begins with a dot is passed over. Transparency is dropped; a photograph is not
+    turned by what its camera has noted.
 
     Args:
         folder: its path.
@@ -71,6 +74,15 @@ class Folder(OwnData):
     def _files(self) -> list[Path]:
         return [path for classes in self._listed.values() for files in classes.values() for path in files]
 
+    def _kept(self, part: str) -> list[tuple[Path, int]]:
+        """The files that are read, each with its label."""
+        names = list(self._listed["train"])
+        classes = [[(path, names.index(name)) for path in files] for name, files in self._listed[part].items()]
+        if self.limit is None:
+            return list(chain(*classes))
+        turns = [each for each in chain(*zip_longest(*classes)) if each is not None]
+        return turns if part == "train" and self.validation else turns[: self.limit]
+
     def _place(self, part: str, what: str = "") -> str:
         assert self.folder is not None
         return str(expanded(self.folder) / part)
@@ -87,7 +99,7 @@ class Folder(OwnData):
         if self._size is not None:
             height, width = self._size
         channels = self._channels or (1 if grey else 3)
-        counts = {part: sum(map(len, classes.values())) for part, classes in listed.items()}
+        counts = {part: len(self._kept(part)) for part in listed}
         names = tuple(listed["train"])
         return Outline((height, width, channels), len(names), counts["train"], counts["test"], names)
 
@@ -96,8 +108,7 @@ class Folder(OwnData):
 
     def _pictures(self, part: str) -> tuple[Array, Array]:
         """Images (S, H, W, C) uint8 and labels (S,) of a part."""
-        (height, width, channels), names = self.outline.image_shape, self.outline.class_names
-        listed = [(path, names.index(name)) for name, files in self._listed[part].items() for path in files]
+        (height, width, channels), listed = self.outline.image_shape, self._kept(part)
         images = np.empty((len(listed), height, width, channels), np.uint8)
         resized = self._size is not None
         for row, (path, _) in enumerate(listed):

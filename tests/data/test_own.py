@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cupynet.data.pictures
 from cupynet.data import Folder, Idx, Npz, Shards, load_mapped, write_shards
 from cupynet.data.own import IDX_NAMES, OwnData
 from cupynet.errors import ConfigError, DataError
@@ -325,6 +326,22 @@ def pictures(tmp_path: Path, ending: str = "png") -> Path:
 
 def test_names_of_classes_are_kept(tmp_path: Path) -> None:
     assert Folder(pictures(tmp_path)).class_names == tuple(f"class-{digit}" for digit in range(10))
+
+
+@pytest.mark.parametrize("validation", [0, 7])
+def test_a_quick_look_has_some_of_each_class_and_reads_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: int
+) -> None:
+    folder, read = pictures(tmp_path), list[Path]()
+    decoded = cupynet.data.pictures._decoded
+    monkeypatch.setattr(cupynet.data.pictures, "_decoded", lambda path, *a: (read.append(path), decoded(path, *a))[1])
+    source = Folder(folder, limit=20, validation=validation)
+    data = source.load()
+    assert len(data.train) == len(data.test) == 20
+    assert set(data.test.labels.tolist()) == set(range(10))
+    assert len(set(data.train.labels.tolist())) >= 8  # type: ignore[union-attr]
+    train = sum(path.parts[-3] == "train" for path in read)
+    assert len(read) - train == 20 and train == (20 if not validation else len(SMALL.train_labels))
 
 
 def test_jpeg_and_what_begins_with_a_dot(tmp_path: Path) -> None:
