@@ -22,6 +22,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#3b9fd8")
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MOST_POINTS = 400  # of a line in a chart 500 pixels wide
 _SIZE = (5.6, 2.9)  # inches of 72 units
+_MARGINS = (0.8, 0.1, 0.52)  # left, right, bottom of a chart: labels of six characters, and what an axis is
 MISSING = "charts need matplotlib: pip install 'cupynet[plots]'"
 
 
@@ -103,9 +104,10 @@ def png(charts: Iterable[Chart]) -> bytes:
     shown = [chart for chart in charts if chart.shown]
     columns = min(len(shown), 2)
     with _style():
-        figure = _figure(max(math.ceil(len(shown) / 2), 1), max(columns, 1))
+        rows = max(math.ceil(len(shown) / 2), 1)
+        figure = _figure(rows, max(columns, 1), top=0.4)
         for place, chart in enumerate(shown):
-            axes = figure.add_subplot(math.ceil(len(shown) / 2), columns, place + 1)
+            axes = figure.add_subplot(rows, columns, place + 1)
             axes.set_title(chart.title, loc="left", fontweight="bold", color=INK)
             _draw(chart, axes, legend=True)
         content = io.BytesIO()
@@ -159,10 +161,22 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _figure(rows: int, columns: int) -> Any:
+def _figure(rows: int, columns: int, top: float = 0.1) -> Any:
+    """An empty figure for so many charts. Margins are given: to look for them takes as long as all the rest."""
     from matplotlib.figure import Figure  # not pyplot, which chooses a window system and keeps every figure
 
-    return Figure(figsize=(_SIZE[0] * columns, (_SIZE[1] + 0.3 * (columns > 1)) * rows), layout="constrained")
+    width, height = _SIZE[0] * columns, _SIZE[1] * rows
+    figure = Figure(figsize=(width, height))
+    left, right, bottom = _MARGINS
+    figure.subplots_adjust(
+        left / width,
+        bottom / height,
+        1 - right / width,
+        1 - top / height,
+        wspace=(left + right) / (_SIZE[0] - left - right),
+        hspace=(bottom + top) / (_SIZE[1] - bottom - top),
+    )
+    return figure
 
 
 def _draw(chart: Chart, axes: Any, *, legend: bool) -> None:
@@ -179,13 +193,13 @@ def _draw(chart: Chart, axes: Any, *, legend: bool) -> None:
     axes.set_ylabel(chart.y_label)
     values = [float(value) for line in lines for value in line.y if value is not None and _finite(value)]
     if chart.log and values and min(values) > 0:
-        from matplotlib.ticker import LogLocator, NullFormatter
+        from matplotlib.ticker import LogLocator, NullLocator
 
         axes.set_yscale("log")
         wide = max(values) / min(values) >= 1000
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(lambda value, _: _short(value))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.ticklabel_format(useOffset=False, style="plain")
         axes.yaxis.set_major_formatter((lambda x, _: f"{100 * x:.4g} %") if chart.percent else (lambda x, _: _short(x)))
@@ -229,7 +243,10 @@ def _stack(lines: Sequence[Line], axes: Any) -> None:
 
 
 def _short(value: float) -> str:
-    """A number of an axis: 12,000 rather than 1.2e4."""
+    """A number of an axis in six characters or so: 12,000 and 3.4M."""
+    for least, unit in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if abs(value) >= least:
+            return f"{value / (1000 if unit == 'k' else least):.4g}{unit}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
