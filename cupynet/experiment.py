@@ -234,6 +234,7 @@ class Experiment:
             "reduce": parallel.reduce,
             "data_on_device": self.settings.memory.data_on_device,
             "report_every": self.settings.report_every_iterations,
+            "progress": "none",  # the settings' callbacks have it, or somebody took it out
         }
         return ParallelWrapper(
             self.model(), callbacks=own if callbacks is None else callbacks, run=run, **arguments | changes

@@ -41,6 +41,7 @@ DOOR = (
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
 STARTED = ("mpiexec",)  # what the environment tells of the other processes: for who starts or finds them
+SCREEN = ("terminal",)  # what it can show: for who writes there
 FILES = (
     "files",
     "runs",
@@ -53,6 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "checks": (),
     "mpiexec": (),
+    "terminal": (),
     "files": (),
     "lock": (),
     "interrupts": STARTED,
@@ -64,15 +66,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "data": ("backend", "files", "lock"),
     "parallel": ("backend", "nn.params", *STARTED),
     "parallel.pipeline": ("backend", "nn"),
-    "training": ("backend", "nn", "optim", "data", "parallel", *FILES),
-    **dict.fromkeys(DOOR, (*DOOR, *STARTED, "lock")),
+    "training": ("backend", "nn", "optim", "data", "parallel", *FILES, *SCREEN),
+    **dict.fromkeys(DOOR, (*DOOR, *STARTED, *SCREEN, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
-    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
+    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN)),
     "importing": ("files", "nn"),
     "equipped": ("backend",),  # begins with nothing but Python
     "report": ("exits", "files", "lock", "runs", "trust"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS)),
     "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
 }
 
@@ -93,7 +95,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "PIL": ("data/pictures.py",),
     "h5py": ("importing.py",),
     "platformdirs": ("data/",),
-    "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
+    "rich": ("training/console.py", "training/bar.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
     "mpi4py": ("parallel/mpi.py",),
     "threadpoolctl": ("backend/", "bench.py"),

@@ -13,7 +13,8 @@ import pytest
 
 from cupynet.runs import Run, Summary
 from cupynet.training import EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
-from cupynet.training.console import _amount, describe, figure, result_table
+from cupynet.training.bar import amount, figure
+from cupynet.training.console import describe, result_table
 from tests.test_runs import SUMMARY
 from tests.training.conftest import small_dataset, small_model
 
@@ -97,7 +98,7 @@ def test_the_widest_row_fits(capsys):
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (6_900_000, "6.9 MB"), (999_600_000, "1 GB"), (2.5e13, "25 TB")],
 )
 def test_amounts(count, text):
-    assert _amount(count) == text
+    assert amount(count) == text
 
 
 # A display that fails -------------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
     def render(*_: Any) -> Any:
         raise ZeroDivisionError("no width")
 
-    monkeypatch.setattr("rich.progress.BarColumn.render", render)
+    monkeypatch.setattr("cupynet.training.bar.Line.__rich_console__", render)
     monkeypatch.setattr(sys, "stdout", Screen())
     trained(Progress("bar"))
     (text,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
