@@ -122,7 +122,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             if chosen is None and not stopped:
                 chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
             test, validation = (chosen, None) if split == "test" else (None, chosen)
-            if split != "test" and not stopped:
+            if split != "test" and not stopped and experiment.tests:
                 test = wrapper.evaluate(experiment.evaluation_loader(data.test))
             summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
             if experiment.rank == 0:
