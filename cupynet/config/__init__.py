@@ -5,7 +5,7 @@ overrides, stored.py reads those of a run, explain.py puts Hydra's errors into o
 """
 
 from cupynet.config.composing import compose, conf_folder
-from cupynet.config.door import Gate, Ranks, run
+from cupynet.config.door import Gate, Ranks, in_sweep, run
 from cupynet.config.stored import load, overrides_of, own_folder_of
 
-__all__ = ["Gate", "Ranks", "compose", "conf_folder", "load", "overrides_of", "own_folder_of", "run"]
+__all__ = ["Gate", "Ranks", "compose", "conf_folder", "in_sweep", "load", "overrides_of", "own_folder_of", "run"]
