@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
     "importing": ("files", "nn"),
     "equipped": ("backend",),  # begins with nothing but Python
+    "report": ("exits", "files", "lock", "runs", "trust"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
     "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
@@ -98,6 +99,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "mpi4py": ("parallel/mpi.py",),
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
+    "matplotlib": ("report/charts.py",),
 }
 OPTIONAL = (
     "PIL",
@@ -107,6 +109,7 @@ OPTIONAL = (
     "cupyx",
     "h5py",
     "llvmlite",
+    "matplotlib",
     "ml_dtypes",
     "mpi4py",
     "numba",
