@@ -30,6 +30,7 @@ SHARED = (
     "measure",
     "bench_gpu",
     "described",
+    "sweeps",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -70,6 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
     "importing": ("files", "nn"),
     "equipped": ("backend",),  # begins with nothing but Python
+    "report": ("exits", "files", "lock", "runs", "trust"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
     "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
@@ -92,11 +94,12 @@ HOMES: dict[str, tuple[str, ...]] = {
     "PIL": ("data/pictures.py",),
     "h5py": ("importing.py",),
     "platformdirs": ("data/",),
-    "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
+    "rich": ("training/console.py", "sweeps/table.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
     "mpi4py": ("parallel/mpi.py",),
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
+    "matplotlib": ("report/charts.py",),
 }
 OPTIONAL = (
     "PIL",
@@ -106,6 +109,7 @@ OPTIONAL = (
     "cupyx",
     "h5py",
     "llvmlite",
+    "matplotlib",
     "ml_dtypes",
     "mpi4py",
     "numba",

@@ -6,7 +6,7 @@ varies.
 """
 
 from cupynet.config.composing import compose, conf_folder
-from cupynet.config.door import Gate, Ranks, run
+from cupynet.config.door import Gate, Ranks, in_sweep, run
 from cupynet.config.explain import GROUPS
 from cupynet.config.searched import Searched, as_file, searched, split
 from cupynet.config.stored import load, overrides_of, own_folder_of
@@ -19,6 +19,7 @@ __all__ = [
     "as_file",
     "compose",
     "conf_folder",
+    "in_sweep",
     "load",
     "overrides_of",
     "own_folder_of",

@@ -205,17 +205,23 @@ class Model:
         Output shapes, the bytes of one output in the precision it is stored in, numbers of weights, and how many
         multiplications (each with an addition, so two floating-point operations) a forward pass takes per example.
         """
-        header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
-        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), self._bytes(self.input), "", "")]
-        top = self.network.children() if isinstance(self.network, Sequential) else [("network", self.network)]
-        for name, layer in top:
-            rows += self._rows(name, layer)
+        rows = self.rows()
+        header = rows[0]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.insert(1, "-" * max(map(len, lines)))
         total = sum(each.multiply_adds() for each in self.network.walk())
         work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
         return "\n".join([*lines, f"total {self.params.count:,} parameters, {work}"])
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of that table, its heading first."""
+        header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
+        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), self._bytes(self.input), "", "")]
+        top = self.network.children() if isinstance(self.network, Sequential) else [("network", self.network)]
+        for name, layer in top:
+            rows += self._rows(name, layer)
+        return rows
 
     def _bytes(self, of: InputType) -> str:
         """The size of one example."""
