@@ -43,13 +43,14 @@ class Experiment:
         rank: of this process's first worker: 0, unless mpiexec started several processes.
         source, network, loss, optimizer, synchronizer, pipeline, callbacks: the parts, as descriptions; no pipeline
             where replicas are whole.
+        tests: whether a run that chooses by validation images is evaluated on the test images at its end.
 
     Raises:
         ConfigError: the settings name something that cannot work here; the message begins with the setting.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings, self.tests = settings, True
         backend = settings.backend
         self.backend_name, self.backend_reason = select_backend(
             backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu

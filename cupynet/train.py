@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cupynet.experiment import Experiment
     from cupynet.parallel import PipelineSpeed
     from cupynet.runs import Run, Start, Summary
+    from cupynet.sweeps.record import Sweep
     from cupynet.training import Evaluation, ParallelWrapper, Spent
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,14 @@ def main() -> None:
 def _command() -> None:
     from cupynet import config
 
-    config.run(train, prepare, "config", Settings, ranks)
+    config.run(train, prepare, "config", Settings, ranks, sweeping)
+
+
+def sweeping(folder: Path) -> Sweep:
+    """Who keeps account of the jobs of a sweep."""
+    from cupynet.sweeps.record import Sweep
+
+    return Sweep(folder)
 
 
 def ranks() -> Ranks:
@@ -83,6 +91,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 
 def _train(experiment: Experiment, run: Run) -> float | None:
     """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
+    from cupynet import config
     from cupynet.training import StopReason, unlearned
     from cupynet.training.console import result_table
 
@@ -125,7 +134,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             if chosen is None and not stopped:
                 chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
             test, validation = (chosen, None) if split == "test" else (None, chosen)
-            if split != "test" and not stopped:
+            if split != "test" and not stopped and experiment.tests:
                 test = wrapper.evaluate(experiment.evaluation_loader(data.test))
             summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
             if experiment.rank == 0:
@@ -135,7 +144,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
     warning = None if test is None else unlearned(test, experiment.loss.chance(test.classes))
     if experiment.rank == 0 and warning is not None:
         log.warning("%s", warning)
-    if experiment.rank == 0 and (summary.test is not None or not number):
+    in_a_table = config.in_sweep()  # with the other jobs
+    if experiment.rank == 0 and not in_a_table and (summary.test is not None or not number):
         result_table(summary, run)
     if number:  # which may also have come too late to stop anything: a sweep must not go on
         raise Interrupted(number, _left(run, complete=complete))

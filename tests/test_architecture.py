@@ -30,6 +30,7 @@ SHARED = (
     "measure",
     "bench_gpu",
     "described",
+    "sweeps",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -95,7 +96,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "PIL": ("data/pictures.py",),
     "h5py": ("importing.py",),
     "platformdirs": ("data/",),
-    "rich": ("training/console.py", "training/bar.py", *(f"{command}.py" for command in COMMANDS)),
+    "rich": ("training/console.py", "training/bar.py", "sweeps/table.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
     "mpi4py": ("parallel/mpi.py",),
     "threadpoolctl": ("backend/", "bench.py"),

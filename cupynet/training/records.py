@@ -218,6 +218,10 @@ class TrainerView(Protocol):
         """What `epoch` will be at the end of this `fit`."""
 
     @property
+    def evaluation(self) -> Evaluation | None:
+        """Of the last complete epoch, or of the weights that a callback chose at the end; None where there was none."""
+
+    @property
     def stopped(self) -> Stop | None:
         """Why this fit ends early, once all workers have agreed that it does."""
 
