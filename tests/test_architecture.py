@@ -39,7 +39,7 @@ DOOR = (
     "resume",
     "trust",
 )  # from a command line to plain values and exit codes: for commands only
-LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
+LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")  # loggers are made by name alone: parts.py
 STARTED = ("mpiexec",)  # what the environment tells of the other processes: for who starts or finds them
 FILES = (
     "files",
@@ -65,6 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "parallel": ("backend", "nn.params", *STARTED),
     "parallel.pipeline": ("backend", "nn"),
     "training": ("backend", "nn", "optim", "data", "parallel", *FILES),
+    "loggers": ("training", "runs"),
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
@@ -97,6 +98,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "mpi4py": ("parallel/mpi.py",),
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
+    "tensorboardX": ("loggers/tensorboard.py",),
+    "mlflow": ("loggers/mlflow.py",),
+    "wandb": ("loggers/wandb.py",),
 }
 OPTIONAL = (
     "PIL",
@@ -107,8 +111,11 @@ OPTIONAL = (
     "h5py",
     "llvmlite",
     "ml_dtypes",
+    "mlflow",
     "mpi4py",
     "numba",
+    "tensorboardX",
+    "wandb",
 )  # without them the package imports and trains
 
 CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "code"}
