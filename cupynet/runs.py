@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,11 @@ class Run:
         report_path, curves_path: report.html, curves.png.
         checkpoints_path: the folder checkpoints/.
         saved: whether this object has written results.
+        settings: what the run was made with, nested, for who writes it down; None where nobody says.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder, self.saved = Path(folder), False
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+        self.folder, self.saved, self.settings = Path(folder), False, settings
         self.started_path = self.folder / "started.json"
         self.summary_path = self.folder / "summary.json"
         self.weights_path = self.folder / "weights.safetensors"

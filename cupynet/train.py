@@ -79,9 +79,11 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test
     images.
     """
+    from dataclasses import asdict
+
     from cupynet.runs import Run
 
-    run = Run(folder)
+    run = Run(folder, asdict(experiment.settings))
     try:
         with interrupts.handled(interrupts.leave):
             return _train(experiment, run)

@@ -40,7 +40,7 @@ DOOR = (
     "resume",
     "trust",
 )  # from a command line to plain values and exit codes: for commands only
-LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")
+LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")  # loggers are made by name alone: parts.py
 STARTED = ("mpiexec",)  # what the environment tells of the other processes: for who starts or finds them
 SCREEN = ("terminal",)  # what it can show: for who writes there
 FILES = (
@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "parallel": ("backend", "nn.params", *STARTED),
     "parallel.pipeline": ("backend", "nn"),
     "training": ("backend", "nn", "optim", "data", "parallel", *FILES, *SCREEN),
+    "loggers": ("training", "runs"),
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, *SCREEN, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN)),
@@ -102,6 +103,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
     "matplotlib": ("report/charts.py",),
+    "tensorboardX": ("loggers/tensorboard.py",),
+    "mlflow": ("loggers/mlflow.py",),
+    "wandb": ("loggers/wandb.py",),
 }
 OPTIONAL = (
     "PIL",
@@ -113,8 +117,11 @@ OPTIONAL = (
     "llvmlite",
     "matplotlib",
     "ml_dtypes",
+    "mlflow",
     "mpi4py",
     "numba",
+    "tensorboardX",
+    "wandb",
 )  # without them the package imports and trains
 
 CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "code"}
