@@ -115,6 +115,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.parallel import When as When
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
+    from cupynet.trained import load_model as load_model
     from cupynet.training import Callback as Callback
     from cupynet.training import Checkpoint as Checkpoint
     from cupynet.training import EarlyStopping as EarlyStopping
@@ -154,6 +155,7 @@ _ROOMS = {
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "importing": ("import_torch", "import_keras"),
+    "trained": ("load_model",),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",
                "Interrupted"),
 }

@@ -30,6 +30,7 @@ SHARED = (
     "measure",
     "bench_gpu",
     "described",
+    "trained",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -72,7 +73,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "equipped": ("backend",),  # begins with nothing but Python
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
-    "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
+    "__init__": (*LIBRARY, *FILES, "importing", "exporting", "trained"),  # resolved lazily: tests/test_init.py
 }
 
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
