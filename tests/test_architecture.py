@@ -69,10 +69,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
-    "importing": ("files", "nn"),
+    "layouts": ("nn",),
+    "importing": ("files", "nn", "layouts"),
+    "exporting": ("backend", "files", "nn", "layouts"),
     "equipped": ("backend",),  # begins with nothing but Python
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS, "exporting")),
     "__init__": (*LIBRARY, *FILES, "importing", "exporting", "trained"),  # resolved lazily: tests/test_init.py
 }
 
@@ -96,6 +98,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
     "mpi4py": ("parallel/mpi.py",),
+    "onnx": ("exporting/onnx_graph.py",),
+    "onnxruntime": ("exporting/onnx_check.py",),
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
 }
@@ -110,6 +114,8 @@ OPTIONAL = (
     "ml_dtypes",
     "mpi4py",
     "numba",
+    "onnx",
+    "onnxruntime",
 )  # without them the package imports and trains
 
 CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "code"}
