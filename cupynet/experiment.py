@@ -211,7 +211,9 @@ class Experiment:
             max_grid_size=asked.max_grid_size,
             tf32=asked.tf32,
         )
-        return Model(self.network, self.input, backend, self.settings.seed, self.loss)
+        model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
+        model.class_names = tuple(self.source.class_names)
+        return model
 
     def wrapper(
         self, run: Run | None = None, callbacks: Sequence[Callback] | None = None, **changes: Any

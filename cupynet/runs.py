@@ -35,7 +35,7 @@ class Summary:
         divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
         left_out: batches that were not trained on, as their loss or gradient was not finite, see `NonFinite`.
         normalize: mean and deviation that pixels were normalised with, by channel, in fractions of 255; None: they were
-            fractions. class_names: what people call the classes; None where they have no names.
+            fractions. class_names: what people call the classes; None where they have no names. image_shape: (H, W, C).
         memory: of each device's memory pool what it held and used, see `Pools`; None on a CPU.
         skipped_steps: left out as a gradient overflowed 16 bits, see `LossScaler`.
         advice: what the times say about how to run this, in one sentence.
@@ -90,6 +90,7 @@ class Summary:
     advice: str | None = None
     normalize: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
+    image_shape: list[int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -325,7 +325,8 @@ def summarise(
         memory=_memory(wrapper),
         advice=None if spent is None else _advice(experiment, wrapper, data, spent),
         normalize=data.train.pixels.normalization(),
-        class_names=list(experiment.source.class_names) or None,
+        class_names=list(wrapper.model.class_names) or None,
+        image_shape=list(wrapper.model.input.shape),
     )
 
 

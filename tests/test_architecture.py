@@ -31,6 +31,7 @@ SHARED = (
     "bench_gpu",
     "described",
     "sweeps",
+    "trained",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -72,12 +73,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, *SCREEN, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN)),
-    "importing": ("files", "nn"),
+    "layouts": ("nn",),
+    "importing": ("files", "nn", "layouts"),
+    "exporting": ("backend", "files", "nn", "layouts"),
     "equipped": ("backend",),  # begins with nothing but Python
     "report": ("exits", "files", "lock", "runs", "trust"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS)),
-    "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "exporting")),
+    "__init__": (*LIBRARY, *FILES, "importing", "exporting", "trained"),  # resolved lazily: tests/test_init.py
 }
 
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
@@ -100,6 +103,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": ("training/console.py", "training/bar.py", "sweeps/table.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
     "mpi4py": ("parallel/mpi.py",),
+    "onnx": ("exporting/onnx_graph.py",),
+    "onnxruntime": ("exporting/onnx_check.py",),
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
     "matplotlib": ("report/charts.py",),
@@ -120,6 +125,8 @@ OPTIONAL = (
     "mlflow",
     "mpi4py",
     "numba",
+    "onnx",
+    "onnxruntime",
     "tensorboardX",
     "wandb",
 )  # without them the package imports and trains

@@ -54,16 +54,23 @@ def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
     return int(states[0]["trainer"]["round"]) * before % after
 
 
-def mean(trees: Sequence[Any], shares: Sequence[float]) -> Any:
+def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
+    """What each replica counts in the mean of all; their sum is 1."""
+    weights = [synchronizer.weighs(state["synchronizer"]) for state in states]
+    total = sum(weights)
+    return [weight / total if total else 1 / len(states) for weight in weights]
+
+
+def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
     """The mean of trees that are alike: of arrays of real numbers; all else is the first's, and so is what differs."""
     first = trees[0]
     if isinstance(first, Mapping):
-        return {name: mean([tree.get(name, first[name]) for tree in trees], shares) for name in first}
+        return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
     same = all(isinstance(tree, np.ndarray) and tree.shape == first.shape for tree in trees[1:])
     if not isinstance(first, np.ndarray) or first.dtype.kind != "f" or not same:
         return first
     total = np.zeros(first.shape, np.float64)
-    for tree, share in zip(trees, shares, strict=True):
+    for tree, share in zip(trees, counted, strict=True):
         if share:  # what does not count may be anything
             total += share * tree.astype(np.float64)
     return total.astype(first.dtype)
@@ -82,9 +89,7 @@ def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
 
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
     """What all replicas have in common of one stage, or of the whole network."""
-    weights = [synchronizer.weighs(state["synchronizer"]) for state in states]
-    total = sum(weights)
-    shares = [weight / total if total else 1 / before for weight in weights]
+    counted = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
     passed = position["iteration"] - position["span_start"]  # as rounds of those who went before
     position["span_start"] = position["iteration"] - round(passed * before / after)
@@ -93,8 +98,8 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
     replicas = [state["replica"] for state in states]
     return {
         "trainer": position,
-        "replica": {**mean(replicas, shares), "updates": max(each["updates"] for each in replicas)},
-        "synchronizer": synchronizer.joined(mean([state["synchronizer"] for state in states], shares)),
+        "replica": {**mean(replicas, counted), "updates": max(each["updates"] for each in replicas)},
+        "synchronizer": synchronizer.joined(mean([state["synchronizer"] for state in states], counted)),
         "schedule": states[0]["schedule"],
         "own": {},
         "scaling": min((state["scaling"] for state in states), key=lambda scaling: scaling.get("scale", 0.0)),
