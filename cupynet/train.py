@@ -11,6 +11,7 @@ import math
 import shlex
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ def prepare(settings: Settings) -> Experiment:
     """The experiment that the settings describe, before anything is written; ConfigError if it cannot work."""
     from cupynet.experiment import Experiment
 
+    if settings.fast_dev_run:
+        settings = replace(settings, epochs=1, evaluate_every_epochs=1, report_every_iterations=1)
     experiment = Experiment(settings)
     experiment.check_memory()
     experiment.check_shards()
@@ -83,7 +86,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 def _train(experiment: Experiment, run: Run) -> float | None:
     """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
     from cupynet.training import StopReason, unlearned
-    from cupynet.training.console import result_table
+    from cupynet.training.console import is_quiet, result_table
 
     began, settings = time.perf_counter(), experiment.settings
     if experiment.rank == 0:
@@ -94,6 +97,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             run.begin()
         else:
             run.tidy()
+        if settings.fast_dev_run:
+            run.mark_trial(int(settings.fast_dev_run))
     split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
     with experiment.wrapper(run) as wrapper:
         if wrapper.blas_threads:
@@ -128,10 +133,10 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             if experiment.rank == 0:
                 run.save(summary, wrapper.model.weights())
             number = int(wrapper.greatest(told.number))
-    warning = None if test is None else unlearned(test, experiment.loss.chance(test.classes))
+    warning = None if test is None or settings.fast_dev_run else unlearned(test, experiment.loss.chance(test.classes))
     if experiment.rank == 0 and warning is not None:
         log.warning("%s", warning)
-    if experiment.rank == 0 and (summary.test is not None or not number):
+    if experiment.rank == 0 and (summary.test is not None or not number) and not is_quiet(settings.callbacks):
         result_table(summary, run)
     if number:  # which may also have come too late to stop anything: a sweep must not go on
         raise Interrupted(number, _left(run, complete=complete))
@@ -277,6 +282,8 @@ def summarise(
         advice=None if spent is None else _advice(experiment, wrapper, data, spent),
         normalize=data.train.pixels.normalization(),
         class_names=list(experiment.source.class_names) or None,
+        fast_dev_run=int(settings.fast_dev_run),
+        train_loss=_finite(trainer.loss),
     )
 
 
