@@ -168,6 +168,14 @@ class Console(logging.Handler):
             pass  # the run goes on, and its log file has everything
 
 
+def quiet() -> None:
+    """From here on the terminal is told of warnings and errors alone; logs have everything all the same."""
+    for name in ("cupynet", "__main__"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, Console):
+                handler.setLevel(logging.WARNING)
+
+
 class LogFile(logging.FileHandler):
     """A log on the disk; where that can no longer be written, it is told once on stderr, and the run goes on."""
 

@@ -319,7 +319,20 @@ class Experiment:
         except OSError as error:  # of a source that does not say so itself
             raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
         data.check(self.source.image_shape, self.source.classes)
-        return data
+        return self._few(data) if self.settings.fast_dev_run else data
+
+    def _few(self, data: Data) -> Data:
+        """What a fast dev run has of the data: so many batches for each worker, of each part. The name says so."""
+        batches = int(self.settings.fast_dev_run)
+        each = batches * self.settings.batch_size
+        first = slice(each * self.placement.workers)
+        return replace(
+            data,
+            name=f"{data.name}, {batches} batch{'es' * (batches > 1)}: a fast dev run",
+            train=data.train.take(first) if isinstance(data.train, Dataset) else data.train.head(each),
+            validation=None if data.validation is None else data.validation.take(first),
+            test=data.test.take(first),
+        )
 
     def train_loader(self, data: Data) -> Batches:
         """Shuffled batches of the training set."""

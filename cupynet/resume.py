@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cupynet.errors import ConfigError, DataError
 from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
+LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules")
 
 
@@ -45,8 +47,33 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         return run_there
     if not os.path.isfile(run_of(Path(value)) / ".hydra" / "config.yaml"):  # which knows of names that cannot be
         raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
-    _refuse_links(run_of(Path(value)))
-    return Path(value)
+    path = _where_it_leads(Path(value))
+    _refuse_links(run_of(path))
+    return path
+
+
+def _where_it_leads(path: Path) -> Path:
+    """A path without links in it where its run is one: it may lead to another run when this one still goes on."""
+    if not run_of(path).is_symlink():
+        return path
+    real = path.resolve()
+    return real.relative_to(Path.cwd()) if real.is_relative_to(Path.cwd()) else real
+
+
+def mark_latest(folder: Path) -> None:
+    """Let outputs/latest lead to this run, or sweep, if it lies in outputs/. What cannot be linked is not."""
+    link, new = LATEST, LATEST.with_name(f".latest-{os.getpid()}-{threading.get_ident()}")
+    try:
+        inside = folder.resolve().relative_to(link.parent.resolve())
+        if not inside.parts or (link.exists() and not link.is_symlink()):
+            return  # somebody's own
+        os.symlink(inside, new, target_is_directory=True)
+        try:
+            os.replace(new, link)
+        except OSError:
+            new.unlink()
+    except (OSError, ValueError, NotImplementedError):  # elsewhere; or no links here, or not for us
+        return
 
 
 def offer() -> str:
@@ -135,6 +162,7 @@ def _unfinished(*, patient: bool = True) -> Path | None:
     patient: take the time to see whether a run of another machine is still going on.
     """
     runs = {path.parent for path in Path("outputs").glob("*/*/checkpoints") if _checkpoints(path.parent)}
+    runs = {run for run in runs if not run.parent.is_symlink()}  # `latest` may lead to a sweep, of which none is meant
     return next(
         (
             run

@@ -10,7 +10,7 @@ from typing import Any
 
 from cupynet.checkpoints import Checkpoints
 from cupynet.errors import ConfigError, DataError, OutputError
-from cupynet.files import load_weights, save_weights, write_json
+from cupynet.files import load_weights, save_weights, write_json, write_whole
 from cupynet.interrupts import undisturbed
 
 
@@ -32,6 +32,9 @@ class Summary:
             `request`, `signal` or `early`; `diverged`, where a number was not finite and these are the best weights.
         early_stopping: what it came to, see `EarlyStoppingResult`; None where it was not asked for.
         bytes_sent: by all workers to each other; spent: what each worker spent, see `Spent`, lists in rank order.
+        fast_dev_run: of a trial of whether everything works, how many batches each worker had; its figures say
+            nothing. 0 in a run.
+        train_loss: of the last epoch, see `EpochRecord.loss`; None where none was complete.
         divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
         left_out: batches that were not trained on, as their loss or gradient was not finite, see `NonFinite`.
         normalize: mean and deviation that pixels were normalised with, by channel, in fractions of 255; None: they were
@@ -91,6 +94,8 @@ class Summary:
     normalize: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
     image_shape: list[int] | None = None
+    fast_dev_run: int = 0
+    train_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +143,7 @@ class Run:
         examples_path: examples.safetensors, the images of the most confident mistakes, where there are any.
         report_path, curves_path: report.html, curves.png.
         checkpoints_path: the folder checkpoints/.
+        trial_path: a file that says that these are no results, where the run was but a trial of whether it works.
         saved: whether this object has written results.
         settings: what the run was made with, nested, for who writes it down; None where nobody says.
     """
@@ -151,6 +157,7 @@ class Run:
         self.examples_path = self.folder / "examples.safetensors"
         self.report_path, self.curves_path = self.folder / "report.html", self.folder / "curves.png"
         self.checkpoints_path = self.folder / "checkpoints"
+        self.trial_path = self.folder / "FAST_DEV_RUN.txt"
 
     @classmethod
     def of(cls, run: Run | str | Path) -> Run:
@@ -171,10 +178,15 @@ class Run:
     def begin(self) -> None:
         """Remove what an earlier run left in this folder, so that no old result passes for a new one. OutputError."""
         self.tidy()
-        results = (self.summary_path, self.weights_path, self.history_path, self.examples_path)
+        results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
         for path in (*results, self.started_path, self.report_path, self.curves_path):
             path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
+
+    def mark_trial(self, batches: int) -> None:
+        """Let nobody take what is in this folder for results. OutputError."""
+        text = f"fast_dev_run={batches}: a trial of whether everything works. These are no results.\n"
+        write_whole(self.trial_path, text.encode())
 
     def tidy(self) -> None:
         """Remove what a process that was killed left half-written. OutputError."""

@@ -194,6 +194,13 @@ def required(rule: Rule, what: str) -> Rule:
     return checked
 
 
+def few_batches(key: str, value: Any) -> int:
+    """How many batches of everything; 0 for false, 1 for true."""
+    if isinstance(value, bool):
+        return int(value)
+    return checks.integer(key, value, 1, ", true for 1 or false")
+
+
 def resumed(key: str, value: Any) -> str | None:
     """A path, or null."""
     if value is not None and (not isinstance(value, str) or not value):
@@ -328,6 +335,7 @@ class Settings(Group):
     evaluate_every_epochs: int = setting(1, integer(1))
     report_every_iterations: int = setting(50, integer(1))
     trusted_modules: list[str] = setting([], modules)
+    fast_dev_run: bool | int = setting(False, few_batches)
     resume: str | None = setting(None, resumed)
     backend: BackendSettings = group(BackendSettings)
     memory: MemorySettings = group(MemorySettings)

@@ -32,4 +32,13 @@ def folded(line: str) -> str:
     if not can_draw() or "\n" in line or width <= 2 * BESIDE:
         return line
     beside = " " * BESIDE
-    return textwrap.fill(line, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapped(line, width, beside))
+
+
+def wrapped(text: str, width: int, beside: str = "") -> list[str]:
+    """Lines of at most `width` characters, words and figures with their % whole; `beside` goes before all but the
+    first. What is longer by itself, a path say, stays so.
+    """
+    glued = text.replace(" %", "\u00a0%")
+    lines = textwrap.wrap(glued, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\u00a0%", " %") for line in lines]

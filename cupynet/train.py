@@ -12,6 +12,7 @@ import math
 import shlex
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ def prepare(settings: Settings) -> Experiment:
     """The experiment that the settings describe, before anything is written; ConfigError if it cannot work."""
     from cupynet.experiment import Experiment
 
+    if settings.fast_dev_run:
+        settings = replace(settings, epochs=1, evaluate_every_epochs=1, report_every_iterations=1)
     experiment = Experiment(settings)
     experiment.check_memory()
     experiment.check_shards()
@@ -95,7 +98,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
     """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
     from cupynet import config
     from cupynet.training import StopReason, unlearned
-    from cupynet.training.console import result_table
+    from cupynet.training.console import is_quiet, result_table
 
     began, settings = time.perf_counter(), experiment.settings
     if experiment.rank == 0:
@@ -106,6 +109,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             run.begin()
         else:
             run.tidy()
+        if settings.fast_dev_run:
+            run.mark_trial(int(settings.fast_dev_run))
     split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
     with experiment.wrapper(run) as wrapper:
         if wrapper.blas_threads:
@@ -143,11 +148,11 @@ def _train(experiment: Experiment, run: Run) -> float | None:
                 wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
                 run.save(summary, wrapper.model.weights(), data.test.images[wrong])
             number = int(wrapper.greatest(told.number))
-    warning = None if test is None else unlearned(test, experiment.loss.chance(test.classes))
+    warning = None if test is None or settings.fast_dev_run else unlearned(test, experiment.loss.chance(test.classes))
     if experiment.rank == 0 and warning is not None:
         log.warning("%s", warning)
-    in_a_table = config.in_sweep()  # with the other jobs
-    if experiment.rank == 0 and not in_a_table and (summary.test is not None or not number):
+    silent = config.in_sweep() or is_quiet(settings.callbacks)  # a sweep has a table of all jobs
+    if experiment.rank == 0 and not silent and (summary.test is not None or not number):
         result_table(summary, run)
     if number:  # which may also have come too late to stop anything: a sweep must not go on
         raise Interrupted(number, _left(run, complete=complete))
@@ -327,6 +332,8 @@ def summarise(
         normalize=data.train.pixels.normalization(),
         class_names=list(wrapper.model.class_names) or None,
         image_shape=list(wrapper.model.input.shape),
+        fast_dev_run=int(settings.fast_dev_run),
+        train_loss=_finite(trainer.loss),
     )
 
 

@@ -19,9 +19,10 @@ from cupynet import config
 from cupynet.checks import listed
 from cupynet.config import composing
 from cupynet.config.door import settings_first
+from cupynet.config.explain import GROUPS
 from cupynet.errors import ConfigError, DataError, DivergedError, Interrupted, annotate
 from cupynet.parts import build, build_as
-from cupynet.settings import BackendSettings, PrioritySettings, Settings
+from cupynet.settings import BackendSettings, BenchSettings, PlanSettings, PrioritySettings, Settings, ShardSettings
 
 REPOSITORY = Path(config.__file__).parents[2]
 
@@ -536,13 +537,57 @@ def test_questions_are_answered_and_start_nothing(
     assert command(*arguments) == (0, [])
     out, err = capsys.readouterr()
     expected = {
-        "--help": "optimizer: adadelta, adagrad",
+        "--help": "optimizer    how weights move",
         "--cfg": "batch_size: 128",
         "--info": "spine",
         "-c": "momentum: 0.9",
     }
     assert expected.get(arguments[0], "hydra/launcher: basic") in out and err == ""
     assert list(in_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["config", "bench", "plan", "shard"])
+def test_help_is_a_page_that_tells_the_truth(
+    name: str, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every group in one line, with files that are there; examples that compose; the exit codes."""
+    schema = {"config": Settings, "bench": BenchSettings, "plan": PlanSettings, "shard": ShardSettings}[name]
+    monkeypatch.setattr(sys, "argv", ["x", "--help"])
+    config.run(lambda settings, folder: None, lambda settings: settings, name, schema)
+    page = capsys.readouterr().out.replace("test_config", "train").splitlines()  # where the job is defined
+    assert max(map(len, page)) <= 80 and len(page) <= 40
+    groups = {line.split()[0]: line.split() for line in page if line[:2] == "  " and line[2:].split()[0] in GROUPS}
+    assert list(groups) == list(GROUPS) and len(groups) == sum(line[2:].startswith(GROUPS) for line in page)
+    for group, words in groups.items():
+        there = {path.stem for path in (composing.conf_folder() / group).glob("*.yaml")}
+        listed = [word for word in words[1:] if word in there]
+        after = words[words.index(listed[0]) :]
+        assert set(after) <= there | {"..."} and ("..." in after) == (set(listed) != there)
+    examples = [line.split()[3:] for line in page if line.startswith("  python -m cupynet.")]
+    assert len(examples) >= (5 if name == "config" else 2)
+    if name == "config":
+        for example in examples:
+            asked = [word for word in example if "=" in word and "," not in word and not word.startswith("resume")]
+            assert config.compose(asked)
+    codes = [int(code) for code in re.findall(r"\d+", next(line for line in page if line.startswith("Exit codes")))]
+    assert codes == [0, 1, 2, 3, 65, 74, 130, 143]
+
+
+def test_a_quiet_run_tells_of_warnings_alone(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def task(settings: Settings, folder: Path) -> float | None:
+        logging.getLogger("cupynet.training").info("epoch 1")
+        logging.getLogger("cupynet").warning("careful")
+        raise ConfigError("no more")
+
+    assert command("callbacks.progress.style=none", "hydra.run.dir=here", task=task)[0] == 2
+    out, err = capsys.readouterr()
+    assert [line.partition("] ")[2] for line in out.splitlines()] == ["warning: careful"]
+    assert err == "cupynet: no more\n"
+    assert "INFO cupynet.training: epoch 1" in (in_folder / "here" / "train.log").read_text()
+    assert command("hydra.run.dir=there", task=task)[0] == 2  # and the next one speaks again
+    assert "epoch 1" in capsys.readouterr().out
 
 
 def test_questions_about_wrong_settings_are_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,12 @@ def test_a_run_leaves_what_others_rely_on(finished):
     names = {p.name for p in folder.iterdir()}
     assert names == {".hydra", "train.log", "history.jsonl", "summary.json", "weights.safetensors", "checkpoints"}
     assert stderr == ""
-    for text in ("test accuracy", "images/s", str(folder), "backend numba, dtype float, 2 workers on cpu"):
+    for text in (
+        "test accuracy",
+        "images/s",
+        f"run folder     outputs/{folder.parent.name}/{folder.name}\n",
+        "backend numba, dtype float, 2 workers on cpu",
+    ):
         assert text in stdout
     summary = json.loads((folder / "summary.json").read_text())
     expected = {"dataset": "synthetic", "fallback": False, "backend": "numba", "devices": ["cpu", "cpu"]}

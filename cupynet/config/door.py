@@ -47,7 +47,7 @@ from cupynet.config.explain import explain
 from cupynet.config.launching import Job, Processes, asked_for, launcher_at_hand, numbered
 from cupynet.config.stored import load, overrides_of, own_folder_of, store
 from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
-from cupynet.exits import BROKEN_PIPE, Console, RankConsole, stdout_is_gone, steady_streams, tell
+from cupynet.exits import BROKEN_PIPE, Console, RankConsole, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.lock import Hold
 from cupynet.mpiexec import started
 from cupynet.settings import AS_RANKS, Settings
@@ -537,10 +537,14 @@ class _Door(Generic[S, T]):
             folder = "" if self.rank else str(own)
             if self.started is not None and self.join is not None:
                 folder = self.join().share(folder)
+            if OmegaConf.select(config, "callbacks.progress.style") == "none":
+                quiet()
             while self._notes:
                 _log.log(*self._notes.pop(0))
             if self._resumed is not None and not self.rank:
                 store(config, Path(folder))
+            if self.schema is Settings and not self.rank:
+                resume.mark_latest(self._sweep if sweep and self._sweep is not None else own)
             result = self.task(self._prepared.pop(), Path(folder))
             self.codes.append(0)
             return result

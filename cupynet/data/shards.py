@@ -12,9 +12,10 @@ were not written together are never mistaken for parts of one training set.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cupynet import checks
@@ -73,6 +74,7 @@ class Shards:
         self.counts: tuple[int, ...] = tuple(self.manifest["counts"])
         self.fallback: bool = self.manifest["fallback"]
         self._opened: dict[int, Shard] = {}
+        self._whole: Shards | None = None  # where these are but the first samples of them
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -122,11 +124,20 @@ class Shards:
                 f"workers={workers}: train with workers={count}, or cut the data into {workers}"
             )
 
+    def head(self, most: int) -> Shards:
+        """The first `most` samples of each shard, or as many as it has."""
+        few = copy.copy(self)
+        few._whole, few.counts = self, tuple(min(count, most) for count in self.counts)
+        return few
+
     def open(self, number: int) -> Shard:
         """One shard, mapped read-only; all of it is compared with its SHA-256 the first time, and then its size.
 
         Raises DataError, which names the file, what was expected and the way out.
         """
+        if self._whole is not None:
+            shard, first = self._whole.open(number), slice(self.counts[number])
+            return replace(shard, dataset=shard.dataset.take(first), samples=shard.samples[first])
         path = self.path(number)
         try:
             if number not in self._opened:

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-LEAST, MOST = 10, 40  # cells of the bar
+LEAST, MOST = 8, 40  # cells of the bar
 GAP = 2  # between two parts of the line
 GIVEN_UP = ("memory", "workers", "rate", "accuracy", "bar", "loss", "left", "share")  # the first of them first
 
@@ -68,7 +68,11 @@ class State:
 
     def parts(self, *, long: bool) -> dict[str, str]:
         """What there is to show, in the order it is shown in; the bar itself without a text."""
-        found = {"epoch": f"epoch {self.epoch}/{self.epochs}", "bar": "", "share": f"{int(100 * self.share):>3} %"}
+        found = {
+            "epoch": f"epoch {self.epoch}/{self.epochs}",
+            "bar": "",
+            "share": f"{int(100 * self.share + 1e-9):>3} %",
+        }
         if self.loss is not None:
             found["loss"] = f"{'training ' * long}loss {figure(self.loss):<6}"
         if self.accuracy is not None:

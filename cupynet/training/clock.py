@@ -75,12 +75,14 @@ class Losses:
     Attributes:
         samples, unread: how many samples since they were last read, and the sum of their losses, on the device.
         epoch_samples, epoch_losses: of this epoch, as far as they were read.
+        mean: of all workers in the last complete epoch; NaN where there was none.
     """
 
     samples: int = 0
     unread: Array = 0.0
     epoch_samples: int = 0
     epoch_losses: float = 0.0
+    mean: float = math.nan
 
     def add(self, samples: int, losses: Array | None) -> None:
         """A round of this replica; losses: None where another worker has them."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from cupynet import terminal
 from cupynet.checks import one_line, one_of
 from cupynet.runs import Run, Summary
+from cupynet.terminal import wrapped
 from cupynet.training.bar import Bar, amount, figure, percent
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import EpochRecord, Report, Spent, TrainerView
@@ -22,6 +24,7 @@ from cupynet.training.records import EpochRecord, Report, Spent, TrainerView
 log = logging.getLogger(__name__)
 
 STYLES = ("auto", "bar", "lines", "none")
+STRESSED = {"test accuracy": "bold", "FAST DEV RUN": "bold red"}
 WIDTH = 65  # characters in a row of the table, beside its name, on a terminal of 80
 
 
@@ -209,13 +212,45 @@ def _pools(memory: list[dict[str, Any]]) -> str:
     return f"{where} held {amount(held)}, used {amount(used)}{'' if limit is None else f' of {amount(limit)}'}"
 
 
+def is_quiet(callbacks: Mapping[str, Any]) -> bool:
+    """Whether settings ask for silence on the terminal: a progress of the style `none`."""
+    part = callbacks.get("progress")
+    return isinstance(part, Mapping) and part.get("style") == "none"
+
+
 def result_table(summary: Summary, run: Run) -> None:
-    """Print what a run came to. (Over 40 lines: a row after the other.)"""
-    dataset = f"[bold red]{summary.dataset} (fallback: not MNIST)[/]" if summary.fallback else summary.dataset
+    """Print what a run came to."""
+    console = _Terminal(soft_wrap=True, highlight=False)
+    for name, value in _rows(summary).items():
+        style = STRESSED.get(name, "bold red" if name == "data" and summary.fallback else "")
+        for number, line in enumerate(wrapped(value, WIDTH) or [""]):
+            console.print(Text.assemble(f"{'' if number else name:<15}", (line, style)))
+    for name, path in (("report", run.report_path), ("run folder", run.folder)):
+        if path.exists() or path == run.folder:
+            console.print(Text(f"{name:<15}{near(path)}"))
+    if console.failure is not None:
+        log.warning("the results cannot be shown (%s): they are in %s", one_line(console.failure), run.summary_path)
+
+
+def near(path: Path) -> str:
+    """A path as short as it can be written from here."""
+    try:
+        inside = path.resolve().relative_to(Path.cwd().resolve())
+    except (OSError, ValueError):
+        return str(path)
+    return str(inside)
+
+
+def _rows(summary: Summary) -> dict[str, str]:
+    """What there is to tell of a run, by its name in the table. (Over 40 lines: a row after the other.)"""
+    dataset = f"{summary.dataset} (fallback: not MNIST)" if summary.fallback else summary.dataset
     stages = f" of {summary.stages} stages" if summary.stages > 1 else ""
     count, unit = (summary.epochs, "epoch") if summary.epochs else (summary.iterations, "iteration")
     trained = f"{count} {unit}{'s' * (count != 1)}"
-    rows = {
+    rows = {}
+    if summary.fast_dev_run:
+        rows["FAST DEV RUN"] = "a trial of whether everything works: these figures are no results"
+    rows |= {
         "data": dataset,
         "backend": f"{summary.backend}, {summary.dtype}",
         "workers": f"{summary.workers}{stages} on {', '.join(dict.fromkeys(summary.devices))}",
@@ -236,20 +271,19 @@ def result_table(summary: Summary, run: Run) -> None:
     if summary.skipped_steps:
         rows["skipped"] = f"{summary.skipped_steps} step{'s' * (summary.skipped_steps > 1)}, to find the loss scale"
     if summary.stopped_by is not None:
-        rows["stopped"] = escape(summary.stopped_by)
+        rows["stopped"] = summary.stopped_by
     if summary.early_stopping is not None and summary.early_stopping["best_epoch"] is not None:
         found = summary.early_stopping
         kept = "restored" if found["restored"] else "not restored"
         rows["best epoch"] = (
             f"{found['best_epoch']}, validation {found['monitor']} {figure(found['best_score'])}, {kept}"
         )
+    if summary.train_loss is not None:
+        rows["training loss"] = f"{figure(summary.train_loss)}, mean of the last epoch"
+    if summary.validation_accuracy is not None:
+        rows["validation"] = f"accuracy {percent(summary.validation_accuracy)}"
     if summary.test_accuracy is not None:
-        rows["test accuracy"] = f"[bold]{percent(summary.test_accuracy)}[/]"
+        rows["test accuracy"] = percent(summary.test_accuracy)
         rows["test loss"] = "-" if summary.test_loss is None else figure(summary.test_loss)
         rows["macro F1"] = "-" if summary.test_f1 is None else f"{summary.test_f1:.4f}"
-    rows["run folder"] = escape(str(run))
-    console = _Terminal(soft_wrap=True, highlight=False)
-    for name, value in rows.items():
-        console.print(f"{name:<15}{value}")
-    if console.failure is not None:
-        log.warning("the results cannot be shown (%s): they are in %s", one_line(console.failure), run.summary_path)
+    return rows

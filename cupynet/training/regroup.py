@@ -117,7 +117,7 @@ def _known(states: Sequence[Tree]) -> Tree:
 
 def _losses(found: Sequence[Mapping[str, float]]) -> Tree:
     """Of the epoch that was broken off: a worker goes on with its own and those of workers that are no more."""
-    losses = {**(found[0] if found else Losses().state())}
+    losses = {**(found[0] if found else Losses().state())}  # a mean that only others know is not asked for here
     for other in found[1:]:
         losses["epoch_samples"] += other["epoch_samples"] + other["samples"]
         losses["epoch_losses"] += other["epoch_losses"] + other["unread"]

@@ -141,6 +141,11 @@ class Trainer:
             return started.pop_all()
 
     @property
+    def loss(self) -> float:
+        """The training loss of the last complete epoch, see `EpochRecord`; NaN where there was none."""
+        return self._losses.mean
+
+    @property
     def rank(self) -> int:
         """This worker's number."""
         return self.groups.world.rank
@@ -452,6 +457,7 @@ class Trainer:
         stages = self.groups.stages.size  # the last of them have the losses: the first are told, and would count twice
         counts, sums = (np.where(np.arange(len(table)) % stages == stages - 1, each, 0) for each in table.T[-3:-1])
         losses = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+        self._losses.mean = float(sums.sum() / counts.sum()) if counts.any() else math.nan
         record = EpochRecord(
             self.epoch,
             self.iteration,
@@ -461,7 +467,7 @@ class Trainer:
             self.evaluation,
             Spent.of(table[:, :-3]),
             int(table[:, -1].sum()),
-            float(sums.sum() / counts.sum()) if counts.any() else math.nan,
+            self._losses.mean,
             [float(loss) for loss in losses],
             rate,
         )

@@ -584,5 +584,5 @@ def test_the_command_refuses_what_cannot_work(setting, told, tmp_path):
 def test_an_epoch_of_mnist(experiment, tmp_path):
     data = str(Path(os.environ["CUPYNET_DATA"]).resolve())
     stdout, _ = run(tmp_path, f"experiment={experiment}", "epochs=1", "data.fallback=null", CUPYNET_DATA=data)
-    accuracy = float(re.search(r"test accuracy +([\d.]+)%", stdout)[1])
+    accuracy = float(re.search(r"test accuracy +([\d.]+) %", stdout)[1])
     assert accuracy > 95

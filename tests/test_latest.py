@@ -1,0 +1,128 @@
+"""outputs/latest: a link to the newest run, which `resume` and `evaluate` follow, and which never does harm."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from cupynet import resume
+from tests.test_config import command, in_folder  # noqa: F401 - fixtures
+
+LATEST = Path("outputs/latest")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(name: str, *, checkpoint: bool = True) -> Path:
+    """A run that did not come to its end."""
+    run = Path(name)
+    (run / ".hydra").mkdir(parents=True)
+    (run / ".hydra" / "config.yaml").write_text("{}\n")
+    if checkpoint:
+        (run / "checkpoints" / "step-00000004").mkdir(parents=True)
+    return run
+
+
+def test_it_leads_to_the_newest_by_a_path_that_moves_with_the_folder(here):
+    for name in ("outputs/day/one", "outputs/day/two"):
+        run = made(name)
+        resume.mark_latest(run)
+        assert os.readlink(LATEST) == name.removeprefix("outputs/") and LATEST.resolve() == run.resolve()
+    resume.mark_latest((here / "outputs/day/one").resolve())
+    assert os.readlink(LATEST) == "day/one" and sorted(os.listdir("outputs")) == ["day", "latest"]
+
+
+@pytest.mark.parametrize("name", ["elsewhere/run", "outputs", "."])
+def test_what_lies_elsewhere_gets_none(name, here):
+    Path("outputs").mkdir()
+    Path(name).mkdir(exist_ok=True, parents=True)
+    resume.mark_latest(Path(name))
+    assert os.listdir("outputs") == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_somebody_has_under_that_name_stays(kind, here):
+    run = made("outputs/day/one")
+    LATEST.mkdir() if kind == "folder" else LATEST.write_text("mine")
+    resume.mark_latest(run)
+    assert not LATEST.is_symlink() and sorted(os.listdir("outputs")) == ["day", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [("symlink", OSError(1, "x")), ("symlink", NotImplementedError()), ("replace", OSError(1, "x"))],
+)
+def test_where_there_are_no_links_nothing_is_said(fails, error, here, monkeypatch, capfd):
+    def refuse(*_, **__):
+        raise error
+
+    run = made("outputs/day/one")
+    monkeypatch.setattr(os, fails, refuse)
+    resume.mark_latest(run)
+    assert os.listdir("outputs") == ["day"] and capfd.readouterr() == ("", "")
+
+
+def test_a_link_to_what_is_gone_is_replaced(here):
+    made("outputs/day/one")
+    LATEST.symlink_to("day/gone")
+    resume.mark_latest(Path("outputs/day/one"))
+    assert os.readlink(LATEST) == "day/one"
+
+
+def test_several_at_once_leave_one_of_them(here):
+    runs = [made(f"outputs/day/{number}") for number in range(8)]
+
+    def again_and_again(run: Path) -> None:
+        for _ in range(30):
+            resume.mark_latest(run)
+            assert LATEST.is_dir()  # there is no moment without one
+
+    resume.mark_latest(runs[0])
+    threads = [threading.Thread(target=again_and_again, args=(run,)) for run in runs]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert LATEST.resolve() in [run.resolve() for run in runs]
+    assert sorted(os.listdir("outputs")) == ["day", "latest"]
+
+
+@pytest.mark.parametrize("below", ["", "/checkpoints", "/checkpoints/step-00000004"])
+def test_a_run_that_is_gone_on_with_is_not_the_one_that_comes_after_it(below, here):
+    made("outputs/day/one")
+    resume.mark_latest(Path("outputs/day/one"))
+    found = resume.find(f"outputs/latest{below}", [])
+    assert found == Path(f"outputs/day/one{below}")
+    assert not {"latest"} & set(found.parts)
+
+
+def test_latest_still_means_what_did_not_come_to_its_end(here):
+    made("outputs/day/old")
+    sweep = made("outputs/sweeps/day/time/0")
+    resume.mark_latest(sweep.parent)  # whose jobs are now two folders below outputs/, too
+    assert resume.find("latest", []) == Path("outputs/day/old")
+    resume.mark_latest(made("outputs/day/new", checkpoint=False))
+    assert resume.find("latest", []) == Path("outputs/day/old")
+
+
+def test_a_command_makes_it_when_a_run_begins(command, here):  # noqa: F811
+    seen = []
+
+    def task(settings, folder):
+        seen.append((os.readlink(LATEST), folder))
+
+    assert command(task=task)[0] == 0
+    assert command("-m", "workers=1,2", task=task)[0] == 0
+    (one, run), (two, job), (three, _) = seen
+    assert (Path("outputs") / one).resolve() == run.resolve()
+    assert two == three and (Path("outputs") / two).resolve() == job.resolve().parent
+    assert command("hydra.run.dir=elsewhere", task=task)[0] == 0
+    assert seen[-1][0] == three
+    assert command("workrs=1")[0] == 2 and os.readlink(LATEST) == three
