@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -169,8 +170,11 @@ class Run:
         """Remove what an earlier run left in this folder, so that no old result passes for a new one. OutputError."""
         self.tidy()
         results = (self.summary_path, self.weights_path, self.history_path, self.examples_path)
-        for path in (*results, self.started_path, self.report_path, self.curves_path):
+        for path in (*results, self.started_path):
             path.unlink(missing_ok=True)
+        for path in (self.report_path, self.curves_path):
+            with contextlib.suppress(OSError):  # they only show what is elsewhere
+                path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
 
     def tidy(self) -> None:
