@@ -103,6 +103,7 @@ class Start:
         epochs: as many as were asked for.
         overrides: what the command line said, setting by setting; None where that cannot be told.
         config_dir: the folder that --config-dir named.
+        processes: how many mpiexec started; None without it.
         layers: of each a row of `Model.rows`, by the names of its columns.
     """
 
@@ -124,6 +125,7 @@ class Start:
     class_names: list[str] | None
     overrides: list[str] | None
     config_dir: str | None
+    processes: int | None
     layers: list[dict[str, str]]
 
 

@@ -368,9 +368,10 @@ def repeat(seen: Seen) -> str | None:
     if seen.overrides is None:
         return None
     settings = [setting for setting in seen.overrides if not setting.startswith("resume=")]
+    processes = finite(seen.start.get("processes"))
     words = ["python", "-m", "cupynet.train"]
-    if any(setting == "parallel.launcher=mpi" for setting in settings):
-        words = ["mpiexec", "-n", f"{(seen.number('workers') or 1) * (seen.number('stages') or 1):.0f}", *words]
+    if processes is not None:
+        words = ["mpiexec", "-n", f"{processes:.0f}", *words]
     if seen.config_dir is not None:
         words.append(f"--config-dir={seen.config_dir}")
     return shlex.join([*words, *settings])

@@ -57,7 +57,14 @@ def start(**changed: Any) -> dict[str, Any]:
     layers += [{"layer": "conv1", "kind": "Conv2D", "settings": "3x3", "output": "Image(6, 6, 4)", "parameters": "40"}]
     taken = ("dataset", "fallback", "backend", "devices", "dtype", "workers", "seed", "batch_size", "parameters")
     found = {name: summary()[name] for name in (*taken, "synchronizer", "commit", "environment", "class_names")}
-    found |= {"started": "2026-05-01 12:30:00", "stages": 1, "epochs": 3, "config_dir": None, "layers": layers}
+    found |= {
+        "started": "2026-05-01 12:30:00",
+        "stages": 1,
+        "epochs": 3,
+        "config_dir": None,
+        "layers": layers,
+        "processes": None,
+    }
     return found | {"overrides": ["workers=2", "data.name='two words'"]} | changed
 
 

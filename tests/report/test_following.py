@@ -15,6 +15,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.checks import integer
+from cupynet.config import compose
 from cupynet.data import Dataset
 from cupynet.errors import ConfigError
 from cupynet.nn import Dense, Image, Model, Sequential
@@ -177,17 +178,6 @@ def test_without_matplotlib_there_is_a_page_without_charts(tmp_path):
     assert not (tmp_path / "run" / "curves.png").exists()
 
 
-@pytest.mark.parametrize("setting", ["callbacks.report=null", "callbacks.report.enabled=false"])
-def test_a_run_can_do_without(tmp_path, setting):
-    arguments = (*QUICK, "epochs=1", setting, f"hydra.run.dir={tmp_path}/run")
-    done = subprocess.run(
-        [sys.executable, "-m", "cupynet.train", *arguments],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "run" / "report.html").exists()
-
-
 def data() -> Dataset:
     images = np.random.default_rng(1).integers(0, 256, (40, 4, 4, 1)).astype(np.uint8)
     return Dataset("small", images, np.arange(40) % 2, 2)
@@ -202,6 +192,19 @@ def test_without_a_folder_nothing_is_started(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     with wrapper(ReportPage(), None) as made:
         made.fit(data(), 1)
+
+
+def test_nothing_is_started_where_it_is_turned_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    with wrapper(ReportPage(enabled=False), tmp_path) as made:
+        made.fit(data(), 1)
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_the_environment_turns_it_off_for_all_runs(monkeypatch, value):
+    monkeypatch.setenv("CUPYNET_REPORT", value)
+    assert compose(()).callbacks["report"]["enabled"] is (value == "true")
+    assert compose(("callbacks.report=null",)).callbacks["report"] is None
 
 
 WRONG = {

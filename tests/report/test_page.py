@@ -294,7 +294,7 @@ def test_the_command_that_repeats_a_run_is_quoted_for_a_shell(tmp_path):
     assert line is not None and "$(rm" in line
     kept = [settings[0], *settings[2:]]
     assert shlex.split(line) == ["python", "-m", "cupynet.train", "--config-dir=my conf", *kept]
-    mpi = start(overrides=["parallel.launcher=mpi", "workers=3"], workers=3, stages=2)
+    mpi = start(overrides=["parallel.launcher=mpi"], processes=6)
     (folder / "started.json").write_text(json.dumps(mpi))
     assert (repeat(look(folder)) or "").startswith("mpiexec -n 6 python -m cupynet.train ")
 
