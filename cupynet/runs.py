@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -109,6 +110,7 @@ class Start:
         epochs: as many as were asked for.
         overrides: what the command line said, setting by setting; None where that cannot be told.
         config_dir: the folder that --config-dir named.
+        processes: how many mpiexec started; None without it.
         layers: of each a row of `Model.rows`, by the names of its columns.
     """
 
@@ -130,6 +132,7 @@ class Start:
     class_names: list[str] | None
     overrides: list[str] | None
     config_dir: str | None
+    processes: int | None
     layers: list[dict[str, str]]
 
 
@@ -179,8 +182,11 @@ class Run:
         """Remove what an earlier run left in this folder, so that no old result passes for a new one. OutputError."""
         self.tidy()
         results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
-        for path in (*results, self.started_path, self.report_path, self.curves_path):
+        for path in (*results, self.started_path):
             path.unlink(missing_ok=True)
+        for path in (self.report_path, self.curves_path):
+            with contextlib.suppress(OSError):  # they only show what is elsewhere
+                path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
 
     def mark_trial(self, batches: int) -> None:

@@ -210,6 +210,7 @@ def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Ru
         class_names=list(experiment.source.class_names) or None,
         overrides=overrides,
         config_dir=None if own is None else str(own),
+        processes=None if experiment.job is None else experiment.job.size,
         layers=[dict(zip(head, row, strict=True)) for row in rows],
     )
 

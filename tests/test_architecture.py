@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "importing": ("files", "nn", "layouts"),
     "exporting": ("backend", "files", "nn", "layouts"),
     "equipped": ("backend",),  # begins with nothing but Python
-    "report": ("exits", "files", "lock", "runs", "trust"),  # reads a folder; imports nothing that computes
+    "report": ("config", "exits", "files", "lock", "runs"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "exporting")),
     "__init__": (*LIBRARY, *FILES, "importing", "exporting", "trained"),  # resolved lazily: tests/test_init.py

@@ -146,6 +146,10 @@ def test_defaults_of_the_contract() -> None:
     assert settings.callbacks == {
         "history": {"_target_": "cupynet.training.History", "path": None},
         "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
+        "report": {
+            **{"_target_": "cupynet.training.ReportPage", "wait_s": 10.0, "niceness": 19},
+            "enabled": False,  # by CUPYNET_REPORT, which tests/conftest.py sets
+        },
         "checkpoint": {
             **{"_target_": "cupynet.training.Checkpoint", "every_epochs": 1, "every_iterations": None, "keep_last": 2},
             **{"keep_every": None, "best": None, "path": None},

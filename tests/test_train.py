@@ -65,7 +65,8 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_what_others_rely_on(finished):
     folder, stdout, stderr = finished
     names = {p.name for p in folder.iterdir()}
-    assert names == {".hydra", "train.log", "history.jsonl", "summary.json", "weights.safetensors", "checkpoints"}
+    results = {"history.jsonl", "summary.json", "weights.safetensors", "examples.safetensors"}
+    assert names == {".hydra", "train.log", "started.json", "checkpoints", *results}
     assert stderr == ""
     for text in (
         "test accuracy",

@@ -23,13 +23,13 @@ def main() -> None:
     )
     parser.add_argument("run_folder", type=Path, help="a folder that cupynet.train has written")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)  # training starts it so: follow.py
+    parser.add_argument("--follow", type=int, metavar="NICENESS", help=argparse.SUPPRESS)  # started so by training
     try:
         arguments = parser.parse_args()
-        if arguments.follow:
+        if arguments.follow is not None:
             from cupynet.report.follow import follow
 
-            follow(arguments.run_folder)
+            follow(arguments.run_folder, arguments.follow)
             return
         _make(arguments.run_folder, show=arguments.open)
     except BaseException as error:

@@ -89,6 +89,13 @@ def available() -> bool:
     return True
 
 
+def warm_up() -> None:
+    """Import what drawing needs, now rather than then; nothing where it is not there."""
+    if available():
+        svg(Chart("", "", "", [Line("", [0, 1], [1.0, 2.0])], log=True), "warm")
+        from matplotlib.backends import backend_agg  # noqa: F401
+
+
 def svg(chart: Chart, name: str) -> Markup:
     """The chart as an `<svg>` element for a page in which no other has this name. ConfigError without matplotlib."""
     with _style():
@@ -192,7 +199,7 @@ def _draw(chart: Chart, axes: Any, *, legend: bool) -> None:
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     values = [float(value) for line in lines for value in line.y if value is not None and _finite(value)]
-    if chart.log and values and min(values) > 0:
+    if chart.log and values and min(values) > 0 and max(values) / min(values) < 1e30:
         from matplotlib.ticker import LogLocator, NullLocator
 
         axes.set_yscale("log")

@@ -117,6 +117,9 @@ def _speed(seen: Seen) -> Chart:
 
 
 def _per_s(row: dict[str, Any]) -> float | None:
+    found = finite(row.get("images_per_s"))
+    if found is not None:
+        return found
     samples, seconds = finite(row.get("samples")), finite(row.get("train_s"))
     return samples / seconds if samples is not None and seconds else None
 

@@ -1,8 +1,11 @@
 """Keeps the page of a run fresh while it trains: the process that `cupynet.training.ReportPage` starts.
 
-It is told by a line on stdin that there is more to show (`more`), or that the run is over (`last`), and ends with the
-line or with the end of stdin, which comes too when the training process is killed. It works when nobody else wants
-to, and takes about a hundredth of the time that passes: what it is told in between is shown later.
+It is told by a line on stdin that there is more to show (`more`), or that the run is over (`last`), and ends with that
+line or with the end of stdin, which comes too when the training process is killed.
+
+While the run goes on pages are made by a second process, a fork of this one, which works when nobody else wants to and
+takes about a hundredth of the time that passes: what it is told in between is shown later. The last page is waited for,
+so this one makes it itself, with all that it needs imported long before.
 """
 
 from __future__ import annotations
@@ -11,18 +14,18 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import time
 from pathlib import Path
 
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.lock import at_work
+from cupynet.report import charts
 from cupynet.report.make import Maker
 
 SHARE = 0.005  # of the time passed, for the page, and as much for its charts
 ALLOWANCE_S = 0.3  # in advance, so that the first is there soon
-LONGEST_S = 60.0  # for all that is left when the run is over
+LONGEST_S = 120  # for all that is left when the run is over
 LETTING_GO_S = 3.0  # after the end of stdin, until the run's folder is free: its log is complete then
 
 
@@ -48,35 +51,71 @@ class Pace:
         self._spent_s += seconds
 
 
-def follow(folder: Path) -> None:
+def follow(folder: Path, niceness: int) -> None:
     """Make pages of the run in `folder` as stdin says, until its end; then say on stdout how that went."""
-    _step_back()
-    maker, page, drawing = Maker(folder), Pace(SHARE, ALLOWANCE_S), Pace(SHARE, ALLOWANCE_S)
-    told, more, over = b"", True, False
+    for name in ("SIGINT", "SIGHUP"):  # they are for the training process
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    charts.warm_up()
+    tell, drawing = _fork(folder, niceness) if hasattr(os, "fork") else (None, None)
+    told, over = b"", False
+    while piece := os.read(0, 4096):
+        told = (told + piece)[-16:]
+        if over := b"last\n" in told:
+            break
+        if tell is not None:
+            with contextlib.suppress(OSError):  # it has enough to do, or has died: there is the last page still
+                os.write(tell, b"\n")
+    if drawing is not None:
+        with contextlib.suppress(OSError):
+            os.kill(drawing, signal.SIGKILL)  # files appear whole or not at all
+        os.waitpid(drawing, 0)
+        for part in folder.glob(f".*.{drawing}.part"):
+            part.unlink(missing_ok=True)
+    _finish(Maker(folder), over=over)
+
+
+def _fork(folder: Path, niceness: int) -> tuple[int, int]:
+    """Start the process that makes pages meanwhile: where it is told that there is more to show, and its number."""
+    here, there = os.pipe()
+    os.set_blocking(there, False)
+    number = os.fork()
+    if number:
+        os.close(here)
+        return there, number
+    try:
+        os.close(there)
+        with contextlib.suppress(OSError):
+            os.nice(niceness)
+        for descriptor in (0, 1):  # the other's: who waits for its end must not wait for this one
+            os.close(descriptor)
+        _meanwhile(Maker(folder), here)
+    finally:
+        os._exit(0)
+
+
+def _meanwhile(maker: Maker, told: int) -> None:
+    """Make pages until nobody is there any more to tell."""
+    page, drawing = Pace(SHARE, ALLOWANCE_S), Pace(SHARE, ALLOWANCE_S)
+    more = True
     while True:
-        wait_s = page.wait_s() if more else None
-        ready, _, _ = select.select([0], [], [], wait_s)
+        ready, _, _ = select.select([told], [], [], page.wait_s() if more else None)
         if ready:
-            piece = os.read(0, 4096)
-            told = (told + piece)[-64:]
-            more, over = True, b"last\n" in told
-            if over or not piece:
-                break
-            continue
-        draws = drawing.wait_s() == 0
-        began = time.process_time()
-        with contextlib.suppress(CupynetError):  # of a full disk, say: the last page tells
-            maker.make(draw=draws, picture=False)
-        spent = time.process_time() - began
-        (drawing if draws else page).spend(spent)
-        more = False
-    _finish(maker, over=over)
+            if not os.read(told, 4096):
+                return
+            more = True
+        elif more:
+            draws, began = drawing.wait_s() == 0, time.process_time()
+            with contextlib.suppress(CupynetError):  # of a full disk, say: the last page tells
+                maker.make(draw=draws, picture=False)
+            (drawing if draws else page).spend(time.process_time() - began)
+            more = False
 
 
 def _finish(maker: Maker, *, over: bool) -> None:
     """The last page. over: the run has said that it is; else its process is gone, or on its way out after an error."""
     if hasattr(signal, "alarm"):
-        signal.alarm(round(LONGEST_S))
+        signal.alarm(LONGEST_S)
     until = time.monotonic() + LETTING_GO_S
     while not over and at_work(maker.folder, patient=False) and time.monotonic() < until:
         time.sleep(0.05)
@@ -89,15 +128,3 @@ def _finish(maker: Maker, *, over: bool) -> None:
         answer = one_line(error) or type(error).__name__
     with contextlib.suppress(OSError, ValueError):
         print(answer, flush=True)
-
-
-def _step_back() -> None:
-    """Work when nobody else wants to, and leave signals to the training process."""
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(19)
-    with contextlib.suppress(OSError):  # Linux may weigh sessions against each other first: this one is its own
-        Path("/proc/self/autogroup").write_text("19")
-    sys.stdout.flush()

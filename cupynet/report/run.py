@@ -36,6 +36,7 @@ from cupynet.report.page import (
 REFRESH_S = 5  # of a page whose run goes on
 MOST_CLASSES = 200  # rows of the table of classes
 MOST_FILES = 60
+MISTAKES = "The guess, the score it was made with, and what the image is."
 
 
 def page(seen: Seen, drawn: Sequence[tuple[Any, Markup]], missing: str = "") -> str:
@@ -46,9 +47,9 @@ def page(seen: Seen, drawn: Sequence[tuple[Any, Markup]], missing: str = "") -> 
         _head(seen),
         _tiles(seen),
         section("Curves", join([said, figures]), anchor="curves"),
-        section("Time", _time(seen), note="Where each worker's time in rounds went.", anchor="time"),
         section("Evaluation", _evaluation(seen), note=_evaluated(seen), anchor="evaluation"),
-        section("Most confident mistakes", _mistakes(seen), note="Taken for · by what score · is.", anchor="mistakes"),
+        section("Most confident mistakes", _mistakes(seen), note=MISTAKES, anchor="mistakes"),
+        section("Time", _time(seen), note="Where each worker's time in rounds went.", anchor="time"),
         section("Network", _network(seen), anchor="network"),
         section("Settings", _settings(seen), anchor="settings"),
         section("Machine", _machine(seen), anchor="machine"),
@@ -367,9 +368,10 @@ def repeat(seen: Seen) -> str | None:
     if seen.overrides is None:
         return None
     settings = [setting for setting in seen.overrides if not setting.startswith("resume=")]
+    processes = finite(seen.start.get("processes"))
     words = ["python", "-m", "cupynet.train"]
-    if any(setting == "parallel.launcher=mpi" for setting in settings):
-        words = ["mpiexec", "-n", f"{(seen.number('workers') or 1) * (seen.number('stages') or 1):.0f}", *words]
+    if processes is not None:
+        words = ["mpiexec", "-n", f"{processes:.0f}", *words]
     if seen.config_dir is not None:
         words.append(f"--config-dir={seen.config_dir}")
     return shlex.join([*words, *settings])

@@ -3,6 +3,8 @@
 Macro averages weight every class alike, for two classes too (there Deeplearning4j reports the second class alone). A
 class whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that
 average, and out of the average F1 in either case; `stats()` says how many were left out.
+
+(Over 300 lines: counting, what follows from counts, and the text that tells it belong together.)
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from cupynet.checks import flag, number, one_line
+from cupynet.checks import flag, integer, number, one_line
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import EpochRecord, Report, TrainerView
@@ -27,19 +27,19 @@ DONE = "done"  # how the process begins when the last page is there; anything el
 class ReportPage(Callback):
     """A page with the curves of the run while it goes on, and with its results when it is over.
 
-    The pages are made by `python -m cupynet.report --follow`, in a process that the system lets run when nobody else
-    wants to. It ends when this one does, however that ends, and a run does not end with it: what goes wrong there is
-    told once.
+    Pages are made by another process (cupynet/report/follow.py), which ends when this one does, however that ends. A
+    run does not end with it: what goes wrong there is told once.
 
     Args:
         wait_s: for the last page when the run is over.
+        niceness: of what draws while the run goes on, see nice(1): 19 only works where nobody else wants to.
         enabled: whether anything is done at all.
     """
 
     last = True  # History has written by then what is to be shown
 
-    def __init__(self, wait_s: float = 10.0, *, enabled: bool = True) -> None:
-        self.enabled = flag("enabled", enabled)
+    def __init__(self, wait_s: float = 10.0, niceness: int = 19, *, enabled: bool = True) -> None:
+        self.enabled, self.niceness = flag("enabled", enabled), integer("niceness", niceness, 0, most=19)
         self.wait_s = number("wait_s", wait_s, minimum=0)
         self._run: Run | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -52,7 +52,7 @@ class ReportPage(Callback):
         one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "cupynet.report", "--follow", str(run.folder)],
+                [sys.executable, "-m", "cupynet.report", f"--follow={self.niceness}", str(run.folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # held open it would keep a pipe's reader waiting: `| tee`, mpiexec
@@ -79,7 +79,7 @@ class ReportPage(Callback):
         if not failing:
             self._say(b"last\n")
         child, self._child = self._child, None
-        if child is None:
+        if child is None or self._run is None:
             return
         assert child.stdin is not None and child.stdout is not None
         with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ class ReportPage(Callback):
             answer = _answer(child.stdout.fileno(), self.wait_s)
         if answer is None:
             _left_alone.append(child)
-            self._give_up(f"it is not ready after {self.wait_s:g} s")
+            log.warning("%s is not ready after %g s: it comes later", self._run.report_path, self.wait_s)
             return
         child.wait()
         done, _, lacks = answer.partition(": ")

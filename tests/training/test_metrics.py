@@ -333,6 +333,44 @@ def test_packed_and_unpacked_it_is_the_same_evaluation(losses):
     np.testing.assert_equal(again.loss, evaluation.loss)
 
 
+@settings(deadline=None, max_examples=150)
+@given(samples(), st.lists(st.integers(0, 30), max_size=4), st.randoms(use_true_random=False))
+def test_the_most_confident_mistakes_are_the_same_however_samples_are_split(
+    drawn: Samples, cuts: list[int], random: Any
+) -> None:
+    """Of more than are kept; equal scores are frequent here, and tell nothing of the order."""
+    classes, rows = drawn
+    numbered = [(sample, *row) for sample, row in enumerate(rows * 4)]
+    wrong = []
+    for sample, scores, target, _ in numbered:
+        if not any(map(math.isnan, scores)):
+            guess = min(range(classes), key=lambda k, scores=scores: (-scores[k], k))  # type: ignore[misc]
+            wrong += [(-scores[guess], sample, target, guess)] if guess != target else []
+    random.shuffle(numbered)
+    edges = [0, *sorted(min(cut, len(numbered)) for cut in cuts), len(numbered)]
+    merged = Evaluation(classes)
+    for a, b in zip(edges, edges[1:], strict=False):
+        part, some = Evaluation(classes), numbered[a:b]
+        scores = np.array([row[1] for row in some]).reshape(len(some), classes)
+        part.add(scores, np.array([row[2] for row in some], np.int64), np.zeros(len(some)), [row[0] for row in some])
+        merged.merge(Evaluation.unpack(part.pack(), classes))
+    assert merged.mistakes == sorted(wrong)[:24]
+
+
+def test_mistakes_of_samples_that_nobody_numbered_are_not_remembered():
+    assert small().mistakes == [] and small().to_dict()["mistakes"] == []
+
+
+def test_a_mistake_as_plain_values():
+    evaluation = Evaluation(2)
+    evaluation.add([[0.75, 0.25], [0.0, 1.0], [math.inf, 0.0]], [1, 1, 1], np.zeros(3), [40, 41, 42])
+    kept = {"label": 1, "guess": 0}
+    assert evaluation.to_dict()["mistakes"] == [
+        {"sample": 42, **kept, "confidence": None},
+        {"sample": 40, **kept, "confidence": 0.75},
+    ]
+
+
 def test_the_vector_has_room_for_the_longest_exact_sum():
     """Losses over the whole range of a float: their sum needs as many parts as any can."""
     evaluation = Evaluation(2)
