@@ -6,6 +6,6 @@ overrides, stored.py reads those of a run, explain.py puts Hydra's errors into o
 
 from cupynet.config.composing import compose, conf_folder
 from cupynet.config.door import Gate, Ranks, in_sweep, run
-from cupynet.config.stored import load, overrides_of, own_folder_of
+from cupynet.config.stored import load, overrides_of, own_folder_of, written
 
-__all__ = ["Gate", "Ranks", "compose", "conf_folder", "in_sweep", "load", "overrides_of", "own_folder_of", "run"]
+__all__ = ["Gate", "Ranks", "compose", "conf_folder", "in_sweep", "load", "overrides_of", "own_folder_of", "run", "written"]
