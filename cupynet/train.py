@@ -6,6 +6,7 @@ a run is read in one place, from its first moment to what is told of it.)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shlex
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cupynet.data import Batches, Data
     from cupynet.experiment import Experiment
     from cupynet.parallel import PipelineSpeed
-    from cupynet.runs import Run, Summary
+    from cupynet.runs import Run, Start, Summary
     from cupynet.sweeps.record import Sweep
     from cupynet.training import Evaluation, ParallelWrapper, Spent
 
@@ -112,6 +113,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         log.info("kernels ready after %.1f s", compile_s)
         if settings.resume is not None and not _goes_on(experiment, wrapper, run):
             return None
+        if experiment.rank == 0:
+            run.describe(_start(experiment, wrapper, data, run))
         if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
             log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
         told = _Told(wrapper, speaks=experiment.rank == 0)
@@ -135,7 +138,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
                 test = wrapper.evaluate(experiment.evaluation_loader(data.test))
             summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
             if experiment.rank == 0:
-                run.save(summary, wrapper.model.weights())
+                wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
+                run.save(summary, wrapper.model.weights(), data.test.images[wrong])
             number = int(wrapper.greatest(told.number))
     warning = None if test is None else unlearned(test, experiment.loss.chance(test.classes))
     if experiment.rank == 0 and warning is not None:
@@ -168,6 +172,39 @@ class _Told:
         self._wrapper.stop(name, StopReason.SIGNAL)
         if self._speaks:
             interrupts.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
+
+
+def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run) -> Start:
+    """What the run sets out to do."""
+    from cupynet import config
+    from cupynet.backend.environment import commit, environment
+    from cupynet.runs import Start
+
+    settings, placement, (head, *rows) = experiment.settings, wrapper.placement, wrapper.model.rows()
+    overrides, own = None, None
+    with contextlib.suppress(CupynetError):  # what Hydra has stored is of no concern to the training
+        overrides, own = config.overrides_of(run.folder), config.own_folder_of(run.folder)
+    return Start(
+        started=time.strftime("%Y-%m-%d %H:%M:%S"),
+        dataset=data.name,
+        fallback=data.fallback,
+        backend=experiment.backend_name,
+        devices=placement.names(),
+        dtype=settings.dtype,
+        workers=placement.workers,
+        stages=placement.stages,
+        seed=settings.seed,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        synchronizer=experiment.synchronizer.describe(),
+        parameters=wrapper.model.params.count,
+        commit=commit(),
+        environment=environment(),
+        class_names=list(experiment.source.class_names) or None,
+        overrides=overrides,
+        config_dir=None if own is None else str(own),
+        layers=[dict(zip(head, row, strict=True)) for row in rows],
+    )
 
 
 def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool:
