@@ -53,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folders", nargs="+", help="of runs, of sweeps, or with such in them; patterns are looked up")
-    parser.add_argument("--sort", metavar="COLUMN", help="order of the rows, -COLUMN for the largest first: --sort=-loss")
+    parser.add_argument(
+        "--sort", metavar="COLUMN", help="order of the rows, -COLUMN for the largest first: --sort=-loss"
+    )
     parser.add_argument("--columns", metavar="A,B,...", help="which columns, in this order")
     parser.add_argument("--to", type=float, metavar="ACCURACY", help="the accuracy that time_to is about, such as 0.99")
     parser.add_argument("--csv", metavar="FILE", help="write the table to a file, with all columns")
@@ -71,16 +73,19 @@ def _compare(arguments: argparse.Namespace) -> None:
     comparison = compared(find(arguments.folders), arguments.to)
     groups = in_order(comparison, arguments.sort)
     table = columns(comparison, groups)
-    asked = None if arguments.columns is None else chosen(table, [name for name in arguments.columns.split(",") if name])
+    asked = (
+        None if arguments.columns is None else chosen(table, [name for name in arguments.columns.split(",") if name])
+    )
     if arguments.csv is not None:
-        write_whole(arguments.csv, as_csv(table).encode())
+        write_whole(arguments.csv, as_csv([column for column in table if column.key != "accuracy_range"]).encode())
     text, notes = answer(comparison)
     if arguments.json:
         others = [{"run": str(run.folder), "state": run.trouble} for run in comparison.others]
         found = {"varied": comparison.varied, "split": comparison.split, "target": comparison.target}
         print(
             json.dumps(
-                {**found, "groups": records(comparison, groups), "others": others, "answer": text, "notes": notes}, indent=2
+                {**found, "groups": records(comparison, groups), "others": others, "answer": text, "notes": notes},
+                indent=2,
             )
         )
     elif arguments.markdown:
@@ -92,17 +97,29 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 
 def _print(
-    comparison: Comparison, groups: Sequence[Group], table: Sequence[Column], asked: list[Column] | None, said: list[str]
+    comparison: Comparison,
+    groups: Sequence[Group],
+    table: Sequence[Column],
+    asked: list[Column] | None,
+    said: list[str],
 ) -> None:
     """The table, what has no result, and the answer, for a terminal."""
     screen = Screen()
     count = len(groups)
     if asked is None:
         asked = [_first(column, count) for column in table if column.key not in HIDDEN]
-    left = show(asked, {place: "bold" for place, group in enumerate(groups) if group.front}, screen) if asked[0].cells else []
+    left = (
+        show(asked, {place: "bold" for place, group in enumerate(groups) if group.front}, screen)
+        if asked[0].cells
+        else []
+    )
     for run in comparison.others:
         own = " ".join(f"{key}={value}" for key, value in comparison.shown[str(run.folder)].items())
-        screen.print(textwrap.fill(f"{run.name}{f' ({own})' if own else ''}: {run.trouble}", screen.width, subsequent_indent="  "))
+        screen.print(
+            textwrap.fill(
+                f"{run.name}{f' ({own})' if own else ''}: {run.trouble}", screen.width, subsequent_indent="  "
+            )
+        )
     if left:
         names = ", ".join(column.key for column in left)
         screen.print(textwrap.fill(f"no room for {names}: --columns chooses, --csv has all", screen.width))
@@ -118,7 +135,7 @@ def _first(column: Column, count: int) -> Column:
 
 def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: Sequence[Group], *, quiet: bool) -> None:
     """The page where it was asked for; else in the folder of a sweep that was named alone, if that can be written."""
-    from cupynet.compare.page import page
+    from cupynet.compare.page import whole
 
     if arguments.html is not None:
         path = Path(arguments.html)
@@ -127,7 +144,7 @@ def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: S
         if arguments.no_html or len(arguments.folders) > 1 or not path.parent.is_dir() or is_run(path.parent):
             return
     try:
-        write_whole(path, page(comparison, groups, path.parent).encode())
+        write_whole(path, whole(comparison, groups, path.parent).encode())
     except OutputError as error:
         if arguments.html is not None:
             raise

@@ -25,7 +25,9 @@ def answer(comparison: Comparison) -> tuple[str, list[str]]:
     close = [group for group in judged if _of(group.accuracy) >= _of(best.accuracy) - CLOSE - 1e-12]
     chosen = min(close, key=lambda group: _of(group.train_s))
     if chosen is best:
-        text = f"Use {chosen.name}: {_figures(chosen)}, the best accuracy, and nothing within 0.1 points of it is faster."
+        text = (
+            f"Use {chosen.name}: {_figures(chosen)}, the best accuracy, and nothing within 0.1 points of it is faster."
+        )
     else:
         text = (
             f"Use {chosen.name}: {_figures(chosen)}, the fastest within 0.1 points of the best accuracy "
@@ -65,7 +67,9 @@ def comparable(comparison: Comparison) -> tuple[list[str], list[str]]:
         doubts.append(f"{_runs(crowded, len(found))} made with more workers than cores: their speed says little.")
     if comparison.others:
         count = len(comparison.others)
-        doubts.append(f"{count} run{'s' * (count > 1)} did not come to the end, and {'are' if count > 1 else 'is'} left out.")
+        doubts.append(
+            f"{count} run{'s' * (count > 1)} did not come to the end, and {'are' if count > 1 else 'is'} left out."
+        )
     return against, doubts
 
 
@@ -76,12 +80,14 @@ def _chance(comparison: Comparison, chosen: Group, judged: Sequence[Group]) -> l
     seeds = [len(group.runs) for group in judged]
     if min(seeds) == 1 and images:
         share = _of(chosen.accuracy)
-        points = 200 * math.sqrt(2 * max(share * (1 - share), 1 / images) / images)  # two standard errors of a difference
+        points = 200 * math.sqrt(
+            2 * max(share * (1 - share), 1 / images) / images
+        )  # two standard errors of a difference
         rivals = [g for g in judged if g is not chosen and abs(_of(g.accuracy) - share) <= points / 100]
         if rivals:
             said.append(
-                f"One seed each is too little to tell it from {len(rivals)} other{'s' * (len(rivals) > 1)}: on {images:,} "
-                f"images, differences below {points:.2g} points are chance; repeat with seed=1,2,3."
+                f"One seed each is too little to tell it from {len(rivals)} other{'s' * (len(rivals) > 1)}: on "
+                f"{images:,} images, differences below {points:.2g} points are chance; repeat with seed=1,2,3."
             )
     elif min(seeds) > 1 and chosen.accuracy is not None:
         low = chosen.accuracy.low
@@ -91,11 +97,13 @@ def _chance(comparison: Comparison, chosen: Group, judged: Sequence[Group]) -> l
         ]  # fmt: skip
         if rivals:
             said.append(
-                f"Over {min(seeds)} seeds its accuracy lies in {low:.2%} to {chosen.accuracy.high:.2%}, which overlaps with "
-                f"{len(rivals)} other{'s' * (len(rivals) > 1)}: between these the time decides."
+                f"Over {min(seeds)} seeds its accuracy lies in {low:.2%} to {chosen.accuracy.high:.2%}, which overlaps "
+                f"with {len(rivals)} other{'s' * (len(rivals) > 1)}: between these the time decides."
             )
     if comparison.split == "test" and len(judged) > 1:
-        said.append("Accuracy is that of the test images: who chooses by it should hold out data.validation=5000 instead.")
+        said.append(
+            "Accuracy is that of the test images: who chooses by it should hold out data.validation=5000 instead."
+        )
     return said
 
 
@@ -132,5 +140,3 @@ def _seconds(value: float) -> str:
 def _of(figure: Figure | None) -> float:
     assert figure is not None
     return figure.mean
-
-

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cupynet.checks import nearest
 from cupynet.compare.groups import ABSENT, Comparison, Figure, Group, ordered, summary_of
 from cupynet.errors import ConfigError
-from cupynet.checks import nearest
 from cupynet.sweeps.table import Column, heading, shortened
 
 FRONT = "*"
@@ -91,7 +91,9 @@ def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
     marks = [FRONT if group.front else "" for group in groups]
     found.append(Column("front", "", [*marks, *("" for _ in others)], [*(g.front for g in groups), *empty], weight=7))
     states = ["finished" for _ in groups] + [run.trouble for run in others]
-    folders = ["; ".join(str(run.folder) for run in group.runs) for group in groups] + [str(run.folder) for run in others]
+    folders = ["; ".join(str(run.folder) for run in group.runs) for group in groups] + [
+        str(run.folder) for run in others
+    ]
     found.append(Column("state", "state", ["", *states][1:], states, right=False, weight=0))
     found.append(Column("folder", "folder", folders, folders, right=False, weight=0))
     return found
@@ -161,6 +163,8 @@ def records(comparison: Comparison, groups: Sequence[Group]) -> list[dict[str, A
         row["seeds"] = [summary_of(run).seed for run in group.runs]
         for name, _, _, read, _ in FIGURES:
             value = read(group)
-            row[name] = {"mean": value.mean, "low": value.low, "high": value.high} if isinstance(value, Figure) else value
+            row[name] = (
+                {"mean": value.mean, "low": value.low, "high": value.high} if isinstance(value, Figure) else value
+            )
         found.append({**row, "front": group.front})
     return found

@@ -205,7 +205,9 @@ def _speed_up(group: Group, groups: Sequence[Group]) -> float | None:
 
 def _apart_from_workers(group: Group) -> tuple[Any, ...]:
     run, found = group.runs[0], summary_of(group.runs[0])
-    kept = {key: value for key, value in run.settings.items() if key not in ("workers", SEED) and key[:9] != "parallel."}
+    kept = {
+        key: value for key, value in run.settings.items() if key not in ("workers", SEED) and key[:9] != "parallel."
+    }
     kept = {key: value for key, value in kept.items() if not any(f"{key}.".startswith(f"{idle}.") for idle in IDLE)}
     chosen = {key: value for key, value in run.choices.items() if key not in ("parallel", "experiment")}
     return found.dataset, found.backend, json.dumps([kept, chosen], sort_keys=True, default=str)

@@ -8,4 +8,15 @@ from cupynet.config.composing import compose, conf_folder
 from cupynet.config.door import Gate, Ranks, in_sweep, run
 from cupynet.config.stored import load, overrides_of, own_folder_of, written
 
-__all__ = ["Gate", "Ranks", "compose", "conf_folder", "in_sweep", "load", "overrides_of", "own_folder_of", "run", "written"]
+__all__ = [
+    "Gate",
+    "Ranks",
+    "compose",
+    "conf_folder",
+    "in_sweep",
+    "load",
+    "overrides_of",
+    "own_folder_of",
+    "run",
+    "written",
+]

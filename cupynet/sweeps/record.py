@@ -217,12 +217,17 @@ class Sweep:
         left = show(columns, styles, screen)
         for job in jobs:
             if job.code:
-                screen.print(f"job {job.number} failed: exit code {job.code}{f': {job.error}' if job.error else ''}", soft_wrap=True)
+                screen.print(
+                    f"job {job.number} failed: exit code {job.code}{f': {job.error}' if job.error else ''}",
+                    soft_wrap=True,
+                )
         if left:
             screen.print(f"no room for {', '.join(column.key for column in left)}: see {NAME}")
         if best is not None:
             split = "test" if _summary(best).validation_accuracy is None else "validation"
-            screen.print(f"best: job {best.number} ({self._called(best)}), {split} accuracy {best.accuracy:.2%}", soft_wrap=True)
+            screen.print(
+                f"best: job {best.number} ({self._called(best)}), {split} accuracy {best.accuracy:.2%}", soft_wrap=True
+            )
         screen.print(f"python -m cupynet.compare {shlex.quote(str(self.folder))}", soft_wrap=True)
 
 
