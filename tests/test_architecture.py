@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "report": ("exits", "files", "lock", "runs", "trust"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
+    "compare": (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, "lock", "report"),
     "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
 }
 

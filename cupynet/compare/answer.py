@@ -102,7 +102,7 @@ def _chance(comparison: Comparison, chosen: Group, judged: Sequence[Group]) -> l
             )
     if comparison.split == "test" and len(judged) > 1:
         said.append(
-            "Accuracy is that of the test images: who chooses by it should hold out data.validation=5000 instead."
+            "Accuracy is that of the test images: who chooses by it should hold others out, data.validation=5000."
         )
     return said
 

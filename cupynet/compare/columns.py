@@ -41,7 +41,7 @@ FIGURES: tuple[tuple[str, str, Form, Callable[[Group], Any], int], ...] = (
     ("loss", "test\nloss", _figure, lambda group: group.loss, 2),
     ("images_per_s", "images/s", rate, lambda group: group.images_per_s, 6),
     ("speed_up", "speed-\nup", _times, lambda group: group.speed_up, 5),
-    ("efficiency", "effi-\nciency", percent, lambda group: group.efficiency, 1),
+    ("efficiency", "of each\nworker", percent, lambda group: group.efficiency, 1),
     ("time_to", "time to\n", seconds, lambda group: group.time_to, 4),
     ("train_s", "train\ntime", seconds, lambda group: group.train_s, 7),
 )

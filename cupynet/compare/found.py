@@ -148,8 +148,7 @@ def read(folder: Path, name: str) -> Found:
         summary = None
         trouble.insert(0, _within(error, folder))
     if summary is not None:
-        settings = {**settings, "workers": summary.workers}
-        settings |= {key: value for key, value in _of(summary).items() if key not in settings}
+        settings = {**(settings or _of(summary)), "workers": summary.workers}
         if summary.stop_reason in ("signal", "request", "diverged"):
             trouble.append(f"stopped: {one_line(summary.stopped_by)}")
     epochs, losses = _history(run)

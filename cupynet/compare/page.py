@@ -69,7 +69,7 @@ def _tiles(comparison: Comparison) -> Markup:
         known = [(value, group) for group in comparison.groups if (value := figure_of(group, key)) is not None]
         if known:
             value, group = (max if largest else min)(known, key=lambda pair: pair[0])
-            rows.append((name, form(value), group.name))
+            rows.append((name, form(value), page.join(group.name.split("_"), Markup("_<wbr>"))))
     return element("section", page.tiles(rows)) if rows else Markup("")
 
 
@@ -89,10 +89,10 @@ def _table(comparison: Comparison, groups: Sequence[Group], at: Path) -> Markup:
     for place, group in enumerate(groups):
         cells: list[str] = [column.cells[place] for column in shown]
         links = [_link(run, at, run.name) for run in group.runs]
-        cells[0] = page.join([*links, page.mark("front", "good")] if group.front else links, " ")
-        rows.append(cells)
-    head = [column.title.replace("-\n", "-").replace("_\n", "_").replace("\n", " ") for column in shown]
-    return page.table(head, rows, numbers=[place for place, column in enumerate(shown) if column.right])
+        cells[0] = page.join(links, " ")
+        rows.append([*cells, page.mark("front", "good") if group.front else ""])
+    head = [page.join(column.title.split("\n"), Markup("<br>")) for column in shown]
+    return page.table([*head, ""], rows, numbers=[place for place, column in enumerate(shown) if column.right])
 
 
 def _legend(comparison: Comparison) -> Markup:
@@ -221,20 +221,17 @@ def _heat(comparison: Comparison, groups: Sequence[Group]) -> Markup:
         low, high = min(known), max(known)
         body = []
         for row in rows:
-            cells = [element("th", row, scope="row")]
+            cells = [element("th", row, scope="row", style="vertical-align:middle")]
             for head in heads:
                 value = values.get((row, head))
                 share = 0.0 if value is None or high == low else (value - low) / (high - low)
                 cells.append(_cell(value, share if largest else 1 - share, form))
             body.append(element("tr", *cells))
-        top = element(
-            "tr",
-            element("th", f"{short[down]} \\ {short[across]}"),
-            *(element("th", head, scope="col") for head in heads),
-        )
+        top = element("tr", element("th"), *(element("th", head, scope="col") for head in heads))
         grid = element("table", element("thead", top), element("tbody", *body), class_="matrix")
         shown.append(element("figure", element("h3", title), element("div", grid, class_="scroll"), class_="chart"))
-    return page.section(f"{short[down]} and {short[across]} together", page.charts(shown))
+    note = f"Down: {short[down]}; across: {short[across]}. The darker the better."
+    return page.section(f"{short[down]} and {short[across]} together", page.charts(shown), note=note)
 
 
 def _cell(value: float | None, share: float, form: Callable[[float], str]) -> Markup:
