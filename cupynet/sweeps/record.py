@@ -50,7 +50,9 @@ class Job:
     def accuracy(self) -> float | None:
         """What it is judged by: validation images where some were held out, else test images."""
         found = self.summary
-        return None if found is None else (found.validation_accuracy or found.test_accuracy)
+        if found is None:
+            return None
+        return found.test_accuracy if found.validation_accuracy is None else found.validation_accuracy
 
 
 class Sweep:
@@ -187,7 +189,7 @@ class Sweep:
         settings = [
             Column(
                 name, heading(short[name]), [job.overrides.get(name, NO_RESULT) for job in jobs],
-                [job.overrides.get(name) for job in jobs], weight=3,
+                [job.overrides.get(name) for job in jobs], weight=8,
             )
             for name in self.varied
         ]  # fmt: skip
