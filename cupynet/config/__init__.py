@@ -9,7 +9,7 @@ from cupynet.config.composing import compose, conf_folder
 from cupynet.config.door import Gate, Ranks, in_sweep, run
 from cupynet.config.explain import GROUPS
 from cupynet.config.searched import Searched, as_file, searched, split
-from cupynet.config.stored import load, overrides_of, own_folder_of
+from cupynet.config.stored import load, overrides_of, own_folder_of, written
 
 __all__ = [
     "GROUPS",
@@ -26,4 +26,5 @@ __all__ = [
     "run",
     "searched",
     "split",
+    "written",
 ]

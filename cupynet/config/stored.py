@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cupynet import trust
 from cupynet.checks import one_line
-from cupynet.config.composing import conf_folder, names, settings_of, spine
+from cupynet.config.composing import conf_folder, flat, names, settings_of, spine
 from cupynet.config.explain import GROUPS, explain
 from cupynet.errors import ConfigError, DataError
 from cupynet.settings import Settings
@@ -89,6 +89,26 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
             raise DataError(f"{path}: {one_line(each)}: is not a setting that a run is made with")
         kept.append(str(each))
     return kept
+
+
+def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings that a run has stored, by their dotted keys, and which file it took of each group; to be shown.
+
+    References (`${}`) in them stand as they were written, and nothing is built. DataError where a file cannot be read.
+    """
+    path = Path(folder) / ".hydra" / "config.yaml"
+    plain = OmegaConf.to_container(_stored(path, resolved=False), resolve=False)
+    if not isinstance(plain, dict):
+        raise DataError(f"{path}: is not a configuration")
+    path = path.with_name("hydra.yaml")
+    chosen: Any = OmegaConf.to_container(_stored(path, resolved=False), resolve=False) if path.is_file() else {}
+    for key in ("hydra", "runtime", "choices"):
+        chosen = chosen.get(key) if isinstance(chosen, dict) else None
+    choices = chosen if isinstance(chosen, dict) else {}
+    return (
+        flat({str(key): value for key, value in plain.items()}),
+        {name: str(choices[name]) for name in GROUPS if choices.get(name) is not None},
+    )
 
 
 def own_folder_of(run: Path) -> Path | None:

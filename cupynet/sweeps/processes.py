@@ -139,15 +139,15 @@ class SideBySide:
 def _wait(running: _Running, ended: queue.Queue[_Running]) -> None:
     """In a thread of its own: read what a job says until it has ended."""
     number, process = running.command.number, running.process
-    errors = threading.Thread(target=_read_errors, args=(process.stderr, number, running.told), daemon=True)
-    errors.start()
-    for line in _lines(process.stdout):
-        found = WARNING.fullmatch(line)
-        if found is not None:
-            with contextlib.suppress(OSError, ValueError):
-                print(f"job {number}: {found[1]}", flush=True)
-    errors.join()
-    process.wait()
+    with process:  # which closes its ends of the pipes
+        errors = threading.Thread(target=_read_errors, args=(process.stderr, number, running.told), daemon=True)
+        errors.start()
+        for line in _lines(process.stdout):
+            found = WARNING.fullmatch(line)
+            if found is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    print(f"job {number}: {found[1]}", flush=True)
+        errors.join()
     ended.put(running)
 
 

@@ -50,7 +50,9 @@ class Job:
     def accuracy(self) -> float | None:
         """What it is judged by: validation images where some were held out, else test images."""
         found = self.summary
-        return None if found is None else (found.validation_accuracy or found.test_accuracy)
+        if found is None:
+            return None
+        return found.test_accuracy if found.validation_accuracy is None else found.validation_accuracy
 
 
 class Sweep:
@@ -187,7 +189,7 @@ class Sweep:
         settings = [
             Column(
                 name, heading(short[name]), [job.overrides.get(name, NO_RESULT) for job in jobs],
-                [job.overrides.get(name) for job in jobs], weight=3,
+                [job.overrides.get(name) for job in jobs], weight=8,
             )
             for name in self.varied
         ]  # fmt: skip
@@ -217,12 +219,17 @@ class Sweep:
         left = show(columns, styles, screen)
         for job in jobs:
             if job.code:
-                screen.print(f"job {job.number} failed: exit code {job.code}{f': {job.error}' if job.error else ''}")
+                screen.print(
+                    f"job {job.number} failed: exit code {job.code}{f': {job.error}' if job.error else ''}",
+                    soft_wrap=True,
+                )
         if left:
             screen.print(f"no room for {', '.join(column.key for column in left)}: see {NAME}")
         if best is not None:
             split = "test" if _summary(best).validation_accuracy is None else "validation"
-            screen.print(f"best: job {best.number} ({self._called(best)}), {split} accuracy {best.accuracy:.2%}")
+            screen.print(
+                f"best: job {best.number} ({self._called(best)}), {split} accuracy {best.accuracy:.2%}", soft_wrap=True
+            )
         screen.print(f"python -m cupynet.compare {shlex.quote(str(self.folder))}", soft_wrap=True)
 
 

@@ -120,5 +120,5 @@ def as_markdown(columns: Sequence[Column]) -> str:
 
     rule = "|" + "|".join("---:" if column.right else "---" for column in columns) + "|"
     rows = zip(*(column.cells for column in columns), strict=True)
-    head = [column.title.replace("\n", "" if "_\n" in column.title else " ") for column in columns]
+    head = [column.title.replace("_\n", "_").replace("-\n", "-").replace("\n", " ").strip() for column in columns]
     return "\n".join([line(head), rule, *map(line, rows)]) + "\n"

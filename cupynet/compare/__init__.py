@@ -1,0 +1,1 @@
+"""Runs beside each other: which settings differ, what came of them, and which to use."""
