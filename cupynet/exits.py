@@ -12,7 +12,9 @@ import errno
 import io
 import logging
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
@@ -22,6 +24,7 @@ from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
+BESIDE = len("[12:30:05] ")
 NOBODY = (OSError, ValueError)  # a stream nobody reads any more, that is full, or closed
 
 
@@ -162,9 +165,26 @@ class Console(logging.Handler):
                 say_error(text, record.exc_info[1] if record.exc_info else None)
             else:
                 mark = "warning: " if record.levelno >= logging.WARNING else ""
-                print(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}", flush=True)
+                print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
         except NOBODY:
             pass  # the run goes on, and its log file has everything
+
+
+def folded(line: str) -> str:
+    """A record's line as a terminal shows it whole: what is too long goes on below, beside the time, not before it.
+
+    Only where somebody sits before one that can do more than write: what is piped or copied stays in one line.
+    """
+    try:
+        if not sys.stdout.isatty() or os.environ.get("TERM") in (None, "", "dumb") or "\n" in line:
+            return line
+    except NOBODY:
+        return line
+    width = shutil.get_terminal_size().columns
+    if width <= 2 * BESIDE:
+        return line
+    beside = " " * BESIDE
+    return textwrap.fill(line, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)
 
 
 class LogFile(logging.FileHandler):

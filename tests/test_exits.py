@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cupynet.errors import ConfigError, annotate
-from cupynet.exits import Console, LogFile, out_of_memory, say_error, steady_streams, tell
+from cupynet.exits import Console, LogFile, folded, out_of_memory, say_error, steady_streams, tell
 from tests.test_train import QUICK, environment, run_folder
 
 CLOSED = """
@@ -110,7 +110,7 @@ def test_a_terminal_that_is_closed_during_training(tmp_path):
     ) as child:  # fmt: skip
         os.close(theirs)
         heard = b""
-        while b"epoch 1:" not in heard:
+        while b"epoch 1/" not in heard:
             heard += os.read(ours, 4096)
         os.close(ours)
         assert child.wait(120) == 0
@@ -118,7 +118,7 @@ def test_a_terminal_that_is_closed_during_training(tmp_path):
     folder = run_folder(tmp_path)
     assert (folder / "summary.json").is_file()
     log = (folder / "train.log").read_text()
-    assert log.count("the progress bar is given up (OSError: ") == 1 and "epoch 4:" in log
+    assert log.count("the progress bar is given up (OSError: ") == 1 and "epoch 4/" in log
 
 
 def test_a_reader_that_leaves_and_a_log_that_cannot_be_written_any_more(tmp_path):
@@ -163,6 +163,31 @@ def test_streams_that_are_there_stay(monkeypatch):
         steady_streams()
         assert sys.stdout is stream
     assert sys.stdout.errors == "backslashreplace"
+
+
+LONG = "[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s), training loss 0.05, learning rate 0.01"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind", "columns", "lines"),
+    [
+        (True, "xterm", 60, ["[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s),",
+                             "           training loss 0.05, learning rate 0.01"]),
+        (True, "xterm", 120, [LONG]),
+        (True, "xterm", 20, [LONG]),  # no room for anything
+        (True, "dumb", 60, [LONG]),
+        (True, None, 60, [LONG]),
+        (False, "xterm", 60, [LONG]),
+    ],
+)  # fmt: skip
+def test_a_line_is_folded_where_a_terminal_is_narrow(terminal, kind, columns, lines, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "") if kind is None else monkeypatch.setenv("TERM", kind)
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert folded(LONG).splitlines() == lines
+    assert folded(f"{LONG}\n  below") == f"{LONG}\n  below"  # it has lines of its own
 
 
 # The log --------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -29,12 +30,21 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
-def describe(record: EpochRecord) -> str:
-    """An epoch in one line."""
-    rate = record.samples / record.train_s if record.train_s else 0.0
-    text = f"epoch {record.epoch}: {record.samples:,} images in {record.train_s:.1f} s ({rate:,.0f}/s)"
+def percent(share: float) -> str:
+    """An accuracy: 98.90 %."""
+    return f"{100 * share:.2f} %"
+
+
+def describe(record: EpochRecord, epochs: int) -> str:
+    """An epoch in one line. epochs: with which one the fit ends."""
+    text = f"epoch {record.epoch}/{epochs}: {record.samples:,} images in {record.train_s:.1f} s"
+    text += f" ({record.images_per_s:,.0f}/s)"
+    if not math.isnan(record.loss):
+        text += f", training loss {figure(record.loss)}"
+    text += f", learning rate {figure(record.learning_rate)}"
     if record.evaluation is not None:
-        text += f", {record.split} accuracy {record.evaluation.accuracy:.2%}, loss {figure(record.evaluation.loss)}"
+        text += f", {record.split} accuracy {percent(record.evaluation.accuracy)}"
+        text += f", loss {figure(record.evaluation.loss)}"
     return text
 
 
@@ -131,7 +141,7 @@ class Progress(Callback):
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         if self.style != "none":
-            log.info("%s", describe(record))
+            log.info("%s", describe(record, trainer.total_epochs))
         if record.evaluation is not None:
             self._show(accuracy=f"{record.evaluation.accuracy:.2%}", split=record.split)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.parallel import Synchronizer
+from cupynet.training.clock import Losses
 from cupynet.training.states import Tree
 
 COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a clock: the same on all workers
@@ -40,6 +41,7 @@ def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Sync
         start = source["since"]["start"]
         since = {**source["since"], "start": start if own else _new_clock(start)}
         state["since"] = since if own else {**since, "samples": 0, "losses": 0.0}
+        state["losses"] = _losses([each["losses"] for each in states[rank::size]])
         if state["scaling"] and not synchronizer.shares_gradients:  # else all count the same steps
             state["scaling"]["skipped"] = source["scaling"]["skipped"] if own else 0
         made.append(state)
@@ -111,6 +113,15 @@ def _known(states: Sequence[Tree]) -> Tree:
         return {}
     every = np.concatenate([each["skipped"] for each in found])
     return {"NonFinite": {**found[0], "skipped": np.unique(every, axis=0).reshape(-1, 2)}}
+
+
+def _losses(found: Sequence[Mapping[str, float]]) -> Tree:
+    """Of the epoch that was broken off: a worker goes on with its own and those of workers that are no more."""
+    losses = {**(found[0] if found else Losses().state())}
+    for other in found[1:]:
+        losses["epoch_samples"] += other["epoch_samples"] + other["samples"]
+        losses["epoch_losses"] += other["epoch_losses"] + other["unread"]
+    return losses
 
 
 def _new_clock(clock: Mapping[str, Any]) -> Tree:
