@@ -1,8 +1,9 @@
-"""Pictures of one's own: a folder of PNG and JPEG files for each class."""
+"""Pictures of one's own: a folder of PNG and JPEG files for each class, or one for a trained model to look at."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain, zip_longest
@@ -21,6 +22,8 @@ from cupynet.errors import ConfigError, DataError
 ENDINGS = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")
 GREY = ("1", "L", "LA")  # Pillow's modes
+DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
+MOST_PIXELS = 1 << 26  # of a picture that is looked at: a small file may unfold into any number
 COLOURS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits in each channel, or brought to it
 
 
@@ -189,3 +192,67 @@ def _decoded(path: Path, height: int, width: int, channels: int, resized: bool) 
 def _reason(error: BaseException) -> str:
     """The system's words, or Pillow's without the path."""
     return getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]
+
+
+# a single picture -----------------------------------------------------------------------------------------------------
+
+
+def picture(path: Path, channels: int, *, ground: bool = False) -> Array:
+    """A PNG or JPEG of whatever size and mode as (H, W, C) uint8, of 1 channel (grey) or 3.
+
+    Args:
+        ground: whether what is transparent is laid on paper: white, or black where what is drawn is light. Else
+            transparency is dropped, as `Folder` does it.
+
+    Raises:
+        DataError: it is not there, is no such file, damaged, empty, or too large.
+        ConfigError: Pillow is not installed.
+    """
+    images = _pillow()
+    if not path.is_file():
+        raise DataError(f"{one_name(path)}: expected a picture, found no such file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, which are looked at here, and of what cameras note
+            with images.open(path, formats=FORMATS) as opened:
+                if opened.width * opened.height > MOST_PIXELS:
+                    raise DataError(
+                        f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
+                        f"{opened.height}: make it smaller"
+                    )
+                return _levels(opened, channels, ground)
+    except DataError:
+        raise
+    except Exception as error:  # whatever a decoder makes of bytes that may be anything
+        raise DataError(f"{one_name(path)}: is no PNG or JPEG, or damaged ({_reason(error)})") from error
+
+
+def one_name(path: Path) -> str:
+    """A file's name as it can be printed: on one line, nothing in it that a terminal obeys."""
+    return "".join(each if each.isprintable() else "?" for each in str(path))
+
+
+def _levels(opened: Any, channels: int, ground: bool) -> Array:
+    """(H, W, C) uint8 of an opened picture."""
+    images = _pillow()
+    if opened.mode in DEEP:
+        opened = images.fromarray((np.asarray(opened).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+    if ground and (opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info):
+        drawn = opened.convert("RGBA")
+        alpha = np.asarray(drawn.getchannel("A"), np.float64)
+        grey = np.asarray(drawn.convert("RGB").convert("L"), np.float64)
+        light = alpha.any() and (grey * alpha).sum() / alpha.sum() > 127.5
+        paper = images.new("RGBA", drawn.size, "black" if light and alpha.min() < 128 else "white")
+        opened = images.alpha_composite(paper, drawn).convert("RGB")
+    pixels = opened.convert("L" if channels == 1 else "RGB")
+    return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
+
+
+def resized(pixels: Array, height: int, width: int) -> Array:
+    """Pixels (H, W, C) uint8 brought to another size, as `Folder` does it."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    images, channels = _pillow(), pixels.shape[2]
+    opened = images.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+    found = opened.resize((width, height), images.Resampling.BILINEAR)
+    return np.asarray(found, np.uint8).reshape(height, width, channels)
