@@ -14,7 +14,7 @@ from cupynet.errors import ConfigError, DataError
 from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
-MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules")
+MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 
 
 def asked(arguments: Sequence[str]) -> str | None:

@@ -27,6 +27,7 @@ MOST_PREFETCHED = 100_000
 MOST_FORECAST = 1_000_000
 MOST_REPEATS = 1_000
 MOST_MEASURED = 100_000_000
+MOST_PROFILED = 10_000
 FOR_EVER = "measuring would take for ever"
 AS_RANKS = "parallel.launcher=mpi"  # what a command is given where mpiexec starts it
 
@@ -105,6 +106,13 @@ def frequency(key: str, value: Any) -> int | str | None:
     if value is None or (isinstance(value, str) and value in moments):
         return value
     return checks.integer(key, value, 1, f", epoch or end{guess(value, moments)}")
+
+
+def profile(key: str, value: Any) -> bool | int:
+    """Whether rounds are timed piece by piece, or how many."""
+    if checks.is_bool(value):
+        return bool(value)
+    return checks.integer(key, value, 1, ", or true or false", most=MOST_PROFILED, why="the file grows with them")
 
 
 def integers(most: int | None = None) -> Rule:
@@ -302,6 +310,7 @@ class Settings(Group):
     evaluate_every_epochs: int = setting(1, integer(1))
     report_every_iterations: int = setting(50, integer(1))
     trusted_modules: list[str] = setting([], modules)
+    profile: bool | int = setting(False, profile)
     resume: str | None = setting(None, resumed)
     backend: BackendSettings = group(BackendSettings)
     memory: MemorySettings = group(MemorySettings)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
@@ -255,3 +256,21 @@ def result_table(summary: Summary, run: Run) -> None:
         console.print(f"{name:<15}{value}")
     if console.failure is not None:
         log.warning("the results cannot be shown (%s): they are in %s", one_line(console.failure), run.summary_path)
+
+
+def profile_table(profile: dict[str, Any], longest: int, folder: Path | None) -> None:
+    """Print the pieces of training that took longest, see `Profile`; in 80 characters."""
+    count = profile["rounds"]
+    head = f"profile of {count} round{'s' * (count != 1)}, from iteration {profile['first']} on"
+    lines = [head, f"{'':<36}{'calls':>8}{'total ms':>12}{'mean ms':>12}{'share':>9}"]
+    for piece in profile["pieces"][:longest]:
+        kind = f" {piece['kind']}" if piece["kind"] in ("forward", "backward", "evaluation") else ""
+        name = piece["name"] if piece["name"].endswith(kind.strip()) else f"{piece['name']}{kind}"
+        name = name if len(name) < 36 else f"{name[:16]}...{name[-16:]}"
+        figures = f"{piece['calls']:>8,}{piece['total_ms']:>12,.1f}{piece['mean_ms']:>12.3f}{piece['share']:>9.1%}"
+        lines.append(f"{name:<36}{figures}")
+    if folder is not None:
+        lines.append(f"all of it: profile.json and trace.json in {folder}")
+    console = _Terminal(soft_wrap=True, highlight=False)
+    for line in lines:
+        console.print(escape(line))
