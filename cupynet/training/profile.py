@@ -56,7 +56,7 @@ class Profile(Callback):
         self._spans: Spans | None = None
         self._phase = "before"  # the rounds | rounds | evaluation, which is waited for | done
         self._first = self._zero = self._timed = 0
-        self._evaluated = self._shown = False
+        self._evaluated = self._ended = False
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         if self._folder is None and run is not None:
@@ -88,11 +88,12 @@ class Profile(Callback):
     def on_fit_end(self, trainer: TrainerView) -> None:
         if self._phase == "rounds":
             self._shut(trainer)
-        if self._phase != "before":
-            self.close()
-            self._tell(trainer)
-        if self.pieces and not self._shown:
-            self._shown = True
+        if self._phase == "before" or self._ended:
+            return
+        self._ended = True
+        self.close()
+        self._tell(trainer)
+        if trainer.rank == 0:
             profile_table(self.pieces, LONGEST, self._folder)
 
     def close(self) -> None:
