@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.errors import DivergedError as DivergedError
     from cupynet.errors import Interrupted as Interrupted
     from cupynet.errors import OutputError as OutputError
+    from cupynet.exporting import export_onnx as export_onnx
+    from cupynet.exporting import export_torch as export_torch
     from cupynet.files import load_weights as load_weights
     from cupynet.files import save_weights as save_weights
     from cupynet.importing import import_keras as import_keras
@@ -115,6 +117,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.parallel import When as When
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
+    from cupynet.trained import load_model as load_model
     from cupynet.training import Callback as Callback
     from cupynet.training import Checkpoint as Checkpoint
     from cupynet.training import EarlyStopping as EarlyStopping
@@ -155,6 +158,8 @@ _ROOMS = {
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "importing": ("import_torch", "import_keras"),
+    "exporting": ("export_torch", "export_onnx"),
+    "trained": ("load_model",),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",
                "Interrupted"),
 }

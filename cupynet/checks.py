@@ -29,6 +29,7 @@ LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.parallel.fore
 MODES = ("averaging", "gradients", "threshold", "pipeline", "hybrid")
 STAGED_MODES = ("pipeline", "hybrid")  # of those
 ALL_REDUCES = ("chunks", "ring")
+OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # of validation images; 1: more is better
 
 
 class Refusal(ConfigError):

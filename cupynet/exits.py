@@ -6,6 +6,7 @@ that cannot be written any more end nothing.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import io
@@ -13,9 +14,12 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from typing import NoReturn
 
 from cupynet.checks import one_line
-from cupynet.errors import CupynetError, Interrupted, OutputError
+from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
+from cupynet.terminal import folded
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
@@ -43,6 +47,32 @@ def steady_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - to the end
         elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
+
+
+class Arguments(argparse.ArgumentParser):
+    """A command line of options; what is wrong with it is a ConfigError, told in one line as all others are."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        raw = argparse.RawDescriptionHelpFormatter  # examples stay as they are written
+        super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}: {self.prog} --help shows what it takes")
+
+
+def leave_after(work: Callable[[], int | None]) -> NoReturn:
+    """Do a command's work, and leave with its exit code, or that of the error it ended with, which is told.
+
+    Where nobody reads the output any more, or it cannot be written, Python complains of nothing at its end.
+    """
+    code: int | str = 0
+    try:
+        code = work() or 0
+        sys.stdout.flush()
+    except BaseException as error:
+        code = tell(error)
+    stdout_is_gone()
+    raise SystemExit(code)
 
 
 def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
@@ -133,7 +163,7 @@ class Console(logging.Handler):
                 say_error(text, record.exc_info[1] if record.exc_info else None)
             else:
                 mark = "warning: " if record.levelno >= logging.WARNING else ""
-                print(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}", flush=True)
+                print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
         except NOBODY:
             pass  # the run goes on, and its log file has everything
 

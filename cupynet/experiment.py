@@ -43,13 +43,14 @@ class Experiment:
         rank: of this process's first worker: 0, unless mpiexec started several processes.
         source, network, loss, optimizer, synchronizer, pipeline, callbacks: the parts, as descriptions; no pipeline
             where replicas are whole.
+        tests: whether a run that chooses by validation images is evaluated on the test images at its end.
 
     Raises:
         ConfigError: the settings name something that cannot work here; the message begins with the setting.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings, self.tests = settings, True
         backend = settings.backend
         self.backend_name, self.backend_reason = select_backend(
             backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu
@@ -210,7 +211,9 @@ class Experiment:
             max_grid_size=asked.max_grid_size,
             tf32=asked.tf32,
         )
-        return Model(self.network, self.input, backend, self.settings.seed, self.loss)
+        model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
+        model.class_names = tuple(self.source.class_names)
+        return model
 
     def wrapper(
         self, run: Run | None = None, callbacks: Sequence[Callback] | None = None, **changes: Any
@@ -234,6 +237,7 @@ class Experiment:
             "reduce": parallel.reduce,
             "data_on_device": self.settings.memory.data_on_device,
             "report_every": self.settings.report_every_iterations,
+            "progress": "none",  # the settings' callbacks have it, or somebody took it out
         }
         return ParallelWrapper(
             self.model(), callbacks=own if callbacks is None else callbacks, run=run, **arguments | changes

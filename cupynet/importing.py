@@ -1,10 +1,8 @@
 """Weights that were trained elsewhere: from PyTorch's state dicts, and from what Keras 3 saves.
 
-Both are brought to the layouts of this project: images (H, W, C), convolutions (K_h, K_w, C, O), dense (F, O). PyTorch
-keeps (O, C, K_h, K_w) and (O, F), and flattens images in the order C, H, W: a dense layer behind such an image gets its
-rows in the order H, W, C, and a normalisation of the vector its values. Keras keeps what we do. The layout of its files
-is that of keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`, where a layer is called by its class and a
-count: conv2d, conv2d_1, dense; those that are trained are numbered first.
+Both are brought to the layouts of this project; what PyTorch's are says layouts.py. Keras keeps what we do. The layout
+of its files is that of keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`, where a layer is called by its
+class and a count: conv2d, conv2d_1, dense; those that are trained are numbered first.
 
 Running statistics of batch normalisation are taken over too. What is added to a variance is a setting, and in no such
 file: PyTorch has epsilon 1e-5, as `BatchNorm` here, Keras 1e-3.
@@ -28,14 +26,13 @@ from typing import Any, TypeAlias
 
 from cupynet.errors import ConfigError, DataError
 from cupynet.files import load_tensors
-from cupynet.nn import BatchNorm, Dense, Flat, Image, Layer, LayerNorm, Model
+from cupynet.layouts import from_torch, name_in_torch, orders
+from cupynet.nn import Layer, Model
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 _H5_IN_KERAS = "model.weights.h5"
 _COUNTERS = "num_batches_tracked"  # of PyTorch's batch normalisation: no weight
 _DRAWN = "/seed_generator/"  # of Keras' dropout: the state of its random numbers
-_NORMS = (BatchNorm, LayerNorm)
-_OF_NORMS = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}  # here -> PyTorch
 _CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # here -> Keras
 
 
@@ -52,12 +49,12 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
         ConfigError: `names` names what this model has not.
     """
     tensors = {name: tensor for name, tensor in load_tensors(path).items() if not name.endswith(_COUNTERS)}
-    flattened = _flattened(model.network)
+    order = orders(model.network)
     found = {}
     for name, (layer, own) in _wanted(model, names).items():
-        there = _renamed(name, names, _OF_NORMS.get(own, own) if isinstance(layer, _NORMS) else own)
+        there = _renamed(name, names, name_in_torch(layer, own))
         tensor, shape = _taken(tensors, there, name, path), model_shape(model, name)
-        brought = partial(_from_torch, tensor, None if own == "bias" else flattened.get(id(layer)))
+        brought = partial(from_torch, tensor, None if own == "bias" else order.get(id(layer)))
         found[name] = _fitting(brought, tensor.shape, shape, f"{name} of {there!r}", path)
     _check_all_taken(tensors, path)
     model.load_weights(found)
@@ -122,38 +119,6 @@ def _renamed(name: str, names: Mapping[str, str] | None, rest: str) -> str:
         layer, _, more = layer.rpartition(".")
         rest = f"{more}.{rest}"
     return f"{names[layer]}.{rest}" if layer else rest
-
-
-def _flattened(network: Layer) -> dict[int, Image]:
-    """The image that is flattened before each dense layer, or normalisation of vectors, which looks at one."""
-    found: dict[int, Image] = {}
-    image: Image | None = None
-    for layer in network.walk():
-        if any(hasattr(child, "output") for _, child in layer.children()):
-            continue  # its layers follow
-        if isinstance(layer.input, Image):
-            image = layer.input if layer.input.features == layer.output.features else None
-            if isinstance(layer, Dense):
-                image = layer.input
-        if isinstance(layer, Dense):
-            if image is not None:
-                found[id(layer)] = image
-            image = None
-        elif layer.input.features != layer.output.features:
-            image = None
-        elif isinstance(layer, _NORMS) and isinstance(layer.input, Flat) and image is not None:
-            found[id(layer)] = image
-    return found
-
-
-def _from_torch(tensor: Any, image: Image | None) -> Any:
-    """A tensor of PyTorch in the layout of this project; image: what was flattened before its rows, or values."""
-    if image is not None and tensor.ndim in (1, 2) and tensor.shape[-1] == image.features:
-        planes = tensor.reshape(-1, image.channels, image.height, image.width)  # (O, C, H, W)
-        rows = planes.transpose(2, 3, 1, 0).reshape(image.features, -1)
-        return rows if tensor.ndim == 2 else rows[:, 0]
-    axes = {4: (2, 3, 1, 0), 3: (1, 2, 0), 2: (1, 0)}  # of three: images, normalised value by value
-    return tensor.transpose(axes.get(tensor.ndim, tuple(range(tensor.ndim))))
 
 
 def _keras_names(network: Layer) -> dict[str, str]:

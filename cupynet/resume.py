@@ -20,7 +20,7 @@ MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "
 def asked(arguments: Sequence[str]) -> str | None:
     """What `resume=` asks for on a command line: a path, or `latest`; None where nothing is to be gone on with."""
     found = [value for name, _, value in map(_parts, arguments) if name == "resume"]
-    return None if not found or found[-1] in ("", "null") else _unquoted(found[-1])
+    return None if not found or found[-1] in ("", "null") else unquoted(found[-1])
 
 
 def find(value: str, arguments: Sequence[str]) -> Path | None:
@@ -36,7 +36,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     if value == "latest":
         own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
         if own:
-            run = Path(_unquoted(own[-1]))
+            run = Path(unquoted(own[-1]))
             _refuse_links(run)
             return run if _checkpoints(run) else None  # at its end or not: it must not be begun anew
         run_there = _unfinished()
@@ -106,7 +106,7 @@ def _parts(argument: str) -> tuple[str, str, str]:
     return name.lstrip("+~"), equals, value
 
 
-def _unquoted(value: str) -> str:
+def unquoted(value: str) -> str:
     """A path as it was typed: as it is, or in quotes as a setting's value (`quoted`)."""
     if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0] or os.path.exists(value):
         return value

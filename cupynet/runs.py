@@ -35,7 +35,7 @@ class Summary:
         divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
         left_out: batches that were not trained on, as their loss or gradient was not finite, see `NonFinite`.
         normalize: mean and deviation that pixels were normalised with, by channel, in fractions of 255; None: they were
-            fractions. class_names: what people call the classes; None where they have no names.
+            fractions. class_names: what people call the classes; None where they have no names. image_shape: (H, W, C).
         memory: of each device's memory pool what it held and used, see `Pools`; None on a CPU.
         skipped_steps: left out as a gradient overflowed 16 bits, see `LossScaler`.
         advice: what the times say about how to run this, in one sentence.
@@ -90,6 +90,42 @@ class Summary:
     advice: str | None = None
     normalize: dict[str, list[float]] | None = None
     class_names: list[str] | None = None
+    image_shape: list[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a run set out to do: the content of started.json, which is there from its first moment.
+
+    What the summary has too is called the same there.
+
+    Attributes:
+        started: when, in local time.
+        epochs: as many as were asked for.
+        overrides: what the command line said, setting by setting; None where that cannot be told.
+        config_dir: the folder that --config-dir named.
+        layers: of each a row of `Model.rows`, by the names of its columns.
+    """
+
+    started: str
+    dataset: str
+    fallback: bool
+    backend: str
+    devices: list[str]
+    dtype: str
+    workers: int
+    stages: int
+    seed: int
+    epochs: int
+    batch_size: int
+    synchronizer: str
+    parameters: int
+    commit: str | None
+    environment: dict[str, Any]
+    class_names: list[str] | None
+    overrides: list[str] | None
+    config_dir: str | None
+    layers: list[dict[str, str]]
 
 
 class Run:
@@ -97,7 +133,10 @@ class Run:
 
     Attributes:
         folder: holds `.hydra/`, train.log and what is named here; and running.json while the run is going on (lock.py).
-        summary_path, weights_path, history_path: summary.json, weights.safetensors, history.jsonl.
+        started_path, summary_path, weights_path, history_path: started.json, summary.json, weights.safetensors,
+            history.jsonl.
+        examples_path: examples.safetensors, the images of the most confident mistakes, where there are any.
+        report_path, curves_path: report.html, curves.png.
         checkpoints_path: the folder checkpoints/.
         saved: whether this object has written results.
         settings: what the run was made with, nested, for who writes it down; None where nobody says.
@@ -105,9 +144,12 @@ class Run:
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         self.folder, self.saved, self.settings = Path(folder), False, settings
+        self.started_path = self.folder / "started.json"
         self.summary_path = self.folder / "summary.json"
         self.weights_path = self.folder / "weights.safetensors"
         self.history_path = self.folder / "history.jsonl"
+        self.examples_path = self.folder / "examples.safetensors"
+        self.report_path, self.curves_path = self.folder / "report.html", self.folder / "curves.png"
         self.checkpoints_path = self.folder / "checkpoints"
 
     @classmethod
@@ -129,7 +171,8 @@ class Run:
     def begin(self) -> None:
         """Remove what an earlier run left in this folder, so that no old result passes for a new one. OutputError."""
         self.tidy()
-        for path in (self.summary_path, self.weights_path, self.history_path):
+        results = (self.summary_path, self.weights_path, self.history_path, self.examples_path)
+        for path in (*results, self.started_path, self.report_path, self.curves_path):
             path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
 
@@ -142,11 +185,21 @@ class Run:
         except OSError as error:
             raise OutputError(f"{self.folder}: what was left half-written cannot be removed ({error})") from error
 
-    def save(self, summary: Summary, weights: dict[str, Any]) -> None:
-        """Write the results, the summary last: where it is, the rest is. OutputError."""
+    def describe(self, start: Start) -> None:
+        """Write what the run sets out to do. OutputError."""
+        write_json(self.started_path, asdict(start))
+
+    def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
+        """Write the results, the summary last: where it is, the rest is. OutputError.
+
+        examples: (M, H, W, C) uint8, the images of its M mistakes, in that order.
+        """
         with undisturbed():
             self.summary_path.unlink(missing_ok=True)  # it is of other weights
             save_weights(self.weights_path, weights)
+            self.examples_path.unlink(missing_ok=True)
+            if examples is not None and len(examples):
+                save_weights(self.examples_path, {"images": examples})
             write_json(self.summary_path, asdict(summary))
         self.saved = True
 

@@ -28,6 +28,8 @@ MOST_FORECAST = 1_000_000
 MOST_REPEATS = 1_000
 MOST_MEASURED = 100_000_000
 MOST_PROFILED = 10_000
+MOST_TRIALS = 100_000
+MOST_JOBS = 256
 FOR_EVER = "measuring would take for ever"
 AS_RANKS = "parallel.launcher=mpi"  # what a command is given where mpiexec starts it
 
@@ -85,6 +87,11 @@ def only(name: str, *, null: str) -> Rule:
 def seconds(key: str, value: Any) -> float:
     """How long to wait; no thread can wait longer than TIMEOUT_MAX."""
     return checks.number(key, value, above=0, below=threading.TIMEOUT_MAX, unit="seconds")
+
+
+def positive(key: str, value: Any) -> float:
+    """A number above 0."""
+    return checks.number(key, value, above=0)
 
 
 def memory(*, share: bool) -> Rule:
@@ -200,6 +207,25 @@ def resumed(key: str, value: Any) -> str | None:
     if value is not None and (not isinstance(value, str) or not value):
         raise refusal(key, written(value), "must be latest, the folder of a run or of a checkpoint, or null")
     return value
+
+
+def unless_null(rule: Rule, null: str) -> Rule:
+    """What another rule says, or null, which means `null`."""
+
+    def checked(key: str, value: Any) -> Any:
+        try:
+            return None if value is None else rule(key, value)
+        except checks.Refusal as wrong:
+            raise refusal(key, shown(value, written), f"{wrong.reason}, or null for {null}") from None
+
+    return checked
+
+
+def texts(key: str, value: Any) -> list[str]:
+    """A list of texts."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise refusal(key, shown(value, written), "must be a list of texts such as ['batch_size=choice(32,64)']")
+    return list(value)
 
 
 def modules(key: str, value: Any) -> list[str]:
@@ -392,6 +418,29 @@ class ShardSettings(Settings):
 
     shards: int | None = setting(None, required(integer(1), "the number of workers that are to share the data"))
     to: str | None = setting(None, required(folder, "the folder to write to"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(Settings):
+    """The settings of `cupynet.tune`: those that its trials share, and what conf/tune.yaml adds."""
+
+    search: list[str] = setting([], texts)
+    trials: int = setting(20, integer(1, most=MOST_TRIALS, why=FOR_EVER))
+    timeout_s: float | None = setting(None, unless_null(seconds, "no limit"))
+    objective: str = setting("accuracy", one_of(*checks.OBJECTIVES))
+    sampler: str = setting("tpe", one_of("tpe", "random", "grid"))
+    sampler_seed: int = setting(0, checks.seed)
+    pruner: str = setting("median", one_of("median", "hyperband", "none"))
+    jobs: int = setting(1, integer(1, most=MOST_JOBS, why="each trains in a process of its own"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSettings(Settings):
+    """The settings of `cupynet.find_rate`: those of the run that is asked about, and what conf/find_rate.yaml adds."""
+
+    lowest: float = setting(1e-6, positive)
+    highest: float = setting(10.0, positive)
+    iterations: int = setting(200, integer(10, most=MOST_TRIALS, why=FOR_EVER))
 
 
 # reading --------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ a run is read in one place, from its first moment to what is told of it.)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shlex
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from cupynet.data import Batches, Data
     from cupynet.experiment import Experiment
     from cupynet.parallel import PipelineSpeed
-    from cupynet.runs import Run, Summary
+    from cupynet.runs import Run, Start, Summary
+    from cupynet.sweeps.record import Sweep
     from cupynet.training import Evaluation, ParallelWrapper, Spent
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,14 @@ def main() -> None:
 def _command() -> None:
     from cupynet import config
 
-    config.run(train, prepare, "config", Settings, ranks)
+    config.run(train, prepare, "config", Settings, ranks, sweeping)
+
+
+def sweeping(folder: Path) -> Sweep:
+    """Who keeps account of the jobs of a sweep."""
+    from cupynet.sweeps.record import Sweep
+
+    return Sweep(folder)
 
 
 def ranks() -> Ranks:
@@ -84,6 +93,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 
 def _train(experiment: Experiment, run: Run) -> float | None:
     """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
+    from cupynet import config
     from cupynet.training import StopReason, unlearned
     from cupynet.training.console import result_table
 
@@ -105,6 +115,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         log.info("kernels ready after %.1f s", compile_s)
         if settings.resume is not None and not _goes_on(experiment, wrapper, run):
             return None
+        if experiment.rank == 0:
+            run.describe(_start(experiment, wrapper, data, run))
         if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
             log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
         told = _Told(wrapper, speaks=experiment.rank == 0)
@@ -124,16 +136,18 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             if chosen is None and not stopped:
                 chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
             test, validation = (chosen, None) if split == "test" else (None, chosen)
-            if split != "test" and not stopped:
+            if split != "test" and not stopped and experiment.tests:
                 test = wrapper.evaluate(experiment.evaluation_loader(data.test))
             summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
             if experiment.rank == 0:
-                run.save(summary, wrapper.model.weights())
+                wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
+                run.save(summary, wrapper.model.weights(), data.test.images[wrong])
             number = int(wrapper.greatest(told.number))
     warning = None if test is None else unlearned(test, experiment.loss.chance(test.classes))
     if experiment.rank == 0 and warning is not None:
         log.warning("%s", warning)
-    if experiment.rank == 0 and (summary.test is not None or not number):
+    in_a_table = config.in_sweep()  # with the other jobs
+    if experiment.rank == 0 and not in_a_table and (summary.test is not None or not number):
         result_table(summary, run)
     if number:  # which may also have come too late to stop anything: a sweep must not go on
         raise Interrupted(number, _left(run, complete=complete))
@@ -160,6 +174,39 @@ class _Told:
         self._wrapper.stop(name, StopReason.SIGNAL)
         if self._speaks:
             interrupts.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
+
+
+def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run) -> Start:
+    """What the run sets out to do."""
+    from cupynet import config
+    from cupynet.backend.environment import commit, environment
+    from cupynet.runs import Start
+
+    settings, placement, (head, *rows) = experiment.settings, wrapper.placement, wrapper.model.rows()
+    overrides, own = None, None
+    with contextlib.suppress(CupynetError):  # what Hydra has stored is of no concern to the training
+        overrides, own = config.overrides_of(run.folder), config.own_folder_of(run.folder)
+    return Start(
+        started=time.strftime("%Y-%m-%d %H:%M:%S"),
+        dataset=data.name,
+        fallback=data.fallback,
+        backend=experiment.backend_name,
+        devices=placement.names(),
+        dtype=settings.dtype,
+        workers=placement.workers,
+        stages=placement.stages,
+        seed=settings.seed,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        synchronizer=experiment.synchronizer.describe(),
+        parameters=wrapper.model.params.count,
+        commit=commit(),
+        environment=environment(),
+        class_names=list(experiment.source.class_names) or None,
+        overrides=overrides,
+        config_dir=None if own is None else str(own),
+        layers=[dict(zip(head, row, strict=True)) for row in rows],
+    )
 
 
 def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool:
@@ -278,7 +325,8 @@ def summarise(
         memory=_memory(wrapper),
         advice=None if spent is None else _advice(experiment, wrapper, data, spent),
         normalize=data.train.pixels.normalization(),
-        class_names=list(experiment.source.class_names) or None,
+        class_names=list(wrapper.model.class_names) or None,
+        image_shape=list(wrapper.model.input.shape),
     )
 
 

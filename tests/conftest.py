@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -15,6 +16,9 @@ from tests.standin import installed
 # what they mean from a terminal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A run starts a process that draws its report: hundreds of runs would wait for hundreds of pages. tests/report/ has it on.
+os.environ["CUPYNET_REPORT"] = "false"
 
 # Central differences and the like: thousands of operations, of which nothing is learned but that they are the same.
 LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_learns_what_float_learns")

@@ -30,6 +30,8 @@ SHARED = (
     "measure",
     "bench_gpu",
     "described",
+    "sweeps",
+    "trained",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -41,6 +43,7 @@ DOOR = (
 )  # from a command line to plain values and exit codes: for commands only
 LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")  # loggers are made by name alone: parts.py
 STARTED = ("mpiexec",)  # what the environment tells of the other processes: for who starts or finds them
+SCREEN = ("terminal",)  # what it can show: for who writes there
 FILES = (
     "files",
     "runs",
@@ -53,6 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "checks": (),
     "mpiexec": (),
+    "terminal": (),
     "files": (),
     "lock": (),
     "interrupts": STARTED,
@@ -64,16 +68,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "data": ("backend", "files", "lock"),
     "parallel": ("backend", "nn.params", *STARTED),
     "parallel.pipeline": ("backend", "nn"),
-    "training": ("backend", "nn", "optim", "data", "parallel", *FILES),
+    "training": ("backend", "nn", "optim", "data", "parallel", *FILES, *SCREEN),
     "loggers": ("training", "runs"),
-    **dict.fromkeys(DOOR, (*DOOR, *STARTED, "lock")),
+    **dict.fromkeys(DOOR, (*DOOR, *STARTED, *SCREEN, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
-    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED)),
-    "importing": ("files", "nn"),
+    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN)),
+    "layouts": ("nn",),
+    "importing": ("files", "nn", "layouts"),
+    "exporting": ("backend", "files", "nn", "layouts"),
     "equipped": ("backend",),  # begins with nothing but Python
+    "report": ("exits", "files", "lock", "runs", "trust"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
-    "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "exporting")),
+    "__init__": (*LIBRARY, *FILES, "importing", "exporting", "trained"),  # resolved lazily: tests/test_init.py
 }
 
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
@@ -93,11 +100,14 @@ HOMES: dict[str, tuple[str, ...]] = {
     "PIL": ("data/pictures.py",),
     "h5py": ("importing.py",),
     "platformdirs": ("data/",),
-    "rich": ("training/console.py", *(f"{command}.py" for command in COMMANDS)),
+    "rich": ("training/console.py", "training/bar.py", "sweeps/table.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
     "mpi4py": ("parallel/mpi.py",),
+    "onnx": ("exporting/onnx_graph.py",),
+    "onnxruntime": ("exporting/onnx_check.py",),
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
+    "matplotlib": ("report/charts.py",),
     "tensorboardX": ("loggers/tensorboard.py",),
     "mlflow": ("loggers/mlflow.py",),
     "wandb": ("loggers/wandb.py",),
@@ -110,10 +120,13 @@ OPTIONAL = (
     "cupyx",
     "h5py",
     "llvmlite",
+    "matplotlib",
     "ml_dtypes",
     "mlflow",
     "mpi4py",
     "numba",
+    "onnx",
+    "onnxruntime",
     "tensorboardX",
     "wandb",
 )  # without them the package imports and trains

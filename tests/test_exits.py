@@ -110,7 +110,7 @@ def test_a_terminal_that_is_closed_during_training(tmp_path):
     ) as child:  # fmt: skip
         os.close(theirs)
         heard = b""
-        while b"epoch 1:" not in heard:
+        while b"epoch 1/" not in heard:
             heard += os.read(ours, 4096)
         os.close(ours)
         assert child.wait(120) == 0
@@ -118,7 +118,7 @@ def test_a_terminal_that_is_closed_during_training(tmp_path):
     folder = run_folder(tmp_path)
     assert (folder / "summary.json").is_file()
     log = (folder / "train.log").read_text()
-    assert log.count("the progress bar is given up (OSError: ") == 1 and "epoch 4:" in log
+    assert log.count("the progress bar is given up (OSError: ") == 1 and "epoch 4/" in log
 
 
 def test_a_reader_that_leaves_and_a_log_that_cannot_be_written_any_more(tmp_path):

@@ -256,11 +256,11 @@ def test_bad_input_is_refused_before_a_folder_exists(override, tmp_path):
     assert stdout == "" and not list(tmp_path.iterdir())
 
 
-def test_a_sweep_goes_on_after_a_bad_job(tmp_path):
-    _, stderr = run(tmp_path, "-m", *QUICK, "workers=1,2", "model.layers.conv2.kernel=50,5", code=2)
-    assert stderr.count("Conv2D 'conv2' kernel=50") == 2
-    finished = sorted(p.parent.name for p in tmp_path.glob("outputs/sweeps/*/*/*/summary.json"))
-    assert finished == ["1", "3"]
+def test_a_sweep_with_a_bad_job_does_not_begin(tmp_path):
+    stdout, stderr = run(tmp_path, "-m", *QUICK, "workers=1,2", "model.layers.conv2.kernel=5,50", code=2)
+    assert stderr.startswith("cupynet: job 1: ") and stderr.count("\n") == 1 and stdout == ""
+    assert "Conv2D 'conv2' kernel=50" in stderr and "(1 more of 4 jobs is refused too)" in stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("experiment", [p.stem for p in sorted((ROOT / "conf/experiment").glob("*.yaml"))])
@@ -439,7 +439,8 @@ def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(
     arguments = ["-m", *QUICK, "trusted_modules=[signalling]", part, "workers=1,2"]
     stdout, _ = run(tmp_path, *arguments, code=143, **signalling)
     (summary,) = tmp_path.glob("outputs/sweeps/*/*/*/summary.json")
-    assert json.loads(summary.read_text())["test_accuracy"] is not None and "test accuracy" in stdout
+    assert json.loads(summary.read_text())["test_accuracy"] is not None
+    assert "job 0 failed: exit code 143: stopped by SIG" in stdout and "job 1" not in stdout
 
 
 def test_a_reader_who_leaves_does_not_end_a_run(tmp_path):

@@ -1,11 +1,29 @@
 """How settings come in: the command line, conf/ and finished runs, through Hydra, to plain values and typed errors.
 
 The only room that knows Hydra and OmegaConf. door.py is a command's way in and out, composing.py makes settings of
-overrides, stored.py reads those of a run, explain.py puts Hydra's errors into one line.
+overrides, stored.py reads those of a run, explain.py puts Hydra's errors into one line, searched.py reads what a search
+varies.
 """
 
 from cupynet.config.composing import compose, conf_folder
-from cupynet.config.door import Gate, Ranks, run
+from cupynet.config.door import Gate, Ranks, in_sweep, run
+from cupynet.config.explain import GROUPS
+from cupynet.config.searched import Searched, as_file, searched, split
 from cupynet.config.stored import load, overrides_of, own_folder_of
 
-__all__ = ["Gate", "Ranks", "compose", "conf_folder", "load", "overrides_of", "own_folder_of", "run"]
+__all__ = [
+    "GROUPS",
+    "Gate",
+    "Ranks",
+    "Searched",
+    "as_file",
+    "compose",
+    "conf_folder",
+    "in_sweep",
+    "load",
+    "overrides_of",
+    "own_folder_of",
+    "run",
+    "searched",
+    "split",
+]

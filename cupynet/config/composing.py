@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +20,7 @@ from cupynet import trust
 from cupynet.config.explain import explain
 from cupynet.errors import ConfigError
 from cupynet.parts import for_chosen_classes
+from cupynet.resume import quoted
 from cupynet.settings import Group, Settings, read, without_stand_in
 
 S = TypeVar("S", bound=Settings)
@@ -68,13 +70,23 @@ def conf_folder() -> Path:
     return next((folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir()), package / "conf")
 
 
-def compose(overrides: Sequence[str] = ()) -> Settings:
-    """The settings that such a command line asks for, without a run. ConfigError."""
+def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
+    """The settings that such a command line asks for, without a run. ConfigError.
+
+    folder: of more files, as --config-dir names one.
+    """
+    more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
+    store = ConfigStore.instance()
+    before = store.repo["spine.yaml"], GlobalHydra.instance().hydra  # of a command that is at its door
+    register(Settings)
+    GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            config = hydra.compose("config", overrides=list(overrides))
+            config = hydra.compose("config", overrides=[*overrides, *more])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, overrides)) from error
+    finally:
+        store.repo["spine.yaml"], GlobalHydra.instance().hydra = before
     return settings_of(config, overrides, Settings, trust.typed(overrides))
 
 

@@ -37,16 +37,17 @@ from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet import __version__, resume, trust
 from cupynet.checks import one_line
 from cupynet.config.composing import asked_in, conf_folder, flat, names, register, settings_of
 from cupynet.config.explain import explain
+from cupynet.config.launching import Job, Processes, asked_for, launcher_at_hand, numbered
 from cupynet.config.stored import load, overrides_of, own_folder_of, store
 from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
-from cupynet.exits import BROKEN_PIPE, RankConsole, stdout_is_gone, steady_streams, tell
+from cupynet.exits import BROKEN_PIPE, Console, RankConsole, stdout_is_gone, steady_streams, tell
 from cupynet.lock import Hold
 from cupynet.mpiexec import started
 from cupynet.settings import AS_RANKS, Settings
@@ -78,37 +79,68 @@ class Ranks(Protocol):
         """An error ends this rank: whether it is the one, of all that end, that tells what happened."""
 
 
+class Sweeping(Protocol):
+    """Who keeps account of the jobs of a sweep, and shows what came of them."""
+
+    def expected(self, jobs: Sequence[Sequence[str]]) -> None:
+        """All jobs, where they are known before the first begins."""
+
+    def checked(self, number: int, prepared: Any) -> None:
+        """What a job will work with."""
+
+    def began(self, number: int, overrides: Sequence[str], folder: Path) -> None:
+        """A job begins."""
+
+    def ended(self, number: int, code: int, error: str = "") -> Any:
+        """A job has ended."""
+
+    def side_by_side(self, program: Sequence[str], jobs: Sequence[Job], at_once: int | None) -> int:
+        """Do jobs as processes; the signal that ended all of it, or 0."""
+
+    def result(self, number: int) -> float | None:
+        """What a sweeper is to choose by."""
+
+    def code(self, number: int) -> int | None:
+        """What a job ended with; None where it was not begun."""
+
+    def close(self) -> None:
+        """All jobs have ended, or no more will begin."""
+
+
 def run(
     task: Callable[[T, Path], float | None],
     prepare: Callable[[S], T],
     config_name: str,
     schema: type[S],
     join: Callable[[], Ranks] | None = None,
+    sweeping: Callable[[Path], Sweeping] | None = None,
 ) -> None:
     """Be a command: compose the settings the command line asks for, refuse what cannot work, do the job or the sweep.
 
-    prepare: makes from the settings what the task works with. Called once per job, after names, types and values are
-    found good, and before a folder is made and a log begun (in a sweep: when the job starts). Its ConfigError refuses
-    the job.
+    prepare: makes from the settings what the task works with. Called after names, types and values are found good, and
+    before a folder is made and a log begun. Its ConfigError refuses the job; in a sweep it is called for each job
+    before the first begins, and refuses all of it, and once more when the job starts.
     task: does a job with what was prepared, in the job's folder; its result goes to Hydra's sweeper. Relative paths
     stay relative to where the command was started.
     config_name: the file of conf/ to begin with.
     schema: the settings, `Settings` or more.
     join: finds the other processes, where mpiexec started several; None for a command that is one process.
+    sweeping: who keeps account of the jobs of a sweep in a folder; None for nobody.
 
     Returns when all went well, else leaves the process (SystemExit) with the exit code of the first job that failed:
     that of a `CupynetError`, which is told in one line, or 1 for a bug, which is told with its traceback.
     """
     global _door
     steady_streams()
-    door = _door = _Door(task, prepare, schema, join)
+    door = _door = _Door(task, prepare, schema, join, sweeping)
+    Processes.work = door.side_by_side
     register(schema)
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         code = _enter(door, config_name)
     finally:
-        _door = None
+        _door = Processes.work = None
         register(Settings)
         os.environ.pop("HYDRA_FULL_ERROR")
         if full_error is not None:
@@ -136,7 +168,7 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
             return door.tell(ConfigError(f"{option}: settings are written without dashes: {option[2:]}"))
     try:
         _refuse_other_primary(sys.argv[1:], config_name)
-        with door.one_voice(), door.looked_at():
+        with door.one_voice(), door.looked_at(), launcher_at_hand():
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(
                 door.job_function()
             )()
@@ -154,6 +186,8 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
         marked = hasattr(error, "problem_mark")  # YAML's own error, which says in which file and line
         return door.tell(ConfigError(one_line(error)) if marked else error)
     finally:
+        if door.account is not None:
+            door.account.close()
         door.let_go()
     return next((code for code in door.codes if code), 0)
 
@@ -210,19 +244,22 @@ class Gate(Callback):
             _door.admit(config)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Refuse a sweep where one that is going on is."""
-        self._compose_all(config)
+        """Refuse a sweep where one that is going on is, or one of whose jobs cannot work."""
+        jobs = self._compose_all(config)
         if _door is not None:
-            _door.admit_sweep(config)
+            _door.admit_sweep(config, jobs)
 
-    def _compose_all(self, config: DictConfig) -> None:
-        """Compose every job of the sweep: a name or type that is wrong in one is wrong on the command line."""
+    def _compose_all(self, config: DictConfig) -> list[tuple[list[str], DictConfig]] | None:
+        """Compose every job of the sweep: a name or type that is wrong in one is wrong on the command line.
+
+        None where jobs are not known beforehand.
+        """
         if _door is not None and _door.started is not None:
             raise _Leave(ConfigError("-m: a sweep is not run under mpiexec: start mpiexec once for each of its jobs"))
         typed = () if _door is None else _door.typed
         trust.check_folder("hydra.sweep.dir", OmegaConf.select(config, "hydra.sweep.dir"), typed)
         if config.hydra.sweeper.get("_target_") != f"{BasicSweeper.__module__}.{BasicSweeper.__name__}":
-            return  # another sweeper chooses its jobs on the way
+            return None  # another sweeper chooses its jobs on the way
         asked, schema = asked_in(config), _door.schema if _door is not None else Settings
         loader = GlobalHydra.instance().config_loader()
         swept = [f"{key}={values}" for key, values in (config.hydra.sweeper.get("params") or {}).items()]
@@ -231,14 +268,16 @@ class Gate(Callback):
             jobs = BasicSweeper.split_arguments(parsed, None)[0]
         except Exception as error:
             raise _Leave(ConfigError(explain(error, asked, schema))) from error
-        for overrides in jobs:
+        composed = []
+        for number, overrides in enumerate(jobs):
             try:
                 job = loader.load_sweep_config(config, list(overrides))
-                with open_dict(job):
-                    job.hydra.job.num, job.hydra.job.id = 0, "0"
+                numbered(job, number)
                 trust.check_folder("hydra.sweep.subdir", OmegaConf.select(job, "hydra.sweep.subdir"), typed)
             except Exception as error:
                 raise _Leave(ConfigError(explain(error, overrides, schema))) from error
+            composed.append((list(overrides), job))
+        return composed
 
 
 class _Door(Generic[S, T]):
@@ -250,6 +289,7 @@ class _Door(Generic[S, T]):
         prepare: Callable[[S], T],
         schema: type[S],
         join: Callable[[], Ranks] | None,
+        sweeping: Callable[[Path], Sweeping] | None,
     ) -> None:
         self.task = task
         self.prepare = prepare
@@ -263,6 +303,9 @@ class _Door(Generic[S, T]):
         self._notes: list[tuple[int, str]] = []  # for the log, once there is one: level and text
         self._held: dict[Path, Hold] = {}  # the folders that are this command's alone
         self._sweep: Path | None = None  # that of all jobs of a sweep
+        self._sweeping = sweeping
+        self.account: Sweeping | None = None  # of the sweep's jobs
+        self._program = program()
         self.typed = trust.typed(sys.argv[1:])  # keys that no file gave
 
     def go_on(self) -> None:
@@ -304,15 +347,67 @@ class _Door(Generic[S, T]):
             self._job(config)
             raise _Leave(SystemExit(self.codes[-1]))
 
-    def admit_sweep(self, config: DictConfig) -> None:
-        """Take the folder of a sweep before anything is written there."""
+    def admit_sweep(self, config: DictConfig, jobs: Sequence[tuple[list[str], DictConfig]] | None) -> None:
+        """Refuse a sweep one of whose jobs cannot work; take its folder before anything is written there."""
         try:
             HydraConfig.instance().set_config(config)
             folder = Path(str(config.hydra.sweep.dir))
+            account = None if self._sweeping is None else self._sweeping(folder)
+            if asked_for(config) is not None and account is None:
+                raise ConfigError("hydra/launcher=processes: only jobs of cupynet.train are run as processes")
+            self._check_jobs(jobs or (), account)
+            HydraConfig.instance().set_config(config)
             self._hold(folder, make=True)
-            self._sweep = folder.resolve()
+            self._sweep, self.account = folder.resolve(), account
+            if account is not None:
+                if jobs is not None:
+                    account.expected([overrides for overrides, _ in jobs])
+                with read_write(config.hydra), open_dict(config.hydra):  # it tells of jobs, and Hydra need not
+                    OmegaConf.update(config.hydra, "hydra_logging.loggers.hydra.level", "WARNING")
         except Exception as error:
             raise _Leave(error) from error
+
+    def _check_jobs(self, jobs: Sequence[tuple[list[str], DictConfig]], account: Sweeping | None) -> None:
+        """Refuse a sweep before its first job begins, where one of them cannot work. ConfigError: which, and why."""
+        refused = []
+        for number, (overrides, config) in enumerate(jobs):
+            HydraConfig.instance().set_config(config)
+            try:
+                prepared = self.prepare(self._settings_of(config, overrides))
+                if account is not None:
+                    account.checked(number, prepared)
+            except ConfigError as error:
+                refused.append(f"job {number}: {'; '.join([str(error), *getattr(error, '__notes__', ())])}")
+            except Exception as error:
+                _log.debug("job %d: %s", number, one_line(error))  # of its data, or of the machine: at its turn
+        if refused:
+            others = len(refused) - 1
+            more = f" ({others} more of {len(jobs)} jobs {'are' if others > 1 else 'is'} refused too)" if others else ""
+            raise ConfigError(f"{refused[0]}{more}")
+
+    def _settings_of(self, config: DictConfig, overrides: Sequence[str]) -> S:
+        """The settings of a job of a sweep. ConfigError."""
+        settings = settings_of(config, list(overrides), self.schema, self.typed)
+        if settings.resume is not None:
+            raise ConfigError(f"resume={settings.resume}: goes on with one run, and a sweep makes many: leave it out")
+        return settings
+
+    def side_by_side(self, jobs: list[tuple[Job, DictConfig]], at_once: int | None) -> list[float | None]:
+        """Do jobs of the sweep as processes; what came of each."""
+        account = self.account
+        assert account is not None
+        try:
+            for (_, overrides, _, _), config in jobs:  # whom to trust is asked here, of what was typed here
+                HydraConfig.instance().set_config(config)
+                self._settings_of(config, overrides)
+            number = account.side_by_side(self._program, [job for job, _ in jobs], at_once)
+        except Exception as error:
+            raise _Leave(error) from error
+        codes = [account.code(job[0]) for job, _ in jobs]
+        self.codes += [code for code in codes if code is not None]
+        if number:
+            raise _Leave(Interrupted(number, "what its jobs have saved is in their folders"))
+        return [account.result(job[0]) for job, _ in jobs]
 
     def _hold(self, folder: Path, *, make: bool) -> None:
         """Keep others out of a folder, made if it is to be, on all ranks alike: ConfigError where somebody is there."""
@@ -432,6 +527,10 @@ class _Door(Generic[S, T]):
         now = HydraConfig.get()
         own = Path(now.run.dir if self.rank else now.runtime.output_dir)  # the other ranks leave before Hydra has one
         sweep = now.mode == RunMode.MULTIRUN
+        account, told = self.account if sweep else None, ""
+        if account is not None:
+            account.began(now.job.num, asked_in(HydraConfig.instance().cfg), own)
+            _quiet()
         try:
             if not self._prepared:
                 self._prepare(config, asked_in(HydraConfig.instance().cfg), own)
@@ -447,16 +546,41 @@ class _Door(Generic[S, T]):
             return result
         except BaseException as error:
             self.codes.append(self.tell(error, _log, f"job {now.job.num}: " if sweep else ""))
+            told = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
             if sweep and isinstance(error, KeyboardInterrupt | Interrupted):  # meant for the whole sweep
                 raise _Leave(SystemExit(self.codes[-1])) from error
             return None
         finally:
+            if account is not None:
+                code = self.codes[-1]
+                account.ended(now.job.num, code if isinstance(code, int) else 1, told)
             if own.resolve() != self._sweep:
                 self.let_go(own)
 
 
 # Hydra makes its callbacks itself: this is how `Gate` finds the door it belongs to
 _door: _Door[Any, Any] | None = None
+
+
+def _quiet() -> None:
+    """A job of a sweep shows warnings and errors on the terminal; its log has everything."""
+    for name in ("cupynet", "__main__"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, Console):
+                handler.setLevel(logging.WARNING)
+
+
+def in_sweep() -> bool:
+    """Whether the command at work is a sweep, whose jobs are shown in one table."""
+    return _door is not None and _door.account is not None
+
+
+def program() -> list[str]:
+    """The words of this process's command line before its arguments, as they start the same command again."""
+    count = len(sys.orig_argv) - len(sys.argv) + 1
+    if sys.orig_argv[count:] == sys.argv[1:]:
+        return [sys.executable, *sys.orig_argv[1:count]]
+    return [sys.executable, "-m", "cupynet.train"]  # called from Python
 
 
 def _hydra_of(config: DictConfig) -> dict[str, Any]:

@@ -134,6 +134,8 @@ def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> st
     """What may have been meant by a key that is not there."""
     if key == "experiment":
         return "; does the file begin with '# @package _global_'?"
+    if key == "hydra.launcher.jobs":
+        return "; with hydra/launcher=processes there is"
     inside = [known for known, _ in rules(schema) if known.endswith(f".{key}")]  # averaging_frequency=3
     if inside:
         return f"; did you mean {listed(repr(name) for name in inside)}?"

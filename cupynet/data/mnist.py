@@ -34,6 +34,7 @@ class IdxSet(Downloaded):
 
     image_shape = (28, 28, 1)
     classes = 10
+    on_black = True
     files: tuple[IdxFile, ...]
 
     @property
@@ -61,6 +62,7 @@ class MNIST(IdxSet):
 
     name = "mnist"
     digits = True
+    centred = True
     files = tuple(
         IdxFile(name, shape, sha256)
         for name, shape, sha256 in zip(

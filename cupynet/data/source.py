@@ -73,12 +73,16 @@ class Source(ABC):
 
     Attributes:
         class_names: what people call the classes, in order; empty where they have no names but numbers.
+        on_black: whether its images show something light on a black ground.
+        centred: whether each is drawn into the middle of its image as MNIST's digits are, see `centred_as_mnist`.
     """
 
     image_shape: tuple[int, int, int]
     classes: int
     name: str = "data"
     class_names: tuple[str, ...] = ()
+    on_black = False
+    centred = False
     normalize: str | Mapping[str, Sequence[float]] | None = None  # these, too, of a source made without `__init__`
     augment: tuple[Augmentation, ...] = ()
     storage: str = "shared"  # of a source that was made without `__init__`

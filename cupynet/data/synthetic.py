@@ -50,6 +50,7 @@ class Synthetic(Source):
 
     image_shape = (SIDE, SIDE, 1)
     classes = 10
+    on_black = centred = True
     name = "synthetic"
 
     def __init__(

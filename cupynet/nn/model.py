@@ -36,6 +36,7 @@ class Model:
         network: the built copy.
         params: its weights.
         pixels: what becomes of pixels of 0 to 255: as it did of those it was trained on last.
+        class_names: what people call the classes, in the order of the outputs; empty where they have no names.
         output: the type of its output for one example.
 
     Raises:
@@ -61,6 +62,7 @@ class Model:
         self.loss = SoftmaxNLL() if loss is None else checks.instance("loss", loss, Loss, "SoftmaxNLL()")
         self.network, self._needs_dx = copy.deepcopy(network), needs_dx
         self.params, self.pixels = Params(), FRACTIONS
+        self.class_names: tuple[str, ...] = ()
         self.output = build(self.network, input, self.params, backend, needs_dx=needs_dx)
         check_loss(self.network, self.loss)
         if isinstance(self.output, Flat):
@@ -100,7 +102,8 @@ class Model:
         """Probabilities of images: (N, H, W, C), or (N, H, W) where there is one channel -> (N, O), on the host.
 
         Args:
-            images: uint8, which are scaled as `pixels` says, or floating point as the network takes it.
+            images: uint8, which are scaled as `pixels` says, or floating point as the network takes it. One image
+                without the axis N is a batch of one.
             batch_size: how many are computed together.
 
         Raises:
@@ -117,9 +120,26 @@ class Model:
             parts.append(self._scores(x))
         return self._together(parts)[0]
 
+    def classify(
+        self, images: Any, top: int = 1, batch_size: int = PREDICTED_TOGETHER
+    ) -> list[list[tuple[int | str, float]]]:
+        """Of each image, as `predict` takes them, the `top` classes of the highest scores, the highest first.
+
+        A class is its name, or its number where it has none; the score is its probability, where the loss makes any.
+        The lower number comes first among equals. ConfigError.
+        """
+        most = self.output.features
+        top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
+        scores = self.predict(images, batch_size)  # (N, O)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :top]  # (N, top)
+        names = self.class_names or range(most)
+        return [[(names[i], float(row[i])) for i in best.tolist()] for best, row in zip(order, scores, strict=True)]
+
     def _images(self, images: Any) -> Any:
         """Images as an array (N, ...) of examples of this network, uint8 or floating point; else a ConfigError."""
         images, shape = images if hasattr(images, "dtype") else np.asarray(images), self.input.shape
+        if tuple(images.shape) in (shape, shape[:-1] if shape[-1] == 1 and len(shape) == 3 else shape):
+            images = images[None]
         if images.shape[1:] == shape[:-1] and shape[-1] == 1 and len(shape) == 3:
             images = images[..., None]
         if tuple(images.shape[1:]) != shape:
@@ -148,7 +168,7 @@ class Model:
         """The same network with the same weights on another backend."""
         replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
         replica.load_weights(self.weights())
-        replica.pixels = self.pixels
+        replica.pixels, replica.class_names = self.pixels, self.class_names
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
@@ -205,17 +225,23 @@ class Model:
         Output shapes, the bytes of one output in the precision it is stored in, numbers of weights, and how many
         multiplications (each with an addition, so two floating-point operations) a forward pass takes per example.
         """
-        header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
-        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), self._bytes(self.input), "", "")]
-        top = self.network.children() if isinstance(self.network, Sequential) else [("network", self.network)]
-        for name, layer in top:
-            rows += self._rows(name, layer)
+        rows = self.rows()
+        header = rows[0]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.insert(1, "-" * max(map(len, lines)))
         total = sum(each.multiply_adds() for each in self.network.walk())
         work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
         return "\n".join([*lines, f"total {self.params.count:,} parameters, {work}"])
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of that table, its heading first."""
+        header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
+        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), self._bytes(self.input), "", "")]
+        top = self.network.children() if isinstance(self.network, Sequential) else [("network", self.network)]
+        for name, layer in top:
+            rows += self._rows(name, layer)
+        return rows
 
     def _bytes(self, of: InputType) -> str:
         """The size of one example."""

@@ -13,6 +13,7 @@ from cupynet.training.profile import Profile
 from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
+from cupynet.training.report_page import ReportPage
 from cupynet.training.trainer import Trainer
 from cupynet.training.weight_average import WeightAverage
 from cupynet.training.wrapper import ParallelWrapper
@@ -34,6 +35,7 @@ __all__ = [
     "RecordedReplica",
     "Replica",
     "Report",
+    "ReportPage",
     "Spent",
     "Stop",
     "StopReason",

@@ -152,6 +152,7 @@ class History(Callback):
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
+        row |= {name: getattr(record, name) for name in ("loss", "losses", "learning_rate", "images_per_s")}
         row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
         row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s", "waiting_s")}
         if record.evaluation is not None:

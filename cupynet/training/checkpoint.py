@@ -20,11 +20,13 @@ from cupynet.backend.environment import environment
 from cupynet.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.checks import integer
 from cupynet.errors import ConfigError, CupynetError, DataError
+from cupynet.nn import Model
+from cupynet.parallel import Synchronizer
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.early_stopping import DIRECTIONS
 from cupynet.training.records import EpochRecord, TrainerView
-from cupynet.training.regroup import filled, regrouped, trained_again
+from cupynet.training.regroup import filled, mean, regrouped, shares, trained_again
 from cupynet.training.states import Arrays, Tree, check_like, gathered, received, send, together
 
 if TYPE_CHECKING:
@@ -135,6 +137,7 @@ def save(store: Checkpoints, trainer: TrainerView, made: Tree | None = None) -> 
             "iteration": trainer.iteration,
             "epoch": trainer.epoch,
             "made_by": made_by(trainer),
+            "model": seen_by(trainer.whole),
             "workers": workers,
         }
         weights = {name.removeprefix(WEIGHTS): each for name, each in arrays.items() if name.startswith(WEIGHTS)}
@@ -249,6 +252,42 @@ def made_by(trainer: TrainerView) -> dict[str, Any]:
         "BLAS threads": ", ".join(map(str, threads)),
         **versions,
     }
+
+
+def seen_by(model: Model) -> dict[str, Any]:
+    """What a model needs besides its weights to predict, as a checkpoint and a summary.json have it."""
+    return {
+        "image_shape": list(model.input.shape),
+        "normalize": model.pixels.normalization(),
+        "class_names": list(model.class_names) or None,
+    }
+
+
+def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
+    """The weights and buffers that a checkpoint has come to: of replicas that differ the mean.
+
+    Each counts what it would in their next average, see regroup.py. DataError.
+    """
+    workers, arrays = _content(stored)
+    try:
+        states = [
+            together(each["numbers"], {name: arrays[at] for name, at in each["arrays"].items()}) for each in workers
+        ]
+        names = [state["replica"]["weights"].keys() for state in states]
+        stages = next((rank for rank in range(1, len(names)) if names[rank] == names[0]), len(names))
+        weights: Arrays = {}
+        for stage in range(stages):
+            own = states[stage::stages]
+            found = [state["replica"]["weights"] for state in own]
+            alike = all(_same(found[0], each) for each in found[1:])
+            weights |= found[0] if alike else mean(found, shares(own, synchronizer))
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{stored.path / STATE}: is not the state of a training run ({error})") from error
+    return weights
+
+
+def _same(one: Arrays, other: Arrays) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -69,27 +69,62 @@ class Clock:
 
 
 @dataclass
+class Losses:
+    """The losses of this replica's samples: added up where they are computed, and read when somebody has to know.
+
+    Attributes:
+        samples, unread: how many samples since they were last read, and the sum of their losses, on the device.
+        epoch_samples, epoch_losses: of this epoch, as far as they were read.
+    """
+
+    samples: int = 0
+    unread: Array = 0.0
+    epoch_samples: int = 0
+    epoch_losses: float = 0.0
+
+    def add(self, samples: int, losses: Array | None) -> None:
+        """A round of this replica; losses: None where another worker has them."""
+        if samples and losses is not None:
+            self.samples, self.unread = self.samples + samples, self.unread + losses
+
+    def read(self) -> tuple[int, float]:
+        """How many samples there were since the last time, and the sum of their losses: all of them are known then."""
+        samples, losses = self.samples, float(self.unread)
+        self.epoch_samples, self.epoch_losses = self.epoch_samples + samples, self.epoch_losses + losses
+        self.samples, self.unread = 0, 0.0
+        return samples, losses
+
+    def begin_epoch(self) -> None:
+        """Those of the epoch before, or of one that was broken off, are no more of interest; all were read."""
+        self.epoch_samples, self.epoch_losses = 0, 0.0
+
+    def state(self) -> dict[str, float]:
+        """What goes on exactly: nothing is read that was not, as then it would be added up otherwise."""
+        return {**vars(self), "unread": float(self.unread)}
+
+
+@dataclass
 class Since:
     """What has to be remembered between two reports.
 
     Attributes:
         start: the clock at the last report.
-        samples, losses: how many samples this replica has seen since, and the sum of their losses, on the device.
+        samples, losses: how many samples this replica has seen since, and the sum of their losses, as far as they were
+            read, see `Losses`.
         score: of the last average since, see `Average`; NaN if there was none.
         divergence, divergence_by_layer: as last measured since; NaN and empty if it was not.
     """
 
     start: Clock
     samples: int = 0
-    losses: Array = 0.0
+    losses: float = 0.0
     score: float = math.nan
     divergence: float = math.nan
     divergence_by_layer: dict[str, float] = field(default_factory=dict)
 
-    def add(self, samples: int, losses: Array | None) -> None:
-        """A round of this replica; losses: None where another worker has them."""
-        if samples and losses is not None:
-            self.samples, self.losses = self.samples + samples, self.losses + losses
+    def add(self, samples: int, losses: float) -> None:
+        """The losses of some rounds of this replica were read."""
+        self.samples, self.losses = self.samples + samples, self.losses + losses
 
     def averaged(self, average: Average) -> None:
         """An average has been made."""
@@ -106,7 +141,7 @@ class Since:
             iteration=iteration,
             epoch=epoch,
             learning_rate=learning_rate,
-            loss=float(self.losses) / self.samples if self.samples else math.nan,
+            loss=self.losses / self.samples if self.samples else math.nan,
             score_after_averaging=self.score,
             images_per_s=(now.images - start.images) / seconds if seconds else 0.0,
             compute_s=now.compute_s - start.compute_s,

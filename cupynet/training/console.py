@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from rich import progress
 from rich.console import Console
 from rich.markup import escape
 
+from cupynet import terminal
 from cupynet.checks import one_line, one_of
 from cupynet.runs import Run, Summary
+from cupynet.training.bar import Bar, amount, figure, percent
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import EpochRecord, Report, Spent, TrainerView
 
@@ -25,17 +26,16 @@ STYLES = ("auto", "bar", "lines", "none")
 WIDTH = 65  # characters in a row of the table, beside its name, on a terminal of 80
 
 
-def figure(value: float) -> str:
-    """A loss in four digits, however large or small it is."""
-    return f"{value:.4g}"
-
-
-def describe(record: EpochRecord) -> str:
-    """An epoch in one line."""
-    rate = record.samples / record.train_s if record.train_s else 0.0
-    text = f"epoch {record.epoch}: {record.samples:,} images in {record.train_s:.1f} s ({rate:,.0f}/s)"
+def describe(record: EpochRecord, epochs: int) -> str:
+    """An epoch in one line. epochs: with which one the fit ends."""
+    text = f"epoch {record.epoch}/{epochs}: {record.samples:,} images in {record.train_s:.1f} s"
+    text += f" ({record.images_per_s:,.0f}/s)"
+    if not math.isnan(record.loss):
+        text += f", training loss {figure(record.loss)}"
+    text += f", learning rate {figure(record.learning_rate)}"
     if record.evaluation is not None:
-        text += f", {record.split} accuracy {record.evaluation.accuracy:.2%}, loss {figure(record.evaluation.loss)}"
+        text += f", {record.split} accuracy {percent(record.evaluation.accuracy)}"
+        text += f", loss {figure(record.evaluation.loss)}"
     return text
 
 
@@ -76,65 +76,51 @@ class _Terminal(Console):
             self.fail(error)
 
 
-def _is_terminal() -> bool:
-    """Whether somebody sits at the other end of stdout, where there is one."""
-    try:
-        return sys.stdout.isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
-        return False
-
-
 class Progress(Callback):
-    """One line per epoch, on the terminal and in the run's log, and on a terminal a bar over all rounds below them.
+    """One line per epoch, and on a terminal a bar over all rounds of a fit below them.
 
-    The bar is drawn by a thread of its own, four times a second. Where that fails, it is told once, and lines take its
-    place.
+    The lines are records of the log (level INFO): of a command's terminal and of train.log. Where nobody listens to
+    such records, as in a notebook or a script that has not set up logging, they are printed. The bar is drawn by a
+    thread of its own, four times a second; where that fails, it is told once, and lines alone are left.
 
     Args:
-        style: `bar`, `lines`, `none`, or `auto`: a bar on a terminal, else lines.
+        style: `bar`; `lines` alone; `none`, nothing on the terminal, and the lines in a log alone; or `auto`: a bar on
+            a terminal that can draw one, not where `TERM` is `dumb`, else lines.
     """
 
     def __init__(self, style: str = "auto") -> None:
         self.style = one_of("style", style, STYLES)
-        self._bar: progress.Progress | None = None
-        self._task = progress.TaskID(0)
+        self._bar: Bar | None = None
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         if self.style == "auto":
-            self.style = "bar" if _is_terminal() else "lines"
+            self.style = "bar" if terminal.can_draw() else "lines"
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         if self.style != "bar":
             return
         self.close()
-        columns = (
-            progress.TextColumn("[bold]epoch {task.fields[epoch]}"),
-            progress.BarColumn(),
-            progress.TextColumn(
-                "{task.percentage:>3.0f} %  training loss {task.fields[loss]}  "
-                "{task.fields[split]} accuracy {task.fields[accuracy]}"
-            ),
-            progress.TextColumn("{task.fields[rate]} images/s"),
-            progress.TimeRemainingColumn(),
-        )
-        fields: dict[str, Any] = {"loss": "  -   ", "split": "test", "accuracy": "  -   ", "rate": "-"}
-        self._bar = progress.Progress(*columns, console=_Terminal(), refresh_per_second=4)
-        fields |= {"total": trainer.total_iterations, "completed": trainer.iteration, "epoch": trainer.epoch + 1}
-        self._task = self._bar.add_task("", **fields)
+        known = {"epoch": _current(trainer), "epochs": trainer.total_epochs, "workers": trainer.workers}
+        self._bar = Bar(_Terminal(), trainer.total_iterations, trainer.iteration, **known, memory=_memory(trainer))
         self._draw(self._bar, self._bar.start)
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
-        if trainer.iteration % 5 == 0:
-            self._show(completed=trainer.iteration, epoch=trainer.epoch + 1)
+        end = trainer.iteration == trainer.total_iterations
+        if end:
+            self._show(completed=trainer.iteration, loss=None)  # the last that was reported is some rounds old
+        elif trainer.iteration % 5 == 0:
+            self._show(completed=trainer.iteration, epoch=_current(trainer))
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
-        self._show(loss=figure(report.loss), rate=f"{report.images_per_s:,.0f}")
+        loss = None if math.isnan(report.loss) else report.loss
+        self._show(loss=loss, images_per_s=report.images_per_s, memory=_memory(trainer))
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
-        if self.style != "none":
-            log.info("%s", describe(record))
+        self._say(describe(record, trainer.total_epochs))
+        loss = None if math.isnan(record.loss) else record.loss
+        self._show(completed=trainer.iteration, epoch=_current(trainer), loss=loss, images_per_s=record.images_per_s)
         if record.evaluation is not None:
-            self._show(accuracy=f"{record.evaluation.accuracy:.2%}", split=record.split)
+            self._show(accuracy=record.evaluation.accuracy, split=record.split)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         self._show(completed=trainer.iteration)
@@ -146,22 +132,43 @@ class Progress(Callback):
         if bar is not None:
             self._draw(bar, bar.stop)
 
-    def _show(self, completed: int | None = None, **fields: Any) -> None:
+    def _say(self, line: str) -> None:
+        if log.isEnabledFor(logging.INFO) and log.hasHandlers():
+            log.info("%s", line)
+        elif self.style != "none":
+            with contextlib.suppress(OSError, ValueError):  # stdout is full, or closed
+                print(terminal.folded(line), flush=True)
+
+    def _show(self, **known: Any) -> None:
         bar = self._bar
         if bar is not None:
-            self._draw(bar, lambda: bar.update(self._task, completed=completed, **fields))
+            self._draw(bar, lambda: bar.show(**known))
 
-    def _draw(self, bar: progress.Progress, work: Callable[[], None]) -> None:
+    def _draw(self, bar: Bar, work: Callable[[], None]) -> None:
         """Do something to the bar; where that fails, or drawing has failed meanwhile, there are lines from here on."""
-        terminal = cast(_Terminal, bar.console)
-        with terminal.failing():
+        drawn_on = cast(_Terminal, bar.console)
+        with drawn_on.failing():
             work()
-        failure = terminal.failure
+        failure = drawn_on.failure
         if failure is not None:
             self.style, self._bar = "lines", None
             with contextlib.suppress(Exception):
                 bar.stop()  # gives stdout back
             log.warning("the progress bar is given up (%s: %s)", type(failure).__name__, one_line(failure))
+
+
+def _current(trainer: TrainerView) -> int:
+    """The epoch that is going on, from 1; after the last, that one."""
+    return min(trainer.epoch + 1, trainer.total_epochs)
+
+
+def _memory(trainer: TrainerView) -> int | None:
+    """Bytes that the memory pool of this worker's GPU holds; None on a CPU."""
+    if trainer.backend.name != "cupy":
+        return None
+    from cupynet.backend import cuda
+
+    return cuda.pool(trainer.backend.device).held
 
 
 def _spent(spent: Spent, summary: Summary) -> str:
@@ -171,10 +178,10 @@ def _spent(spent: Spent, summary: Summary) -> str:
         shares = [round(100 * share) for share in spent.share(name)]
         return f"{min(shares)}-{max(shares)} %" if min(shares) < max(shares) else f"{shares[0]} %"
 
-    parts, sent = f"averaging {between('averaging_s')}, data {between('data_s')}", _amount(summary.bytes_sent)
+    parts, sent = f"averaging {between('averaging_s')}, data {between('data_s')}", amount(summary.bytes_sent)
     if summary.stages > 1:
         return f"waiting {between('waiting_s')}, {parts}; sent {sent}"
-    return f"{parts}; sent {sent}, {_amount(summary.bytes_sent / max(summary.iterations, 1))} a round"
+    return f"{parts}; sent {sent}, {amount(summary.bytes_sent / max(summary.iterations, 1))} a round"
 
 
 def _replicas(summary: Summary) -> dict[str, str]:
@@ -200,16 +207,7 @@ def _pools(memory: list[dict[str, Any]]) -> str:
     most = max(memory, key=lambda pool: pool["held_bytes"])
     used, held, limit = (most[f"{name}_bytes"] for name in ("used", "held", "limit"))
     where = most["device"] if len(memory) == 1 else f"{most['device']}, the fullest of {len(memory)},"
-    return f"{where} held {_amount(held)}, used {_amount(used)}{'' if limit is None else f' of {_amount(limit)}'}"
-
-
-def _amount(count: float) -> str:
-    """Bytes in the unit that keeps them short: 1.2 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
+    return f"{where} held {amount(held)}, used {amount(used)}{'' if limit is None else f' of {amount(limit)}'}"
 
 
 def result_table(summary: Summary, run: Run) -> None:
@@ -247,7 +245,7 @@ def result_table(summary: Summary, run: Run) -> None:
             f"{found['best_epoch']}, validation {found['monitor']} {figure(found['best_score'])}, {kept}"
         )
     if summary.test_accuracy is not None:
-        rows["test accuracy"] = f"[bold]{summary.test_accuracy:.2%}[/]"
+        rows["test accuracy"] = f"[bold]{percent(summary.test_accuracy)}[/]"
         rows["test loss"] = "-" if summary.test_loss is None else figure(summary.test_loss)
         rows["macro F1"] = "-" if summary.test_f1 is None else f"{summary.test_f1:.4f}"
     rows["run folder"] = escape(str(run))

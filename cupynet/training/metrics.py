@@ -7,9 +7,10 @@ average, and out of the average F1 in either case; `stats()` says how many were 
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +20,26 @@ from cupynet.errors import ConfigError, DataError
 
 # Larger losses count as infinite, so that the sum of 10^8 finite ones is still a finite float64.
 _HUGE = 1e300
+MOST_MISTAKES = 24  # that an evaluation remembers
 _PARTS = 48  # floats of 53 bits that an exact sum of float64 can need: their exponents span 2,100 bits
+
+
+class Mistake(NamedTuple):
+    """A sample that was predicted wrong. The one before another in order is the more confident.
+
+    Attributes:
+        doubt: minus the score of what was predicted.
+        sample: which of the data set. label, guess: what it is, and what was predicted.
+    """
+
+    doubt: float
+    sample: int
+    label: int
+    guess: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON; `confidence` is the score of what was predicted."""
+        return {"sample": self.sample, "label": self.label, "guess": self.guess, "confidence": _json(-self.doubt)}
 
 
 class Evaluation:
@@ -34,6 +54,9 @@ class Evaluation:
     nothing: it is wrong, it counts in the support and recall of its true class and in no column of the confusion
     matrix, and `undecided` and `stats()` report it.
 
+    `mistakes` are the samples predicted wrong with the highest scores, at most 24 of them, the highest first, and the
+    lower sample among equals; those that nobody numbered and the undecided are not among them.
+
     Figures that are 0/0 are NaN. Not safe for several threads: give each worker its own and merge in rank order.
     """
 
@@ -44,11 +67,15 @@ class Evaluation:
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), np.int64)  # rows = actual, columns = predicted
         self.undecided: NDArray[np.int64] = np.zeros(classes, np.int64)  # per actual class: samples with NaN scores
         self.top_n_hits = 0
+        self.mistakes: list[Mistake] = []
         self._loss_sum: list[float] = []  # an unevaluated sum of floats that is exactly the sum of all finite losses
         self._loss_not_finite = 0.0  # the sum of the others: 0, an infinity or NaN
 
-    def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike) -> None:
-        """Count one batch: scores (N, classes), anything that grows with the probability; targets (N,); losses (N,)."""
+    def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
+        """Count one batch: scores (N, classes), anything that grows with the probability; targets (N,); losses (N,).
+
+        samples: which of the data set these are, (N,); without them no mistakes are remembered.
+        """
         score = np.asarray(scores, np.float64)  # (N, classes); exact from every narrower type
         target = np.asarray(targets)  # (N,)
         loss = np.asarray(losses, np.float64)  # (N,)
@@ -64,6 +91,9 @@ class Evaluation:
         pairs = np.bincount(decided_target * self.classes + predicted, minlength=self.classes**2)
         self.confusion += pairs.reshape(self.classes, self.classes)
 
+        if samples is not None:
+            self._remember(score, decided_target, predicted, np.asarray(samples)[decided])
+
         own = np.take_along_axis(score, decided_target[:, None], axis=1)  # (N, 1)
         before = np.arange(self.classes) < decided_target[:, None]  # (N, classes)
         rank = ((score > own) | ((score == own) & before)).sum(axis=1)  # (N,)
@@ -72,6 +102,17 @@ class Evaluation:
         finite = np.abs(loss) < _HUGE  # False for NaN too
         self._loss_sum = _exact_sum(self._loss_sum + loss[finite].tolist())
         self._loss_not_finite += _sum_not_finite(loss[~finite])
+
+    def _remember(
+        self, score: NDArray[Any], target: NDArray[Any], predicted: NDArray[Any], samples: NDArray[Any]
+    ) -> None:
+        """Keep the most confident mistakes of a batch and of before."""
+        wrong = np.flatnonzero(predicted != target)
+        doubt = -score[wrong, predicted[wrong]]
+        some = wrong[np.lexsort((samples[wrong], doubt))[:MOST_MISTAKES]]
+        columns = (-score[some, predicted[some]], samples[some], target[some], predicted[some])
+        found = [Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + found)
 
     def _check(self, score: NDArray[Any], target: NDArray[Any], loss: NDArray[Any]) -> None:
         n = len(target) if target.ndim == 1 else -1
@@ -100,6 +141,7 @@ class Evaluation:
         self.confusion += other.confusion
         self.undecided += other.undecided
         self.top_n_hits += other.top_n_hits
+        self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + other.mistakes)
         self._loss_sum = _exact_sum(self._loss_sum + other._loss_sum)
         self._loss_not_finite += other._loss_not_finite
 
@@ -110,7 +152,10 @@ class Evaluation:
         """
         parts = np.zeros(_PARTS)
         parts[: len(self._loss_sum)] = self._loss_sum
-        counts = (self.undecided, self.confusion.reshape(-1), parts)
+        mistakes = np.full((MOST_MISTAKES, len(Mistake._fields)), -1.0)
+        for row, mistake in enumerate(self.mistakes):
+            mistakes[row] = mistake
+        counts = (self.undecided, self.confusion.reshape(-1), parts, mistakes.reshape(-1))
         return np.concatenate([[self.top_n_hits, self._loss_not_finite], *counts]).astype(np.float64)
 
     @classmethod
@@ -118,10 +163,13 @@ class Evaluation:
         """The evaluation that `pack` packed, of as many classes and the same `top_n`."""
         found = cls(classes, top_n)
         found.top_n_hits, found._loss_not_finite = int(vector[0]), float(vector[1])
-        undecided, confusion, parts = np.split(vector[2:], [classes, classes + classes**2])
+        ends = np.cumsum([classes, classes**2, _PARTS])
+        undecided, confusion, parts, mistakes = np.split(vector[2:], ends)
         found.undecided = undecided.astype(np.int64)
         found.confusion = confusion.reshape(classes, classes).astype(np.int64)
         found._loss_sum = [part for part in parts.tolist() if part]
+        rows = mistakes.reshape(MOST_MISTAKES, len(Mistake._fields)).tolist()
+        found.mistakes = [Mistake(doubt, *map(int, rest)) for doubt, *rest in rows if rest[0] >= 0]
         return found
 
     @property
@@ -187,6 +235,7 @@ class Evaluation:
             "undecided": int(self.undecided.sum()),
             "per_class": [{name: _json(value) for name, value in row.items()} for row in self.per_class()],
             "confusion": self.confusion.tolist(),
+            "mistakes": [mistake.to_dict() for mistake in self.mistakes],
         }
 
     def stats(self) -> str:

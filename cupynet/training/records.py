@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -89,12 +90,17 @@ class EpochRecord:
     Attributes:
         epoch: complete epochs so far.
         iteration: iterations so far.
-        samples: how many samples all replicas trained on in this epoch.
+        samples: how many samples all replicas were given in this epoch.
         train_s: seconds of its rounds, evaluation excluded.
         split: `test` or `validation`, what the evaluation was made on.
         evaluation: None where this epoch was not evaluated.
         spent: what each worker spent on this epoch, evaluation excluded but for what it sent.
         bytes_sent: by all workers to each other in this run.
+        loss: the training loss: mean over the samples of this epoch that all replicas trained on, each with the weights
+            that the replica had then. NaN where there were none.
+        losses: the same of each worker's own samples, in rank order. NaN where a worker had none; in a pipeline the
+            last stages alone have any.
+        learning_rate: of the last iteration.
     """
 
     epoch: int
@@ -105,6 +111,14 @@ class EpochRecord:
     evaluation: Evaluation | None
     spent: Spent
     bytes_sent: int
+    loss: float = math.nan
+    losses: list[float] = field(default_factory=list)
+    learning_rate: float = math.nan
+
+    @property
+    def images_per_s(self) -> float:
+        """Of all replicas together."""
+        return self.samples / self.train_s if self.train_s else 0.0
 
 
 STOP_BYTES = 200  # of the text that tells why
@@ -213,6 +227,14 @@ class TrainerView(Protocol):
     @property
     def epoch(self) -> int:
         """Complete epochs so far."""
+
+    @property
+    def total_epochs(self) -> int:
+        """What `epoch` will be at the end of this `fit`."""
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Of the last complete epoch, or of the weights that a callback chose at the end; None where there was none."""
 
     @property
     def stopped(self) -> Stop | None:

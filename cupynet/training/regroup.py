@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.parallel import Synchronizer
+from cupynet.training.clock import Losses
 from cupynet.training.states import Tree
 
 COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a clock: the same on all workers
@@ -40,6 +41,7 @@ def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Sync
         start = source["since"]["start"]
         since = {**source["since"], "start": start if own else _new_clock(start)}
         state["since"] = since if own else {**since, "samples": 0, "losses": 0.0}
+        state["losses"] = _losses([each["losses"] for each in states[rank::size]])
         if state["scaling"] and not synchronizer.shares_gradients:  # else all count the same steps
             state["scaling"]["skipped"] = source["scaling"]["skipped"] if own else 0
         made.append(state)
@@ -52,16 +54,23 @@ def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
     return int(states[0]["trainer"]["round"]) * before % after
 
 
-def mean(trees: Sequence[Any], shares: Sequence[float]) -> Any:
+def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
+    """What each replica counts in the mean of all; their sum is 1."""
+    weights = [synchronizer.weighs(state["synchronizer"]) for state in states]
+    total = sum(weights)
+    return [weight / total if total else 1 / len(states) for weight in weights]
+
+
+def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
     """The mean of trees that are alike: of arrays of real numbers; all else is the first's, and so is what differs."""
     first = trees[0]
     if isinstance(first, Mapping):
-        return {name: mean([tree.get(name, first[name]) for tree in trees], shares) for name in first}
+        return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
     same = all(isinstance(tree, np.ndarray) and tree.shape == first.shape for tree in trees[1:])
     if not isinstance(first, np.ndarray) or first.dtype.kind != "f" or not same:
         return first
     total = np.zeros(first.shape, np.float64)
-    for tree, share in zip(trees, shares, strict=True):
+    for tree, share in zip(trees, counted, strict=True):
         if share:  # what does not count may be anything
             total += share * tree.astype(np.float64)
     return total.astype(first.dtype)
@@ -80,9 +89,7 @@ def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
 
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
     """What all replicas have in common of one stage, or of the whole network."""
-    weights = [synchronizer.weighs(state["synchronizer"]) for state in states]
-    total = sum(weights)
-    shares = [weight / total if total else 1 / before for weight in weights]
+    counted = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
     passed = position["iteration"] - position["span_start"]  # as rounds of those who went before
     position["span_start"] = position["iteration"] - round(passed * before / after)
@@ -91,8 +98,8 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
     replicas = [state["replica"] for state in states]
     return {
         "trainer": position,
-        "replica": {**mean(replicas, shares), "updates": max(each["updates"] for each in replicas)},
-        "synchronizer": synchronizer.joined(mean([state["synchronizer"] for state in states], shares)),
+        "replica": {**mean(replicas, counted), "updates": max(each["updates"] for each in replicas)},
+        "synchronizer": synchronizer.joined(mean([state["synchronizer"] for state in states], counted)),
         "schedule": states[0]["schedule"],
         "own": {},
         "scaling": min((state["scaling"] for state in states), key=lambda scaling: scaling.get("scale", 0.0)),
@@ -106,6 +113,15 @@ def _known(states: Sequence[Tree]) -> Tree:
         return {}
     every = np.concatenate([each["skipped"] for each in found])
     return {"NonFinite": {**found[0], "skipped": np.unique(every, axis=0).reshape(-1, 2)}}
+
+
+def _losses(found: Sequence[Mapping[str, float]]) -> Tree:
+    """Of the epoch that was broken off: a worker goes on with its own and those of workers that are no more."""
+    losses = {**(found[0] if found else Losses().state())}
+    for other in found[1:]:
+        losses["epoch_samples"] += other["epoch_samples"] + other["samples"]
+        losses["epoch_losses"] += other["epoch_losses"] + other["unread"]
+    return losses
 
 
 def _new_clock(clock: Mapping[str, Any]) -> Tree:

@@ -87,7 +87,7 @@ class Supply:
                     found = replica.scores(batch)
                     if found is not None:
                         scores, losses = found
-                        evaluation.add(scores, replica.backend.to_host(batch.labels), losses)
+                        evaluation.add(scores, replica.backend.to_host(batch.labels), losses, batch.samples)
                     where = "loading a batch"
         except Exception as error:
             annotate(error, f"{self._who}, evaluating, {where}")

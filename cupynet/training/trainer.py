@@ -29,7 +29,7 @@ from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer
 from cupynet.runs import Run
 from cupynet.training.agreement import Agreed, Agreement
 from cupynet.training.callbacks import Callback, check_validation
-from cupynet.training.clock import Clock, Since
+from cupynet.training.clock import Clock, Losses, Since
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import GoBack, NonFinite
 from cupynet.training.recorded import RecordedReplica
@@ -79,6 +79,7 @@ class Trainer:
         iteration: iterations so far, counted in rounds.
         total_iterations: what `iteration` will be at the end of this `fit`.
         epoch, round: complete epochs so far, and complete rounds of the one after them.
+        total_epochs: what `epoch` will be at the end of this `fit`.
         evaluation: of the last complete epoch, or of the weights that a callback chose at the end; None where there
             was none.
         stopped: why the last fit ended early; None where it did not.
@@ -111,7 +112,7 @@ class Trainer:
         self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
         self._supply = Supply(replica, self.groups.replicas, self._who, prefetch_buffer, data_on_device, shared)
         self.report_every = integer("report_every", report_every, 0)
-        self.iteration = self.epoch = self.round = self.total_iterations = 0
+        self.iteration = self.epoch = self.round = self.total_iterations = self.total_epochs = 0
         self.clock = Clock()
         self.evaluation: Evaluation | None = None
         self.stopped: Stop | None = None
@@ -127,7 +128,7 @@ class Trainer:
         self._finished = True  # whether the last average of the fit has been made
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
-        self._since, self._epoch_start = Since(Clock()), Clock()
+        self._since, self._epoch_start, self._losses = Since(Clock()), Clock(), Losses()
         self.synchronizer.start(replica, self.groups.replicas)
         self._closing = self._start_callbacks(run)
 
@@ -287,6 +288,7 @@ class Trainer:
             self.round, self._deal = 0, deal
         start = self.iteration if self._span_start is None else self._span_start
         self.total_iterations = self.iteration + (fit.last - self.epoch) * rounds - self.round
+        self.total_epochs = fit.last
         self._schedule.span(start, self.total_iterations, rounds, fit.last)
         if self.rank == 0 and self._schedule.doubt:
             log.warning("learning rate: %s", self._schedule.doubt)
@@ -311,6 +313,8 @@ class Trainer:
         if self.round == 0:
             self._agreement.count_bytes(self.clock)
             self._epoch_start = replace(self.clock)
+            self._read_losses()  # of an epoch that was broken off, and is not gone on with
+            self._losses.begin_epoch()
         where = "before the first batch"
         try:
             with self._supply.epoch(fit.train, self.epoch, self.round) as batches:
@@ -362,7 +366,7 @@ class Trainer:
         self.clock.worked(derived - began + updated - seen, replica.waited_s)
         self.clock.averaging_s += seen - derived + time.perf_counter() - updated
         self.clock.samples += samples
-        self._since.add(samples, replica.losses)
+        self._losses.add(samples, replica.losses)
         return average
 
     def _run_ahead(self) -> None:
@@ -429,7 +433,7 @@ class Trainer:
             replica.losses, left, losses = losses, left - counted, 0.0 if counted else losses
             self.synchronizer.before_update(replica, counted)
         self.clock.samples += found.samples
-        self._since.add(found.samples, found.losses)
+        self._losses.add(found.samples, found.losses)
 
     def _after_round(self, average: Average | None) -> None:
         """Callbacks, the report if one is due, and whether somebody wishes to stop or has failed."""
@@ -449,13 +453,18 @@ class Trainer:
     def _report(self) -> Report:
         rate = self._schedule(self.iteration - 1)
         sent, position = self._bytes_sent, {"iteration": self.iteration, "epoch": self.epoch}
+        self._read_losses()
         report = self._since.report(self.clock, **position, learning_rate=rate, bytes_sent=sent)
         self._since = Since(replace(self.clock))
         return report
 
+    def _read_losses(self) -> None:
+        self._since.add(*self._losses.read())
+
     def _end_epoch(self, fit: Fit) -> None:
         """The average that the rules ask for here, then the evaluation of replicas that are identical."""
-        last = self.epoch == fit.last
+        last, rate = self.epoch == fit.last, self._schedule(self.iteration - 1)
+        self._read_losses()
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
         if last:
             self._finish()
@@ -469,9 +478,24 @@ class Trainer:
         start, now = self._epoch_start, self._figures()
         samples, seconds = self.clock.images - start.images, self.clock.rounds_s - start.rounds_s
         own = [mine - getattr(start, name) for name, mine in zip(SPENT, now, strict=True)]
-        table = self.groups.world.gather_numbers(*own, self.clock.bytes_sent)  # (W, figures + 1)
-        spent, sent = Spent.of(table[:, :-1]), int(table[:, -1].sum())
-        record = EpochRecord(self.epoch, self.iteration, samples, seconds, fit.split, self.evaluation, spent, sent)
+        others = self._losses.epoch_samples, self._losses.epoch_losses, self.clock.bytes_sent
+        table = self.groups.world.gather_numbers(*own, *others)  # (W, figures + 3)
+        stages = self.groups.stages.size  # the last of them have the losses: the first are told, and would count twice
+        counts, sums = (np.where(np.arange(len(table)) % stages == stages - 1, each, 0) for each in table.T[-3:-1])
+        losses = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+        record = EpochRecord(
+            self.epoch,
+            self.iteration,
+            samples,
+            seconds,
+            fit.split,
+            self.evaluation,
+            Spent.of(table[:, :-3]),
+            int(table[:, -1].sum()),
+            float(sums.sum() / counts.sum()) if counts.any() else math.nan,
+            [float(loss) for loss in losses],
+            rate,
+        )
         self._tell("on_epoch_end", record)
 
     def _finish(self) -> None:
@@ -618,7 +642,8 @@ class Trainer:
             },
             "clock": asdict(self.clock),
             "epoch_start": asdict(self._epoch_start),
-            "since": {**asdict(self._since), "losses": float(self._since.losses)},
+            "since": asdict(self._since),
+            "losses": self._losses.state(),
             "replica": self.replica.state(),
             "schedule": self._schedule.state(),
             "synchronizer": self.synchronizer.state(),
@@ -641,6 +666,7 @@ class Trainer:
         self._deal = tuple(int(count) for count in position["deal"])
         self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
+        self._losses = Losses(**state["losses"])
         self._agreement.own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
         self._schedule.restore(state["schedule"])
@@ -658,6 +684,7 @@ class Trainer:
         position = state["trainer"]
         self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
+        self._losses = Losses(**state["losses"])
         self._agreement.own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
         self._restore_scale(state)

@@ -41,6 +41,7 @@ from cupynet.parallel import (
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, Chooser, check_validation
 from cupynet.training.checkpoint import found, resumed, save
+from cupynet.training.console import STYLES, Progress
 from cupynet.training.failures import told
 from cupynet.training.memory import Demand, vectors_of, verdict
 from cupynet.training.metrics import Evaluation
@@ -83,6 +84,8 @@ class ParallelWrapper:
         devices: the GPUs, worker r on devices[r % len(devices)]; that of this process's first worker is the model's
             own. By default all; under mpiexec the model's own.
         callbacks: told of events, see `Callback`.
+        progress: how fits are shown where no `Progress` is among the callbacks, which decides else: `auto`, a bar on a
+            terminal, and a line per epoch; `lines` alone; `bar`; or `none`, nothing. See `Progress` for where lines go.
         report_every: iterations between reports to callbacks; 0 for none.
         timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
         blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
@@ -130,6 +133,7 @@ class ParallelWrapper:
         pipeline: Pipeline | None = None,
         reduce: str = "auto",
         data_on_device: bool | str = "auto",
+        progress: str = "auto",
     ) -> None:
         """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
@@ -147,6 +151,7 @@ class ParallelWrapper:
             )
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
         self.callbacks.sort(key=lambda each: each.last)
+        self.progress = one_of("progress", progress, STYLES)
         self.report_every = integer("report_every", report_every, 0)
         self.accumulate = integer("accumulate", accumulate, 1)
         if pipeline is not None and self.accumulate > 1:
@@ -228,6 +233,9 @@ class ParallelWrapper:
         The first worker that fails stops the others and its exception is raised here; the wrapper can do nothing more
         then, and the model keeps what it has. (After a DivergedError early stopping gives it the best weights.)
 
+        On a terminal a bar shows how far it is; and of each epoch there is a line, in the log where that is listened to
+        at level INFO, else printed. The wrapper's `progress="none"` turns both off.
+
         Args:
             train: a `Loader`; or a `Dataset`, `Shards`, or images (S, H, W, C) and labels (S,), shuffled anew in each
                 epoch.
@@ -261,10 +269,17 @@ class ParallelWrapper:
                     trainer.diverged(str(error))
             raise
         finally:
-            self._stop = None  # a stop is for one fit, also one that came when some workers had left it already
-            for trainer in filter(None, self._trainers):
-                trainer.forget_stop()
+            self._end_fit()
         return self
+
+    def _end_fit(self) -> None:
+        """After an error too: what is of one fit alone is over, and the terminal is given back."""
+        self._stop = None  # also a stop that came when some workers had left the fit already
+        for trainer in filter(None, self._trainers):
+            trainer.forget_stop()
+            for callback in trainer.callbacks:
+                if isinstance(callback, Progress):
+                    callback.close()
 
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
         """Evaluate in parallel over the replicas; `data` as for `fit`."""
@@ -432,6 +447,8 @@ class ParallelWrapper:
         replica = self._replica(backend, groups)
         synchronizer = copy.deepcopy(self.synchronizer)
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
+        if first and self.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
+            callbacks.insert(0, Progress(self.progress))
         world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
         return Trainer(
             replica,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from cupynet.runs import Run, Summary
 from cupynet.training import EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
-from cupynet.training.console import _amount, describe, figure, result_table
+from cupynet.training.bar import amount, figure
+from cupynet.training.console import describe, result_table
 from tests.test_runs import SUMMARY
 from tests.training.conftest import small_dataset, small_model
 
@@ -96,7 +98,7 @@ def test_the_widest_row_fits(capsys):
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (6_900_000, "6.9 MB"), (999_600_000, "1 GB"), (2.5e13, "25 TB")],
 )
 def test_amounts(count, text):
-    assert _amount(count) == text
+    assert amount(count) == text
 
 
 # A display that fails -------------------------------------------------------------------------------------------------
@@ -155,7 +157,7 @@ def test_a_bar_that_fails_is_given_up(error, takes, monkeypatch, caplog):
     texts = [record.getMessage() for record in caplog.records]
     given_up = f"the progress bar is given up ({type(error).__name__}: "
     assert sum(text.startswith(given_up) for text in texts) == 1
-    assert [text.split(":")[0] for text in texts if text.startswith("epoch")] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert [text.split(":")[0] for text in texts if text.startswith("epoch")] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
 
 
 def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
@@ -164,7 +166,7 @@ def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
     def render(*_: Any) -> Any:
         raise ZeroDivisionError("no width")
 
-    monkeypatch.setattr("rich.progress.BarColumn.render", render)
+    monkeypatch.setattr("cupynet.training.bar.Line.__rich_console__", render)
     monkeypatch.setattr(sys, "stdout", Screen())
     trained(Progress("bar"))
     (text,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -206,5 +208,8 @@ def test_a_loss_has_four_digits(value, text, capsys):
     evaluation = Evaluation(2)
     evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([value]))
     spent = Spent([1.0], [1.0], [0.0], [0.0], [0.0], [1], [0])
-    record = EpochRecord(1, 1, 1, 1.0, "test", evaluation, spent, 0)
-    assert describe(record).endswith(f"test accuracy 100.00%, loss {text}")
+    record = EpochRecord(1, 1, 1, 1.0, "test", evaluation, spent, 0, value, [value], 0.01)
+    line = f"epoch 1/2: 1 images in 1.0 s (1/s), training loss {text}, learning rate 0.01"
+    assert describe(record, 2) == f"{line}, test accuracy 100.00 %, loss {text}"
+    bare = replace(record, evaluation=None, loss=math.nan)
+    assert describe(bare, 2) == "epoch 1/2: 1 images in 1.0 s (1/s), learning rate 0.01"

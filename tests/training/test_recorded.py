@@ -81,6 +81,7 @@ class Seen(Callback):
         self.losses: list[float] = []
         self.scores: list[float] = []
         self.scales: list[float] = []
+        self.epochs: list[list[float]] = []
 
     def on_report(self, trainer, report):
         self.losses.append(report.loss)
@@ -88,6 +89,7 @@ class Seen(Callback):
 
     def on_epoch_end(self, trainer, record):
         self.scales.append(trainer.scaler.scale if trainer.scaler else 1.0)
+        self.epochs.append([record.loss, *record.losses])
 
 
 @pytest.fixture
@@ -142,6 +144,7 @@ def trained(
             "refused": getattr(trainer.replica, "refused", None),
             "losses": np.array(seen.losses),
             "scores": np.array(seen.scores),
+            "epochs": np.array(seen.epochs),
             "scales": seen.scales,
             "state": trainer.replica.state()["optimizer"],
         }
@@ -159,7 +162,7 @@ def same(found: dict[str, Any], expected: dict[str, Any], *, scores: bool = True
             np.testing.assert_array_equal(found["state"][vector][name], part, err_msg=name)
     for name in ("updates", "samples", "skipped", "scales"):
         assert found[name] == expected[name], name
-    for name in ("losses", "scores")[: 1 + scores]:
+    for name in ("losses", "epochs", "scores")[: 2 + scores]:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
 
 
@@ -573,23 +576,25 @@ def test_a_checkpoint_holds_what_ran_ahead(tmp_path: Any, monkeypatch: pytest.Mo
     """Taken between two averages and between two reports; what goes on from it ends with the same bits."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
-    def wrapped() -> ParallelWrapper:
+    def wrapped(seen: Seen) -> ParallelWrapper:
         model = small_model("half", "cupy")
         model.backend.loss_scale = 2.0**22
-        keep = Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)
-        return ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), callbacks=[keep], report_every=4, timeout_s=60)
+        watching = [seen, Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)]
+        return ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), callbacks=watching, report_every=4, timeout_s=60)
 
-    with wrapped() as whole:
+    seen, seen_again = Seen(), Seen()
+    with wrapped(seen) as whole:
         whole.fit(Loader(DATA, 8, seed=3), 3)
         expected, skipped = whole.model.weights(), whole.trainer.skipped_steps
     assert skipped > 0
-    with wrapped() as again:
+    with wrapped(seen_again) as again:
         again.restore(Checkpoints(tmp_path).path(10))
         assert again.trainer.iteration == 10
         again.fit(Loader(DATA, 8, seed=3), 3 - again.trainer.epoch)
         assert again.trainer.skipped_steps == skipped
         for name, weight in again.model.weights().items():
             np.testing.assert_array_equal(weight, expected[name])
+    assert len(seen_again.epochs) == 2 and seen_again.epochs == seen.epochs[1:]
 
 
 @on_devices

@@ -1,0 +1,287 @@
+"""A model as an ONNX graph, in operators of opset 13, which every runtime since 2021 has.
+
+The graph takes images as they come from a file, `images` (N, H, W, C) with any N: uint8 of 0 to 255, or float of 0 to
+1. What a run does to pixels, normalisation included, is in it. It returns `logits` (N, O), and `probabilities` where
+the loss makes any of them. Inside images are (N, C, H, W), as ONNX has them, but an image is flattened in the order H,
+W, C: the weights of dense layers are those of the model. Running statistics stand in the place of a batch's; `Dropout`
+is left out. All is computed in float.
+
+The only file that imports onnx.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cupynet import checks
+from cupynet.backend import Window
+from cupynet.errors import ConfigError
+from cupynet.exporting.torch_weights import check_known
+from cupynet.files import PathLike, write_whole
+from cupynet.nn import (
+    Activation,
+    AvgPool2D,
+    BatchNorm,
+    BinaryCrossEntropy,
+    Concat,
+    Conv2D,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2D,
+    Image,
+    Layer,
+    LayerNorm,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+    SoftmaxNLL,
+)
+
+OPSET, IR_VERSION = 13, 7  # of 2020 and 2021: the operators, and the form of the file
+INPUTS = ("uint8", "float")
+MOST_BYTES = (1 << 31) - (1 << 20)  # of a file of protobuf
+PROBABILITIES = {SoftmaxNLL: "Softmax", BinaryCrossEntropy: "Sigmoid"}
+SIMPLE = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh", "sigmoid": "Sigmoid", "softplus": "Softplus"}
+
+
+def export_onnx(
+    model: Model, path: PathLike, *, input: str = "uint8", metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write the model as an ONNX file; needs onnx (the extra `onnx`).
+
+    Args:
+        input: what `images` are: `uint8`, 0 to 255, or `float`, 0 to 1.
+        metadata: what is to stand in the file besides: text by name.
+
+    Raises:
+        ConfigError: onnx is not installed, or a layer has no equivalent.
+        OutputError: the file cannot be written.
+    """
+    write_whole(path, onnx_graph(model, input=input, metadata=metadata))
+
+
+def onnx_graph(model: Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of the file. ConfigError."""
+    checks.one_of("input", input, INPUTS)
+    check_known(model.network, "ONNX")
+    weights = {name: np.asarray(weight, np.float32) for name, weight in model.weights().items()}
+    size = sum(weight.nbytes for weight in weights.values())
+    if size > MOST_BYTES:
+        raise ConfigError(f"the weights take {checks.amount(size)}: a file of ONNX holds at most 2 GB")
+    return _Graph(weights).of(model, input, metadata or {})
+
+
+class _Graph:
+    """Nodes and constants, as they are added."""
+
+    def __init__(self, weights: Mapping[str, Any]) -> None:
+        try:
+            import onnx
+        except ImportError as error:
+            raise ConfigError(
+                "export to ONNX needs onnx, which is not installed: pip install 'cupynet[onnx]'"
+            ) from error
+        self.onnx, self.weights = onnx, weights
+        self.nodes: list[Any] = []
+        self.constants: dict[str, Any] = {}
+
+    def of(self, model: Model, input: str, metadata: Mapping[str, str]) -> bytes:
+        """The file of a model."""
+        make, kinds = self.onnx.helper, self.onnx.TensorProto
+        kind = kinds.UINT8 if input == "uint8" else kinds.FLOAT
+        logits = self.add("Identity", self.layer(model.network, self.images(model, input)), made="logits")
+        outputs = [logits]
+        if type(model.loss) in PROBABILITIES:
+            operator = PROBABILITIES[type(model.loss)]
+            outputs.append(
+                self.add(operator, logits, made="probabilities", **{"axis": 1} if operator == "Softmax" else {})
+            )
+        shapes = [make.make_tensor_value_info(name, kinds.FLOAT, ["N", *model.output.shape]) for name in outputs]
+        images = make.make_tensor_value_info("images", kind, ["N", *model.input.shape])
+        constants = [self.onnx.numpy_helper.from_array(array, name) for name, array in self.constants.items()]
+        graph = make.make_graph(self.nodes, "cupynet", [images], shapes, constants)
+        file = make.make_model(
+            graph, opset_imports=[make.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="cupynet"
+        )
+        for name, text in metadata.items():
+            file.metadata_props.add(key=name, value=text)
+        self.onnx.checker.check_model(file, full_check=True)
+        content: bytes = file.SerializeToString(deterministic=True)
+        return content
+
+    def add(self, operator: str, *inputs: str, made: str, **attributes: Any) -> str:
+        """A node; the name of what it makes."""
+        self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [made], name=made, **attributes))
+        return made
+
+    def constant(self, name: str, value: Any, kind: Any = np.float32) -> str:
+        """A constant of the graph; its name."""
+        self.constants[name] = np.ascontiguousarray(value, kind)
+        return name
+
+    def weight(self, layer: Layer, own: str, axes: tuple[int, ...] | None = None) -> str:
+        """A layer's weight with its axes in another order."""
+        name = f"{layer.path}.{own}" if layer.path else own
+        return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
+
+    def images(self, model: Model, input: str) -> str:
+        """What the network is fed: pixels scaled as the model does it, and images with their channels first."""
+        per_pixel = 255.0 if input == "float" else 1.0
+        scale = self.constant("pixels.scale", np.array(model.pixels.scale) * per_pixel)
+        x = (
+            "images"
+            if input == "float"
+            else self.add("Cast", "images", made="/pixels/Cast", to=self.onnx.TensorProto.FLOAT)
+        )
+        x = self.add("Mul", x, scale, made="/pixels/Mul")
+        if any(model.pixels.shift):
+            x = self.add("Add", x, self.constant("pixels.shift", model.pixels.shift), made="/pixels/Add")
+        return self.add("Transpose", x, made="/pixels/Transpose", perm=[0, 3, 1, 2]) if _is_image(model.input) else x
+
+    def layer(self, layer: Layer, x: str) -> str:
+        """What a layer makes of x."""
+        return _LAYERS[type(layer)](self, layer, x)
+
+    def activation(self, kind: str, x: str, name: str, slope: float = 0.01) -> str:
+        """What an activation makes of x."""
+        if kind == "identity":
+            return x
+        if kind in SIMPLE:
+            return self.add(SIMPLE[kind], x, made=f"{name}/{SIMPLE[kind]}")
+        if kind == "leaky_relu":
+            return self.add("LeakyRelu", x, made=f"{name}/LeakyRelu", alpha=slope)
+        if kind == "softmax":  # channels, or the features of vectors, are the second axis
+            return self.add("Softmax", x, made=f"{name}/Softmax", axis=1)
+        if kind == "silu":
+            return self.add("Mul", x, self.add("Sigmoid", x, made=f"{name}/Sigmoid"), made=f"{name}/Mul")
+        root, half, one = (
+            self.constant(f"{name}.{what}", number)
+            for what, number in (("root", math.sqrt(0.5)), ("half", 0.5), ("one", 1.0))
+        )
+        erf = self.add("Erf", self.add("Mul", x, root, made=f"{name}/Scaled"), made=f"{name}/Erf")
+        share = self.add("Mul", self.add("Add", erf, one, made=f"{name}/Add"), half, made=f"{name}/Share")
+        return self.add("Mul", x, share, made=f"{name}/Mul")
+
+    def flat(self, layer: Layer, x: str) -> str:
+        """x as vectors, an image in the order H, W, C."""
+        if not isinstance(layer.input, Image):
+            return x
+        name = _name(layer)
+        if layer.input.channels > 1 and layer.input.height * layer.input.width > 1:
+            x = self.add("Transpose", x, made=f"{name}/Transpose", perm=[0, 2, 3, 1])
+        shape = self.constant(f"{name}.shape", [0, layer.input.features], np.int64)  # 0: as it is
+        return self.add("Reshape", x, shape, made=f"{name}/Reshape")
+
+
+def _name(layer: Layer) -> str:
+    """The beginning of the names of a layer's nodes: with a slash, which no other name here has."""
+    return f"/{layer.path or 'network'}"
+
+
+def _is_image(input: Any) -> bool:
+    return isinstance(input, Image)
+
+
+def _window(window: Window) -> dict[str, Any]:
+    (top, bottom), (left, right) = window.padding
+    return {
+        "kernel_shape": list(window.kernel),
+        "strides": list(window.stride),
+        "pads": [top, left, bottom, right],
+    }
+
+
+def _sequential(graph: _Graph, layer: Any, x: str) -> str:
+    for _, inner in layer.children():
+        x = graph.layer(inner, x)
+    return x
+
+
+def _residual(graph: _Graph, layer: Any, x: str) -> str:
+    through = _sequential(graph, layer.body, x)
+    around = x if layer.shortcut is None else graph.layer(layer.shortcut, x)
+    return graph.add("Add", through, around, made=f"{_name(layer)}/Add")
+
+
+def _concat(graph: _Graph, layer: Any, x: str) -> str:
+    parts = [graph.layer(branch, x) for branch in layer.branches.values()]
+    return graph.add("Concat", *parts, made=f"{_name(layer)}/Concat", axis=1)
+
+
+def _conv(graph: _Graph, layer: Any, x: str) -> str:
+    weights = [graph.weight(layer, "weight", (3, 2, 0, 1)), *([graph.weight(layer, "bias")] if layer.use_bias else [])]
+    more = {"dilations": list(layer.dilation), "group": layer.groups}
+    y = graph.add("Conv", x, *weights, made=f"{_name(layer)}/Conv", **_window(layer.window), **more)
+    return graph.activation(layer.activation, y, _name(layer))
+
+
+def _dense(graph: _Graph, layer: Any, x: str) -> str:
+    weights = [graph.weight(layer, "weight"), *([graph.weight(layer, "bias")] if layer.use_bias else [])]
+    y = graph.add("Gemm", graph.flat(layer, x), *weights, made=f"{_name(layer)}/Gemm")
+    return graph.activation(layer.activation, y, _name(layer))
+
+
+def _batch_norm(graph: _Graph, layer: Any, x: str) -> str:
+    weights = [graph.weight(layer, own) for own in ("scale", "shift", "mean", "variance")]
+    return graph.add(
+        "BatchNormalization", x, *weights, made=f"{_name(layer)}/BatchNormalization", epsilon=layer.epsilon
+    )
+
+
+def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
+    """In operators of its own: ONNX has one for it since opset 17."""
+    name, image = _name(layer), isinstance(layer.input, Image)
+    whole = image and layer.axis == "features"
+    axes = [1, 2, 3] if whole else [1]
+    scale, shift = (graph.weight(layer, own, (2, 0, 1) if whole else None) for own in ("scale", "shift"))
+    if image and not whole:  # one for each channel
+        for own in (scale, shift):
+            graph.constants[own] = graph.constants[own].reshape(-1, 1, 1)
+    mean = graph.add("ReduceMean", x, made=f"{name}/Mean", axes=axes, keepdims=1)
+    apart = graph.add("Sub", x, mean, made=f"{name}/Sub")
+    square = graph.add("Mul", apart, apart, made=f"{name}/Square")
+    variance = graph.add("ReduceMean", square, made=f"{name}/Variance", axes=axes, keepdims=1)
+    epsilon = graph.constant(f"{name}.epsilon", layer.epsilon)
+    deviation = graph.add("Sqrt", graph.add("Add", variance, epsilon, made=f"{name}/Add"), made=f"{name}/Sqrt")
+    normal = graph.add("Div", apart, deviation, made=f"{name}/Div")
+    return graph.add("Add", graph.add("Mul", normal, scale, made=f"{name}/Mul"), shift, made=f"{name}/Shifted")
+
+
+def _max_pool(graph: _Graph, layer: Any, x: str) -> str:
+    return graph.add("MaxPool", x, made=f"{_name(layer)}/MaxPool", **_window(layer.window))
+
+
+def _avg_pool(graph: _Graph, layer: Any, x: str) -> str:
+    return graph.add("AveragePool", x, made=f"{_name(layer)}/AveragePool", count_include_pad=0, **_window(layer.window))
+
+
+def _global_avg_pool(graph: _Graph, layer: Any, x: str) -> str:
+    mean = graph.add("GlobalAveragePool", x, made=f"{_name(layer)}/GlobalAveragePool")
+    return graph.add("Flatten", mean, made=f"{_name(layer)}/Flatten", axis=1)
+
+
+def _activation(graph: _Graph, layer: Any, x: str) -> str:
+    return graph.activation(layer.name, x, _name(layer), layer.slope)
+
+
+_LAYERS: dict[type[Layer], Callable[[_Graph, Any, str], str]] = {
+    Sequential: _sequential,
+    Residual: _residual,
+    Concat: _concat,
+    Conv2D: _conv,
+    Dense: _dense,
+    BatchNorm: _batch_norm,
+    LayerNorm: _layer_norm,
+    MaxPool2D: _max_pool,
+    AvgPool2D: _avg_pool,
+    GlobalAvgPool2D: _global_avg_pool,
+    Activation: _activation,
+    Flatten: lambda graph, layer, x: graph.flat(layer, x),
+    Dropout: lambda graph, layer, x: x,
+}

@@ -1,0 +1,53 @@
+"""Make the page of a run: `python -m cupynet.report RUN_FOLDER [--open]`.
+
+It shows what there is, of a run that is over, that goes on or that was killed. While a run trains it is kept fresh by
+the run itself (callbacks.report); this makes it anew, or for a run that had none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from cupynet.exits import say_error, stdout_is_gone, steady_streams, tell
+
+
+def main() -> None:
+    """The command."""
+    steady_streams()
+    parser = argparse.ArgumentParser(
+        prog="python -m cupynet.report",
+        description="Write report.html and curves.png into the folder of a run, finished, killed or going on.",
+        epilog="for example: python -m cupynet.report outputs/2026-05-01/12-30-05-123456 --open",
+    )
+    parser.add_argument("run_folder", type=Path, help="a folder that cupynet.train has written")
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument("--follow", action="store_true", help=argparse.SUPPRESS)  # training starts it so: follow.py
+    try:
+        arguments = parser.parse_args()
+        if arguments.follow:
+            from cupynet.report.follow import follow
+
+            follow(arguments.run_folder)
+            return
+        _make(arguments.run_folder, show=arguments.open)
+    except BaseException as error:
+        raise SystemExit(tell(error)) from None
+
+
+def _make(folder: Path, *, show: bool) -> None:
+    from cupynet.report.make import Maker
+
+    maker = Maker(folder)
+    seen = maker.make()
+    if maker.missing:
+        say_error(maker.missing)
+    print(seen.run.report_path)
+    stdout_is_gone()
+    if show and not webbrowser.open(seen.run.report_path.resolve().as_uri()):
+        say_error(f"no browser was found: open {seen.run.report_path}")
+
+
+if __name__ == "__main__":
+    main()

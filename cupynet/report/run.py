@@ -1,0 +1,436 @@
+"""The page of one run: what its folder shows, from the result down to the files. (Long: a section after the other.)"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cupynet import __version__
+from cupynet.report import pictures
+from cupynet.report.curves import SECONDS
+from cupynet.report.folder import Seen, finite, mapping, numbers, texts
+from cupynet.report.page import (
+    Entry,
+    Markup,
+    bars,
+    chart,
+    charts,
+    command,
+    document,
+    element,
+    facts,
+    folded,
+    header,
+    join,
+    mark,
+    section,
+    table,
+    tiles,
+)
+
+REFRESH_S = 5  # of a page whose run goes on
+MOST_CLASSES = 200  # rows of the table of classes
+MOST_FILES = 60
+
+
+def page(seen: Seen, drawn: Sequence[tuple[Any, Markup]], missing: str = "") -> str:
+    """The page. drawn: its charts, each with its SVG; missing: why there are none."""
+    said = element("p", missing, class_="notice") if missing and not drawn else ""
+    figures = charts(chart(each.title, svg, each.legend(), each.note) for each, svg in drawn)
+    body = (
+        _head(seen),
+        _tiles(seen),
+        section("Curves", join([said, figures]), anchor="curves"),
+        section("Time", _time(seen), note="Where each worker's time in rounds went.", anchor="time"),
+        section("Evaluation", _evaluation(seen), note=_evaluated(seen), anchor="evaluation"),
+        section("Most confident mistakes", _mistakes(seen), note="Taken for · by what score · is.", anchor="mistakes"),
+        section("Network", _network(seen), anchor="network"),
+        section("Settings", _settings(seen), anchor="settings"),
+        section("Machine", _machine(seen), anchor="machine"),
+        section("Files", _files(seen), anchor="files"),
+        element("footer", f"Made by cupynet {__version__} at {time.strftime('%Y-%m-%d %H:%M:%S')} from {seen.run}."),
+    )
+    return document(_title(seen), *body, refresh_s=REFRESH_S if seen.running else None)
+
+
+# what became of it ------------------------------------------------------------------------------------------------
+
+
+def state(seen: Seen) -> tuple[str, str, str]:
+    """What became of a run: a word, the kind of mark it gets, and a sentence (or nothing)."""
+    done, whole = _epochs(seen), _asked(seen)
+    of = f"{done} of {whole} epochs" if whole is not None else f"{done} epoch{'s' * (done != 1)}"
+    stopped = seen.text("stopped_by") or ""
+    if seen.running:
+        return "running", "live", f"{of} complete. This page reads itself again every {REFRESH_S} seconds."
+    if not seen.summary:
+        if seen.errors:
+            diverged = "not finite" in seen.errors[-1] or "diverged" in seen.errors[-1]
+            return ("diverged" if diverged else "failed"), "bad", seen.errors[-1].partition(": ")[2]
+        return "killed", "bad", f"The run ended without a result, after {of}; its last checkpoint can be gone on with."
+    if _last_iteration(seen) > (seen.number("iterations") or math.inf):
+        return "killed", "bad", "The run was gone on with, and killed: the results are those from before."
+    reason = seen.text("stop_reason")
+    if reason == "diverged":
+        return "diverged", "bad", f"{stopped}: these are the best weights before."
+    if reason == "early":
+        return "stopped early", "good", f"After {of}: {stopped}."
+    if reason is not None or stopped:
+        return "stopped", "warn", f"After {of}: {stopped}."
+    return "finished", "good", ""
+
+
+def _last_iteration(seen: Seen) -> float:
+    rows = [*seen.reports[-1:], *seen.epochs[-1:]]
+    return max((finite(row.get("iteration")) or 0.0 for row in rows), default=0.0)
+
+
+def _epochs(seen: Seen) -> int:
+    """Complete epochs."""
+    last = finite(seen.epochs[-1].get("epoch")) if seen.epochs else None
+    return int(last if last is not None else finite(seen.summary.get("epochs")) or 0)
+
+
+def _asked(seen: Seen) -> int | None:
+    """How many epochs were asked for."""
+    asked = finite(seen.start.get("epochs"))
+    return None if asked is None else int(asked)
+
+
+def _accuracy(seen: Seen) -> tuple[str, float] | None:
+    """The split and the accuracy that tell how good it is: of the summary, else of the last epoch that has one."""
+    for split in ("test", "validation"):
+        found = finite(seen.summary.get(f"{split}_accuracy")) if not seen.running else None
+        if found is not None:
+            return split, found
+    for row in reversed(seen.epochs):
+        for split in ("test", "validation"):
+            found = finite(row.get(f"{split}_accuracy"))
+            if found is not None:
+                return split, found
+    return None
+
+
+def _dataset(seen: Seen) -> str:
+    return seen.text("dataset") or "a run"
+
+
+def _title(seen: Seen) -> str:
+    found, word = _accuracy(seen), state(seen)[0]
+    if seen.running:
+        whole = _asked(seen)
+        now = _epochs(seen) + 1
+        return f"{_dataset(seen)}: epoch {now if whole is None else min(now, whole)}{f'/{whole}' if whole else ''}"
+    return f"{_dataset(seen)}: {word}" if found is None else f"{_dataset(seen)}: {found[1]:.2%} {found[0]} accuracy"
+
+
+def _head(seen: Seen) -> Markup:
+    word, kind, sentence = state(seen)
+    marks = [mark(word, kind)]
+    if seen.summary.get("fallback", seen.start.get("fallback")) is True:
+        marks.append(mark(f"fallback data: {_dataset(seen)}, not what was asked for", "bad"))
+    marks += [mark(text) for text in (seen.text("backend"), seen.text("dtype")) if text]
+    workers = seen.number("workers")
+    if workers is not None:
+        marks.append(mark(f"{workers:.0f} worker{'s' * (workers != 1)}"))
+    commit = seen.text("commit")
+    if commit:
+        dirty = commit.endswith("-dirty")
+        marks.append(mark(f"commit {commit.partition('-')[0][:10]}"))
+        marks += [mark("uncommitted changes", "warn")] if dirty else []
+    started = seen.text("started")
+    over = f"cupynet · {'/'.join(seen.run.folder.absolute().parts[-2:])}{f' · started {started}' if started else ''}"
+    notices = [element("p", sentence, class_=f"notice {kind}")] if sentence else []
+    if seen.running:
+        whole = _asked(seen)
+        done = _progress(seen)
+        if whole and done is not None:
+            notices.append(element("progress", max=f"{whole}", value=f"{min(done, whole):.3f}", aria_label="progress"))
+        notices.append(element("p", f"Refreshed at {time.strftime('%H:%M:%S')}.", class_="said"))
+    notices += [element("p", f"cannot be read: {text}", class_="notice warn") for text in seen.damaged]
+    return join([header(_title(seen), marks=marks, over=over), *notices])
+
+
+def _progress(seen: Seen) -> float | None:
+    """Epochs so far, with the part of the one that goes on."""
+    done, last = _epochs(seen), _last_iteration(seen)
+    at = finite(seen.epochs[-1].get("iteration")) if seen.epochs else None
+    if not done or not at:
+        return float(done)
+    return done + max(min((last - at) / (at / done), 1.0), 0.0)
+
+
+# figures ----------------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45.2 s, 12 min 5 s, 3 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def clock(seconds: float) -> str:
+    """Seconds in few characters: 45.2 s, 12:05 min, 3:20 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60:,}:{minutes % 60:02} h"
+
+
+def amount(count: float) -> str:
+    """Bytes in the unit that keeps them short."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def _tiles(seen: Seen) -> Markup:
+    """The figures at the top. (Over 40 lines: one after the other.)"""
+    rows: list[tuple[str, str, str]] = []
+    found, last = _accuracy(seen), (seen.epochs or [{}])[-1]
+    test = mapping(seen.summary.get("test"))
+    if found is not None:
+        split, accuracy = found
+        more = []
+        if not seen.running and finite(test.get("f1")) is not None:
+            more.append(f"macro F1 {finite(test.get('f1')):.4f}")
+        if not seen.running and finite(seen.summary.get("validation_accuracy")) is not None and split == "test":
+            more.append(f"validation {finite(seen.summary.get('validation_accuracy')):.2%}")
+        rows.append((f"{split} accuracy", f"{accuracy:.2%}", ", ".join(more)))
+        loss = finite(last.get(f"{split}_loss"))
+        loss = finite(seen.summary.get(f"{split}_loss")) if loss is None else loss
+        trained = finite(last.get("loss"))
+        if loss is not None:
+            rows.append((f"{split} loss", f"{loss:.4g}", "" if trained is None else f"training {trained:.4g}"))
+    elif seen.reports:
+        loss = finite(seen.reports[-1].get("loss"))
+        rows.append(("training loss", "–" if loss is None else f"{loss:.4g}", "worker 0, last report"))
+    speed = seen.number("images_per_s")
+    if speed is None and seen.reports:
+        speed = finite(seen.reports[-1].get("images_per_s"))
+    if speed is not None:
+        workers = seen.number("workers")
+        each = f"{speed / workers:,.0f} per worker" if workers and workers > 1 else "images per second"
+        rows.append(("training speed", f"{speed:,.0f}/s", each))
+    wall, train = seen.number("wall_s"), seen.number("train_s")
+    if wall is not None and not seen.running:
+        rows.append(("time", clock(wall), "" if train is None else f"{clock(train)} of it training"))
+    done = _epochs(seen)
+    iterations = _last_iteration(seen) or seen.number("iterations") or 0
+    rows.append(("epochs", f"{done}{f' of {_asked(seen)}' if _asked(seen) else ''}", f"{iterations:,.0f} iterations"))
+    parameters = seen.number("parameters")
+    if parameters is not None:
+        layers = [row for row in _layers(seen) if row.get("kind")]
+        rows.append(("parameters", _thousands(parameters), f"{len(layers)} layers" if layers else ""))
+    return tiles(rows)
+
+
+def _thousands(count: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+def _time(seen: Seen) -> Markup:
+    """Each worker's shares, and how a run's whole time was spent."""
+    spent = mapping(seen.summary.get("spent"))
+    whole = numbers(spent.get("rounds_s"))
+    parts = [(numbers(spent.get(name)), said, colour) for name, said, colour in SECONDS]
+    parts = [part for part in parts if len(part[0]) == len(whole) and any(part[0])]
+    body: list[Markup] = []
+    if whole and parts:
+        entries = [*(Entry(said, colour) for _, said, colour in parts), Entry("other", 4)]
+        rows = []
+        for worker, seconds in enumerate(whole):
+            shares = [found[worker] / seconds if seconds else 0.0 for found, _, _ in parts]
+            rows.append((f"worker {worker}", [*shares, max(1.0 - sum(shares), 0.0)]))
+        body.append(bars(rows[:64], entries))
+    names = (("compile_s", "compiling"), ("train_s", "training"), ("evaluate_s", "evaluating"), ("wall_s", "all"))
+    times = [(said, duration(value)) for name, said in names if (value := finite(seen.summary.get(name))) is not None]
+    sent = seen.number("bytes_sent")
+    if sent:
+        times.append(("sent between workers", amount(sent)))
+    if times:
+        body.append(facts(times))
+    advice = seen.text("advice")
+    if advice:
+        body.append(element("p", element("strong", "Advice: "), advice, class_="notice"))
+    return join(body)
+
+
+# evaluation -------------------------------------------------------------------------------------------------------
+
+
+def _names(seen: Seen, classes: int) -> list[str]:
+    """What the classes are called; their numbers where they have no names."""
+    names = seen.strings("class_names")
+    return names if len(names) == classes else [str(index) for index in range(classes)]
+
+
+def _confusion(seen: Seen) -> Any:
+    """The confusion matrix as an array; None where there is none that is one."""
+    rows = mapping(seen.summary.get("test")).get("confusion")
+    table = [numbers(row) for row in rows] if isinstance(rows, list) else []
+    if not table or any(len(row) != len(table) for row in table) or min(map(min, table)) < 0:
+        return None
+    return np.array(table, np.float64).astype(np.int64)
+
+
+def _evaluated(seen: Seen) -> str:
+    samples = finite(mapping(seen.summary.get("test")).get("samples"))
+    return "" if samples is None else f"On {samples:,.0f} test images. Rows: what an image is; columns: the guess."
+
+
+def _evaluation(seen: Seen) -> Markup:
+    """The confusion matrix and the figures of each class."""
+    counts = _confusion(seen)
+    if counts is None or seen.running:
+        return Markup("")
+    names = _names(seen, len(counts))
+    rows = []
+    classes = mapping(seen.summary.get("test")).get("per_class")
+    for index, row in enumerate(classes[:MOST_CLASSES] if isinstance(classes, list) else []):
+        figures = [finite(mapping(row).get(name)) for name in ("precision", "recall", "f1")]
+        support = finite(mapping(row).get("support")) or 0
+        name = names[index] if index < len(names) else str(index)
+        rows.append((name, *("–" if each is None else f"{each:.4f}" for each in figures), f"{support:,.0f}"))
+    head = ("class", "precision", "recall", "F1", "images")
+    each = table(head, rows, numbers=(1, 2, 3, 4)) if rows else ""
+    return element("div", element("div", pictures.confusion(counts, names)), element("div", each), class_="columns")
+
+
+def _mistakes(seen: Seen) -> Markup:
+    rows, images = mapping(seen.summary.get("test")).get("mistakes"), seen.examples
+    if not isinstance(rows, list) or not rows or seen.running:
+        return Markup("")
+    counts = _confusion(seen)
+    names = _names(seen, 0 if counts is None else len(counts))
+
+    def name(value: Any) -> str:
+        index = finite(value)
+        return names[int(index)] if index is not None and 0 <= index < len(names) else str(value)
+
+    told = []
+    for row in map(mapping, rows):
+        confidence = finite(row.get("confidence"))
+        said = "–" if confidence is None else f"{confidence:.1%}" if 0 <= confidence <= 1 else f"{confidence:.3g}"
+        told.append((str(row.get("sample")), name(row.get("label")), name(row.get("guess")), said))
+    return pictures.mistakes(images if images is not None and len(images) == len(told) else None, told)
+
+
+# what was run -----------------------------------------------------------------------------------------------------
+
+
+def _layers(seen: Seen) -> list[dict[str, Any]]:
+    layers = seen.start.get("layers")
+    return [mapping(layer) for layer in layers] if isinstance(layers, list) else []
+
+
+def _network(seen: Seen) -> Markup:
+    """The layers, and the filters of the first convolution."""
+    body: list[Markup] = []
+    layers = _layers(seen)
+    if layers:
+        columns = ("layer", "kind", "settings", "output", "parameters", "multiply-adds")
+        rows = []
+        for layer in layers:
+            name = str(layer.get("layer", ""))
+            inside = (len(name) - len(name.lstrip())) // 2
+            first = element("span", name.strip(), style=f"padding-left:{1.2 * min(inside, 20):.1f}em")
+            rows.append((first, *(str(layer.get(key, "")) for key in columns[1:])))
+        body.append(table(columns, rows, numbers=(4, 5)))
+    if seen.filters is not None:
+        name, weights = seen.filters
+        shown = pictures.filters(weights, name)
+        if shown:
+            kernel, count = " x ".join(map(str, weights.shape[:2])), weights.shape[3]
+            said = f"{name}: {count} filters of {kernel}. Orange is positive, blue negative; each by its own largest."
+            body.append(element("h3", "What the first convolution looks for", style="margin-top:1.5rem"))
+            body += [shown, element("p", said, class_="said")]
+    return join(body)
+
+
+def repeat(seen: Seen) -> str | None:
+    """The command line that makes this run again; None where it is not known."""
+    if seen.overrides is None:
+        return None
+    settings = [setting for setting in seen.overrides if not setting.startswith("resume=")]
+    words = ["python", "-m", "cupynet.train"]
+    if any(setting == "parallel.launcher=mpi" for setting in settings):
+        words = ["mpiexec", "-n", f"{(seen.number('workers') or 1) * (seen.number('stages') or 1):.0f}", *words]
+    if seen.config_dir is not None:
+        words.append(f"--config-dir={seen.config_dir}")
+    return shlex.join([*words, *settings])
+
+
+def _settings(seen: Seen) -> Markup:
+    """What differs from the defaults, the command that repeats it, and everything."""
+    body: list[Markup] = []
+    again = repeat(seen)
+    if seen.overrides:
+        body.append(facts(_setting(setting) for setting in seen.overrides))
+    elif seen.overrides is not None:
+        body.append(element("p", "The defaults."))
+    if again is not None:
+        body += [element("h3", "To run it again", style="margin-top:1.2rem"), command(again)]
+    rows = [
+        ("seed", seen.number("seed")),
+        ("batch size per worker", seen.number("batch_size")),
+    ]
+    known = [(name, f"{value:.0f}") for name, value in rows if value is not None]
+    kept = seen.text("synchronizer")
+    known += [("replicas", kept)] if kept else []
+    body.append(facts(known))
+    if seen.config:
+        body.append(folded("All settings (.hydra/config.yaml)", command(seen.config)))
+    return join(body) if any(body) else Markup("")
+
+
+def _setting(setting: str) -> tuple[Markup, str]:
+    key, _, value = setting.partition("=")
+    return element("code", key), value
+
+
+def _machine(seen: Seen) -> Markup:
+    """The machine and the versions that the run was made with."""
+    environment = seen.mapping("environment")
+    rows: list[tuple[str, str]] = [("devices", ", ".join(dict.fromkeys(seen.strings("devices"))))]
+    for name in ("cpu", "cores", "system", "python"):
+        value = environment.get(name)
+        rows.append((name, str(value) if isinstance(value, str | int) else ""))
+    blas = environment.get("blas")
+    for each in blas if isinstance(blas, list) else []:
+        words = (mapping(each).get(key) for key in ("internal_api", "version", "architecture"))
+        threads = mapping(each).get("num_threads")
+        rows.append(("BLAS", " ".join(str(word) for word in words if word) + f", {threads} threads"))
+    rows.append(("CPU flags", " ".join(texts(environment.get("cpu_flags")))))
+    versions = environment.get("versions")
+    said = ", ".join(f"{name} {value}" for name, value in mapping(versions).items() if value)
+    rows += [("versions", said), ("commit", seen.text("commit") or "")]
+    return facts([row for row in rows if row[1]]) if any(value for _, value in rows) else Markup("")
+
+
+def _files(seen: Seen) -> Markup:
+    """What else is in the folder."""
+    rows = []
+    try:
+        for path in sorted(seen.run.folder.iterdir()):
+            if path.name.startswith(".") and path.name != ".hydra":
+                continue
+            size = "folder" if path.is_dir() else amount(path.stat().st_size)
+            rows.append((element("code", path.name + "/" * path.is_dir()), size))
+    except OSError:
+        return Markup("")
+    return table((), rows[:MOST_FILES], numbers=(1,))

@@ -1,0 +1,35 @@
+"""What the terminal can show, if there is one: whoever writes there asks here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+
+BESIDE = len("[12:30:05] ")
+
+
+def is_terminal() -> bool:
+    """Whether somebody sits at the other end of stdout, where there is one."""
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError, OSError):  # there is none, or it is closed
+        return False
+
+
+def can_draw() -> bool:
+    """Whether what was written can be written over: on a terminal that says it can do more than write (`TERM`)."""
+    return is_terminal() and os.environ.get("TERM") not in (None, "", "dumb")
+
+
+def folded(line: str) -> str:
+    """A record's line as a terminal shows it whole: what is too long goes on below, beside the time, not before it.
+
+    What is piped, or goes to a terminal that can only write, stays in one line.
+    """
+    width = shutil.get_terminal_size().columns
+    if not can_draw() or "\n" in line or width <= 2 * BESIDE:
+        return line
+    beside = " " * BESIDE
+    return textwrap.fill(line, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,168 @@
+"""What a run has come to, as a model: of its results, or of one of its checkpoints.
+
+evaluate, predict and export begin here, and `load_model` in Python. A run's folder may come from anybody: of what it
+names only classes of cupynet are built, and those of modules that the caller trusts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from cupynet import checks, config
+from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
+from cupynet.data import Source
+from cupynet.errors import ConfigError, CupynetError, DataError
+from cupynet.nn import Image, Layer, Loss, Model
+from cupynet.parallel import Synchronizer
+from cupynet.parts import build_as
+from cupynet.resume import checkpoint_of, run_of
+from cupynet.runs import Run, Summary
+from cupynet.settings import Settings
+from cupynet.training.checkpoint import found, trained
+
+AnyRun: TypeAlias = "Run | str | Path"
+
+
+def load_model(
+    run: AnyRun, backend: str = "auto", dtype: str | None = None, *, trusted_modules: Iterable[str] = ()
+) -> Model:
+    """The model that a run has trained, with its weights, running statistics, normalisation of pixels and class names.
+
+        model = cupynet.load_model("outputs/latest")
+        model.predict(images)              # (N, 28, 28) uint8 -> probabilities (N, 10)
+
+    Args:
+        run: the folder of a finished run, its `Run`, or one of its checkpoints.
+        backend: numpy, numba, cupy, or auto: the best that works here.
+        dtype: half, bfloat16, float or double; by default the run's own.
+        trusted_modules: modules of your own whose classes the run's settings name. What the run itself says of them
+            does not count.
+
+    Raises:
+        ConfigError: there is no such run, or it is not finished; its settings name what is not trusted.
+        DataError: its files are damaged, or its weights are of another network.
+    """
+    return Trained(run, trusted_modules).model(backend, dtype)
+
+
+class Trained:
+    """A finished run, or one of its checkpoints.
+
+    Args:
+        run: see `load_model`.
+        trusted_modules: see `load_model`.
+
+    Attributes:
+        path: what was named.
+        run: the run; `checkpoint`: of it the one that was asked for, read; None where it is the result.
+
+    Raises:
+        ConfigError: there is nothing there that was trained.
+        DataError: the checkpoint is damaged.
+    """
+
+    def __init__(self, run: AnyRun, trusted_modules: Iterable[str] = ()) -> None:
+        if not isinstance(run, Run | str | Path):
+            raise ConfigError(f"run={checks.shown(run)}: must be a Run, or the name of its folder")
+        self.path = run.folder if isinstance(run, Run) else Path(run)
+        self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
+        try:
+            there = self.path.is_dir()
+        except (OSError, ValueError):  # a name that no file can have
+            there = False
+        if not there:
+            raise ConfigError(f"{checks.one_line(self.path)}: there is no such folder: name a run's, under outputs/")
+        named = self.run.folder != self.path
+        self.checkpoint = found(checkpoint_of(self.path)) if named else None
+        if self.checkpoint is None and not self.run.summary_path.is_file():
+            steps = sorted(self.run.checkpoints_path.glob("step-*[0-9]"))
+            way_out = f"name its checkpoint {steps[-1]}" if steps else "name a folder under outputs/"
+            raise ConfigError(f"{self.path}: is not a finished run, it has no {self.run.summary_path.name}: {way_out}")
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """The run's; None where it has come to none yet. DataError."""
+        return self.run.summary() if self.run.summary_path.is_file() else None
+
+    def settings(self, overrides: Sequence[str] = ()) -> Settings:
+        """Those that it was made with, some changed. ConfigError, DataError."""
+        return config.load(self.run.folder, overrides, self._trusted)
+
+    @cached_property
+    def _own(self) -> Settings:
+        return self.settings()
+
+    def _part(self, key: str, node: Any, kind: type[Any]) -> Any:
+        return build_as(kind, node, key, self._own.trusted_modules)
+
+    @cached_property
+    def weights(self) -> dict[str, Any]:
+        """Name -> array on the host; in the middle of an epoch the mean of all replicas. DataError."""
+        if self.checkpoint is None:
+            return self.run.weights()
+        part = self._own.parallel.synchronizer
+        return trained(self.checkpoint, self._part("parallel.synchronizer", part, Synchronizer))
+
+    @cached_property
+    def source(self) -> Source:
+        """What its data came from, as a description. ConfigError: it is of a class that is not trusted."""
+        found: Source = self._part("data", self._own.data, Source)
+        return found
+
+    @cached_property
+    def _told(self) -> Mapping[str, Any]:
+        """What it says of its input: `image_shape`, `normalize` and `class_names`."""
+        if self.checkpoint is not None and isinstance(self.checkpoint.state.get("model"), dict):
+            return dict(self.checkpoint.state["model"])
+        if self.summary is None:
+            return {}
+        return {name: getattr(self.summary, name) for name in ("image_shape", "normalize", "class_names")}
+
+    @property
+    def normalize(self) -> Any:
+        """Mean and deviation of pixels; None for fractions of 255. DataError where that is not known."""
+        if "normalize" in self._told:
+            return self._told["normalize"]
+        asked = self._own.data.get("normalize")
+        if asked is not None and not isinstance(asked, Mapping):
+            raise DataError(f"{self.path}: does not say how its pixels were normalised: name a finished run")
+        return asked
+
+    def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
+        """See `load_model`."""
+        settings = self._own
+        network: Layer = self._part("model", settings.model, Layer)
+        loss: Loss = self._part("loss", settings.loss, Loss)
+        asked = settings.backend
+        if checks.one_of("backend", backend, ("auto", *checks.BACKENDS)) == "auto":
+            priorities = asked.priority
+            backend, _ = select_backend(gpu_priority=priorities.gpu, cpu_priority=priorities.cpu)
+        dtype = checks.dtype("dtype", settings.dtype if dtype is None else dtype)
+        tf32 = asked.tf32 and backend == "cupy" and dtype == "float"
+        block, grid = asked.max_block_size, asked.max_grid_size
+        where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
+        try:
+            shape, normalize = self._told.get("image_shape") or self.source.image_shape, self.normalize
+            model = Model(network, Image(*shape), where, settings.seed, loss)
+            model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
+            model.class_names = tuple(map(str, self._told.get("class_names") or ()))
+        except (TypeError, LookupError, ArithmeticError) as error:
+            raise DataError(f"{self.path}: what it says of its images cannot be ({error})") from error
+        self._check_channels(model)
+        try:
+            model.load_weights(self.weights)
+        except CupynetError as error:
+            kind = DataError if isinstance(error, ConfigError) else type(error)
+            raise kind(f"{self.path}: {error}" if isinstance(error, ConfigError) else str(error)) from error
+        return model
+
+    def _check_channels(self, model: Model) -> None:
+        """Refuse numbers for other channels or classes than the model has. DataError."""
+        channels, classes = model.input.shape[-1], model.output.features
+        if len(model.pixels.scale) not in (1, channels):
+            raise DataError(f"{self.path}: normalises {len(model.pixels.scale)} channels, and images have {channels}")
+        if model.class_names and len(model.class_names) != classes:
+            raise DataError(f"{self.path}: names {len(model.class_names)} classes, and its network has {classes}")

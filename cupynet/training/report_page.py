@@ -1,0 +1,135 @@
+"""Keeps `report.html` of a run fresh, without taking time from it: another process draws, this one says when.
+
+What it shows, it reads from the run's folder: cupynet/report/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+
+from cupynet.checks import flag, number, one_line
+from cupynet.runs import Run
+from cupynet.training.callbacks import Callback
+from cupynet.training.records import EpochRecord, Report, TrainerView
+
+log = logging.getLogger(__name__)
+
+_left_alone: list[subprocess.Popen[bytes]] = []  # processes that end by themselves, soon; somebody must look when
+DONE = "done"  # how the process begins when the last page is there; anything else is what went wrong
+
+
+class ReportPage(Callback):
+    """A page with the curves of the run while it goes on, and with its results when it is over.
+
+    The pages are made by `python -m cupynet.report --follow`, in a process that the system lets run when nobody else
+    wants to. It ends when this one does, however that ends, and a run does not end with it: what goes wrong there is
+    told once.
+
+    Args:
+        wait_s: for the last page when the run is over.
+        enabled: whether anything is done at all.
+    """
+
+    last = True  # History has written by then what is to be shown
+
+    def __init__(self, wait_s: float = 10.0, *, enabled: bool = True) -> None:
+        self.enabled = flag("enabled", enabled)
+        self.wait_s = number("wait_s", wait_s, minimum=0)
+        self._run: Run | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        if not self.enabled or run is None or self._child is not None:
+            return
+        self._run = run
+        _left_alone[:] = [child for child in _left_alone if child.poll() is None]
+        one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "cupynet.report", "--follow", str(run.folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # held open it would keep a pipe's reader waiting: `| tee`, mpiexec
+                start_new_session=True,  # Ctrl-C is for this process; the other ends when its stdin does
+                env={**os.environ, **one_thread},
+            )
+            assert self._child.stdin is not None
+            os.set_blocking(self._child.stdin.fileno(), False)
+        except (OSError, ValueError) as error:
+            self._give_up(str(error))
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        self._say(b"more\n")
+
+    def on_report(self, trainer: TrainerView, report: Report) -> None:
+        self._say(b"more\n")
+
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        self._say(b"more\n")
+
+    def close(self) -> None:
+        """Ask for the last page and wait for it; where an error ends the run, leave it to be made."""
+        failing = sys.exc_info()[1] is not None
+        if not failing:
+            self._say(b"last\n")
+        child, self._child = self._child, None
+        if child is None:
+            return
+        assert child.stdin is not None and child.stdout is not None
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        with child.stdout:
+            if failing:  # it finds the error in the log, a moment from now
+                _left_alone.append(child)
+                return
+            answer = _answer(child.stdout.fileno(), self.wait_s)
+        if answer is None:
+            _left_alone.append(child)
+            self._give_up(f"it is not ready after {self.wait_s:g} s")
+            return
+        child.wait()
+        done, _, lacks = answer.partition(": ")
+        if done != DONE:
+            self._give_up(answer or f"exit code {child.returncode}")
+        elif lacks:
+            log.info("%s", lacks)
+
+    def _say(self, line: bytes) -> None:
+        """Tell the other process; never waits for it."""
+        child = self._child
+        if child is None or child.stdin is None:
+            return
+        try:
+            os.write(child.stdin.fileno(), line)
+        except BlockingIOError:
+            pass  # it has enough to do
+        except OSError:  # it is gone
+            self._child = None
+            assert child.stdout is not None
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+            with child.stdout:
+                answer = _answer(child.stdout.fileno(), 1.0)
+            self._give_up(answer or f"exit code {child.wait()}")
+
+    def _give_up(self, why: str) -> None:
+        log.warning("the report page is given up: %s; python -m cupynet.report %s makes it", one_line(why), self._run)
+
+
+def _answer(descriptor: int, wait_s: float) -> str | None:
+    """All that is written there until its end, which is a line; None where that takes longer."""
+    deadline, found = time.monotonic() + wait_s, b""
+    while True:
+        ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0.0))
+        if not ready:
+            return None
+        piece = os.read(descriptor, 4096)
+        if not piece:
+            return found.decode(errors="replace").strip()
+        found += piece

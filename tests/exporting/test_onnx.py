@@ -1,0 +1,132 @@
+"""What onnxruntime computes of an exported model is what the model computes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from cupynet import ConfigError, export_onnx
+from cupynet.backend import create_backend
+from cupynet.data import Synthetic
+from cupynet.exporting import BOUND, difference, onnx_graph
+from cupynet.nn import BinaryCrossEntropy, Dense, Flat, Flatten, Hinge, Image, Layer, Loss, Model, Sequential
+from cupynet.parts import build_as
+from tests.exporting.networks import everything_as_model, images_for, logits, model_of
+from tests.nn.networks import Around
+from tests.test_conf_files import CHOICES, settings_of
+
+MODELS = [name for group, name in CHOICES if group == "model"]
+
+
+def answers(content: bytes, images: Any) -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return dict(zip([each.name for each in session.get_outputs()], session.run(None, {"images": images}), strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_of_the_configuration(name: str) -> None:
+    settings = settings_of("data=synthetic", f"model={name}")
+    model = model_of(build_as(Layer, settings.model, "model"), Image(*Synthetic.image_shape), "float")
+    found = difference(onnx_graph(model), model, 12)
+    assert found is not None and found.images == 12 and found.logits <= BOUND
+
+
+@pytest.mark.parametrize("input", ["uint8", "float"])
+def test_every_layer(input: str) -> None:
+    model = everything_as_model()
+    images = images_for(model)
+    given = images if input == "uint8" else (images / 255).astype(np.float32)
+    found = answers(onnx_graph(model, input=input), given)
+    expected = logits(model, images)
+    assert found["logits"].dtype == np.float32 and np.ptp(expected) > 0.5
+    np.testing.assert_allclose(found["logits"], expected, atol=1e-5 * np.ptp(expected))
+    np.testing.assert_allclose(found["probabilities"], model.predict(images), atol=1e-5)
+    for few in (0, 1, 3):  # any number of images
+        assert answers(onnx_graph(model, input=input), given[:few])["logits"].shape == (few, 5)
+
+
+@pytest.mark.parametrize(("loss", "known"), [(BinaryCrossEntropy(), True), (Hinge(), False)], ids=["logistic", "hinge"])
+def test_probabilities_where_the_loss_makes_any(loss: Loss, known: bool) -> None:
+    model = model_of(Sequential([Dense(3)]), Image(4, 5, 2), loss=loss)
+    images = images_for(model)
+    found = answers(onnx_graph(model), images)
+    assert ("probabilities" in found) == known
+    np.testing.assert_allclose(found["probabilities" if known else "logits"], model.predict(images), atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [1, 4])
+def test_a_flattened_image_of_any_size(channels: int, side: int) -> None:
+    for layers in ([Dense(3)], [Flatten(), Dense(3)]):
+        model = model_of(Sequential(layers), Image(side, side, channels))
+        found = difference(onnx_graph(model), model, 5)
+        assert found is not None and found.logits <= BOUND
+
+
+def test_vectors_and_a_network_of_one_layer() -> None:
+    model = Model(Dense(3), Flat(6), create_backend("numpy"), 1)
+    x = np.random.default_rng(0).random((4, 6), np.float32)
+    found = answers(onnx_graph(model, input="float"), x)["logits"]
+    np.testing.assert_allclose(found, model.scores(x)[1], atol=1e-6)
+
+
+def test_a_wrong_graph_is_found_out() -> None:
+    model, other = everything_as_model(), everything_as_model()
+    weights = other.weights()
+    weights["norm4.mean"] = weights["norm4.mean"] + np.float32(1e-2)
+    other.load_weights(weights)
+    found = difference(onnx_graph(other), model, 20)
+    assert found is not None and found.logits > BOUND
+
+
+def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
+    model = everything_as_model()
+    export_onnx(model, tmp_path / "a.onnx", metadata={"labels": json.dumps(["a"])})
+    export_onnx(model, tmp_path / "b.onnx", metadata={"labels": json.dumps(["a"])})
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    file = onnx.load(tmp_path / "a.onnx")
+    onnx.checker.check_model(file, full_check=True)
+    assert file.opset_import[0].version == 13 and file.producer_name == "cupynet"
+    assert {each.key: each.value for each in file.metadata_props} == {"labels": '["a"]'}
+    (images,) = file.graph.input
+    shape = [each.dim_param or each.dim_value for each in images.type.tensor_type.shape.dim]
+    assert (images.name, shape) == ("images", ["N", 13, 10, 2])
+    assert images.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+    assert {"conv1.weight", "block.shortcut.bias", "norm1.variance"} <= {each.name for each in file.graph.initializer}
+
+
+def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+    model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
+    with pytest.raises(ConfigError) as caught:
+        export_onnx(model, tmp_path / "a.onnx")
+    assert str(caught.value) == (
+        "layer 'mine' is an Around of tests.nn.networks, and nothing is known of what is like it in ONNX: only layers "
+        "of cupynet.nn are written"
+    )
+    with pytest.raises(ConfigError, match="input=bytes: must be one of uint8, float"):
+        export_onnx(everything_as_model(), tmp_path / "a.onnx", input="bytes")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_subclass_may_compute_anything(tmp_path: Path) -> None:
+    class Mine(Dense):
+        pass
+
+    with pytest.raises(ConfigError, match="layer 'output' is a Mine of tests"):
+        export_onnx(model_of(Sequential({"output": Mine(3)}), Image(2, 2, 1)), tmp_path / "a.onnx")
+
+
+def test_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = everything_as_model()
+    content = onnx_graph(model)
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    assert difference(content, model, 3) is None
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    with pytest.raises(ConfigError, match=r"onnx, which is not installed: pip install 'cupynet\[onnx\]'"):
+        onnx_graph(model)

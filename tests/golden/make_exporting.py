@@ -1,0 +1,28 @@
+"""Makes tests/golden/torch_exported.{safetensors,npz} and torch_module.txt with PyTorch, in this folder.
+
+The network with every layer of tests/exporting/networks.py, as it is exported: its tensors, the text of its module, and
+the logits which that module computes of them in double. Made with torch 2.13.0, which the tests that read them do not
+need:
+
+    PYTHONPATH=. python tests/golden/make_exporting.py
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from tests.exporting.networks import everything_as_model, images_for
+from tests.exporting.test_torch import of_torch
+
+if __name__ == "__main__":
+    folder, model = Path(__file__).parent, everything_as_model()
+    images = images_for(model)
+    with tempfile.TemporaryDirectory() as made:
+        logits = of_torch(model, images, Path(made))
+        shutil.copy(Path(made) / "a.safetensors", folder / "torch_exported.safetensors")
+        shutil.copy(Path(made) / "written.py", folder / "torch_module.txt")
+    np.savez(folder / "torch_exported.npz", images=images, logits=logits)
