@@ -127,6 +127,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.training import History as History
     from cupynet.training import NonFinite as NonFinite
     from cupynet.training import ParallelWrapper as ParallelWrapper
+    from cupynet.training import Profile as Profile
     from cupynet.training import Progress as Progress
     from cupynet.training import Replica as Replica
     from cupynet.training import Report as Report
@@ -153,7 +154,7 @@ _ROOMS = {
                  "TargetSparsity", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
                  "Checkpoint", "EarlyStopping", "EarlyStoppingResult", "NonFinite", "StopReason", "Report",
-                 "EpochRecord", "WeightAverage"),
+                 "EpochRecord", "WeightAverage", "Profile"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
     "importing": ("import_torch", "import_keras"),

@@ -24,7 +24,7 @@ from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer,
 from cupynet.parts import build_as
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
-from cupynet.training import Callback, ParallelWrapper, Pools
+from cupynet.training import Callback, ParallelWrapper, Pools, Profile
 from cupynet.training.callbacks import Chooser
 from cupynet.training.memory import Demand, vectors_of, verdict
 from cupynet.training.replica import check_accumulate
@@ -222,7 +222,7 @@ class Experiment:
 
         callbacks: in place of the settings' own; changes: other arguments of `ParallelWrapper`.
         """
-        parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self.pools()]
+        parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self.pools(), *self.profile()]
         arguments: dict[str, Any] = {
             "workers": self.placement.workers,
             "devices": self.placement.devices or None,
@@ -412,6 +412,11 @@ class Experiment:
 
             asked = f"memory.device_pool_limit={limit}"
             cuda.limit_pools(devices, None if limit is None else size(limit, share=True), asked)
+
+    def profile(self) -> list[Callback]:
+        """The callback that times the pieces of some rounds, where it is asked for."""
+        asked = self.settings.profile
+        return [] if asked is False else [Profile() if asked is True else Profile(asked)]
 
     def pools(self) -> list[Callback]:
         """The callback that watches the memory pools during training, and keeps them small; none on a CPU."""

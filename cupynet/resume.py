@@ -16,7 +16,7 @@ from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
-MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules")
+MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 
 
 def asked(arguments: Sequence[str]) -> str | None:

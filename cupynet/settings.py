@@ -27,6 +27,7 @@ MOST_PREFETCHED = 100_000
 MOST_FORECAST = 1_000_000
 MOST_REPEATS = 1_000
 MOST_MEASURED = 100_000_000
+MOST_PROFILED = 10_000
 MOST_TRIALS = 100_000
 MOST_JOBS = 256
 FOR_EVER = "measuring would take for ever"
@@ -112,6 +113,13 @@ def frequency(key: str, value: Any) -> int | str | None:
     if value is None or (isinstance(value, str) and value in moments):
         return value
     return checks.integer(key, value, 1, f", epoch or end{guess(value, moments)}")
+
+
+def profile(key: str, value: Any) -> bool | int:
+    """Whether rounds are timed piece by piece, or how many."""
+    if checks.is_bool(value):
+        return bool(value)
+    return checks.integer(key, value, 1, ", or true or false", most=MOST_PROFILED, why="the file grows with them")
 
 
 def integers(most: int | None = None) -> Rule:
@@ -336,6 +344,7 @@ class Settings(Group):
     report_every_iterations: int = setting(50, integer(1))
     trusted_modules: list[str] = setting([], modules)
     fast_dev_run: bool | int = setting(False, few_batches)
+    profile: bool | int = setting(False, profile)
     resume: str | None = setting(None, resumed)
     backend: BackendSettings = group(BackendSettings)
     memory: MemorySettings = group(MemorySettings)

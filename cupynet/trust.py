@@ -137,9 +137,16 @@ def check_text(value: Any, key: str = "") -> None:
 
 
 def check_path_of_parts(parts: Mapping[str, Any], run: PurePath, typed: Collection[str]) -> None:
-    """Refuse parts of a stored run, by name, that would write outside its folder. ConfigError."""
+    """Refuse parts of a stored run, by name, that would write outside its folder, or send anything. ConfigError."""
     for name, part in parts.items():
-        path = part.get("path") if isinstance(part, Mapping) else None
+        given = part if isinstance(part, Mapping) else {}
+        for setting, value in (("uri", given.get("uri")), ("mode", given.get("mode") == "online" and "online")):
+            key = f"callbacks.{name}.{setting}"
+            if value and not by_hand(key, typed):
+                raise ConfigError(
+                    f"{key}={one_line(value)}: the run in {run} would write elsewhere: type {key}=... if it may"
+                )
+        path = given.get("path")
         key = f"callbacks.{name}.path"
         if path is None or by_hand(key, typed):
             continue

@@ -158,7 +158,6 @@ def test_defaults_of_the_contract() -> None:
             **{"_target_": "cupynet.training.NonFinite", "action": "stop", "most_skipped": 100},
             "every_iterations": 100,
         },
-        "early_stopping": None,
     }
 
 

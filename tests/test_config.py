@@ -166,10 +166,13 @@ REFUSED = {
     "seed=18446744073709551616": ": must be an integer of at least 0 and below 2**64",
     "averaging_frequency=3": ": there is no setting 'averaging_frequency'"
     "; did you mean 'parallel.averaging_frequency'?",
+    "profile=0": ": must be an integer of at least 1, or true or false",
+    "profile=always": ": must be an integer of at least 1, or true or false",
+    "profile=20000": ": must be at most 10000, or true or false: the file grows with them",
     "backend.priority=3": ": must be a group of settings: gpu, cpu",
     "backend=null": ": must be the name of a file in conf/backend",
     "callbacks=loud": ": there is no 'loud' in conf/callbacks; the names are default, early_stopping"
-    " and weight_average",
+    ", mlflow, tensorboard, wandb and weight_average",
     "parallel={timeout:1}": "parallel.timeout: there is no setting 'parallel.timeout'"
     "; did you mean 'parallel.timeout_s'?",
     "parallel.synchronizer.frequency=${parallel.every}": ": refers to a setting that is not there"

@@ -62,12 +62,16 @@ class Logger(Callback):
     package = extra = ""
 
     def __init__(self) -> None:
-        if find_spec(self.package) is None:
-            kind = type(self).__name__
-            raise ConfigError(f"{kind}: {self.package} is not installed: pip install 'cupynet[{self.extra}]'")
+        self._needs(self.package)
         self._run: Run | None = None
         self._begun = self._failed = False
         self._status, self._identity_before, self._results = "failed", "", dict[str, float]()
+
+    def _needs(self, package: str) -> None:
+        """Refuse to go without a package. ConfigError."""
+        if find_spec(package) is None:
+            kind = type(self).__name__
+            raise ConfigError(f"{kind}: {package} is not installed: pip install 'cupynet[{self.extra}]'")
 
     # what each kind does for itself ---------------------------------------------------------------------------------
 
@@ -109,14 +113,9 @@ class Logger(Callback):
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         self._log(record.iteration, of_epoch(record))
         if record.evaluation is not None:
-            figures = (
-                (f"{record.split}_accuracy", record.evaluation.accuracy),
-                (
-                    f"{record.split}_loss",
-                    record.evaluation.loss,
-                ),
-            )
-            self._results = dict(figures)
+            self._results = {
+                f"{record.split}_{name}": getattr(record.evaluation, name) for name in ("accuracy", "loss")
+            }
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         killed = trainer.stopped is not None and trainer.stopped.reason == StopReason.SIGNAL
@@ -195,6 +194,9 @@ def of_epoch(record: EpochRecord) -> dict[str, float]:
     """The figures of an epoch by the names they are logged under; seconds are sums over all workers."""
     figures = {
         "epoch/epoch": record.epoch,
+        "epoch/loss": record.loss,
+        "epoch/learning_rate": record.learning_rate,
+        "epoch/images_per_s": record.images_per_s,
         "epoch/samples": record.samples,
         "epoch/train_s": record.train_s,
         "epoch/bytes_sent": record.bytes_sent,

@@ -17,6 +17,7 @@ from cupynet.loggers.logger import Beginning, Logger
 from cupynet.training import EpochRecord, TrainerView
 
 EVERY_S = 5.0  # between two writes
+MARKS = ("time/compute_s", "epoch/epoch")  # in every report, and in every epoch
 MOST_METRICS, MOST_PARAMS, MOST_TEXT = 1000, 100, 6000  # that MLflow takes at once, and of the text of one
 
 
@@ -40,7 +41,11 @@ class MLflow(Logger):
     ) -> None:
         super().__init__()
         self.uri, self.experiment, self.name, self.artifacts = uri, experiment, name, artifacts
+        if self._where().startswith("sqlite:"):
+            self._needs("sqlalchemy")
         self._client: Any = None
+        self._known: dict[str, int] = {}  # of a resumed run: the iterations up to which figures are there already
+        self._last = 0
         self._id = ""
         self._waiting: list[Any] = []
         self._written = 0.0
@@ -54,7 +59,7 @@ class MLflow(Logger):
 
         for noisy in ("alembic", "mlflow.store.db.utils"):
             logging.getLogger(noisy).setLevel(logging.WARNING)  # they tell of each table they make
-        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        uri = self._where()
         if uri.startswith("sqlite:///"):
             with Path(uri.removeprefix("sqlite:///")).open("ab"):  # MLflow would try for minutes where it cannot be
                 pass
@@ -62,6 +67,9 @@ class MLflow(Logger):
         if beginning.identity:
             self._id = beginning.identity
             self._client.update_run(self._id, status="RUNNING")
+            for name in MARKS:
+                there = self._client.get_metric_history(self._id, name)
+                self._known[name] = max((metric.step for metric in there), default=0)
             return
         folder = beginning.folder
         name = self.name or (None if folder is None else folder.name)
@@ -70,6 +78,9 @@ class MLflow(Logger):
         params = [Param(key, str(value)[:MOST_TEXT]) for key, value in beginning.hyperparameters.items()]
         for first in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + MOST_PARAMS])
+
+    def _where(self) -> str:
+        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
 
     def _experiment(self) -> str:
         """The number of the experiment, which another run may be making just now."""
@@ -88,9 +99,11 @@ class MLflow(Logger):
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
+        self._last = iteration
+        if any(iteration <= self._known.get(name, 0) for name in figures):
+            return  # written before the run was resumed: nothing can be taken back there, and it is the same
         now = int(1000 * time.time())
         self._waiting += [Metric(name, value, now, iteration) for name, value in figures.items()]
-        self._last = iteration
         if time.monotonic() - self._written > EVERY_S:
             self._flush()
 
@@ -105,11 +118,17 @@ class MLflow(Logger):
         self._written = time.monotonic()
 
     def _end(self, status: str, results: dict[str, float]) -> None:
-        self._write(getattr(self, "_last", 0), results)
+        self._write(self._last, results)
         self._flush()
         for path in self._files() if self.artifacts else ():
             self._client.log_artifact(self._id, str(path))
         self._client.set_terminated(self._id, status.upper())
+
+    def state(self) -> dict[str, Any]:
+        """With a checkpoint goes all that was told before it: a resumed run does not tell it again."""
+        if self._begun:
+            self._attempt(self._flush)
+        return super().state()
 
     def identity(self) -> str:
         return self._id

@@ -70,7 +70,7 @@ class TensorBoard(Logger):
 
     def _abandon(self) -> None:
         if self._file is not None:
-            self._file.close()
+            self._file._py_recordio_writer.close()  # its own `close` begins with what has failed
 
     def _event(self, step: int, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event

@@ -155,6 +155,16 @@ class Layer:
             if hasattr(child, "output"):
                 yield from child.walk()
 
+    def computed(self) -> Iterator[tuple[str, Layer]]:
+        """What is computed in here in turn, once it is built, at any depth: paths, and whose `forward` it is.
+
+        Two that the backend computes as one are one, `conv1+pool1`.
+        """
+        for _, child in self.children():
+            if hasattr(child, "output"):
+                yield child.path, child
+                yield from child.computed()
+
     def describe(self) -> str:
         """The layer's settings in a few words, for `Model.summary`."""
         return ""
@@ -246,6 +256,13 @@ class Sequential(Layer):
     def together(self) -> list[list[str]]:
         """The layers' names, in order, once it is built; those that the backend computes as one stand together."""
         return [names for names, _ in self._steps()]
+
+    def computed(self) -> Iterator[tuple[str, Layer]]:
+        for names, step in zip(self.together(), self.steps, strict=True):
+            first = self.layers[names[0]]
+            yield "+".join([first.path, *names[1:]]), step
+            if len(names) == 1:
+                yield from first.computed()
 
     def _steps(self) -> list[tuple[list[str], Layer]]:
         """What is computed in turn, with the names of the layers it does: each pair that the backend has is one."""

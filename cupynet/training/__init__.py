@@ -9,6 +9,7 @@ from cupynet.training.early_stopping import EarlyStopping, EarlyStoppingResult
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import NonFinite
 from cupynet.training.pools import Pools
+from cupynet.training.profile import Profile
 from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
@@ -29,6 +30,7 @@ __all__ = [
     "NonFinite",
     "ParallelWrapper",
     "Pools",
+    "Profile",
     "Progress",
     "RecordedReplica",
     "Replica",

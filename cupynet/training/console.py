@@ -287,3 +287,21 @@ def _rows(summary: Summary) -> dict[str, str]:
         rows["test loss"] = "-" if summary.test_loss is None else figure(summary.test_loss)
         rows["macro F1"] = "-" if summary.test_f1 is None else f"{summary.test_f1:.4f}"
     return rows
+
+
+def profile_table(profile: dict[str, Any], longest: int, folder: Path | None) -> None:
+    """Print the pieces of training that took longest, see `Profile`; in 80 characters."""
+    count = profile["rounds"]
+    head = f"profile of {count} round{'s' * (count != 1)}, from iteration {profile['first']} on"
+    lines = [head, f"{'':<36}{'calls':>8}{'total ms':>12}{'mean ms':>12}{'share':>9}"]
+    for piece in profile["pieces"][:longest]:
+        kind = f" {piece['kind']}" if piece["kind"] in ("forward", "backward", "evaluation") else ""
+        name = piece["name"] if piece["name"].endswith(kind.strip()) else f"{piece['name']}{kind}"
+        name = name if len(name) < 36 else f"{name[:16]}...{name[-16:]}"
+        figures = f"{piece['calls']:>8,}{piece['total_ms']:>12,.1f}{piece['mean_ms']:>12.3f}{piece['share']:>9.1%}"
+        lines.append(f"{name:<36}{figures}")
+    if folder is not None:
+        lines.append(f"all of it: profile.json and trace.json in {folder}")
+    console = _Terminal(soft_wrap=True, highlight=False)
+    for line in lines:
+        console.print(Text(line))

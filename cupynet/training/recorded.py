@@ -74,6 +74,7 @@ class RecordedReplica(Replica):
         self._asked: dict[int, int] = {}  # see `Found.rounds`
         self._loss: Array = None
         self.refused = ""
+        self._singly = False
         self._sum: Array = None  # of the losses of parts of a batch
 
     # one part at a time ---------------------------------------------------------------------------------------------
@@ -100,6 +101,10 @@ class RecordedReplica(Replica):
         self._recorder.steer(self.optimizer.numbers(iteration))
         self._run("update", 0, self._update)
         self.updates += 1
+
+    def launch_singly(self, wanted: bool) -> None:
+        """Do the work as it stands from here on, or by one launch again. Nothing may be running ahead of the host."""
+        self._singly, self._scale = wanted, None  # what the device knows of the loss scale is told anew
 
     # the whole step, ahead of the host ------------------------------------------------------------------------------
 
@@ -211,7 +216,9 @@ class RecordedReplica(Replica):
 
         key = name, size
         known = self._known.get(key)
-        if known is None:
+        if self._singly:
+            plainly()
+        elif known is None:
             plainly()
             self._known[key] = lambda: self._first_recorded(key, plainly)
         else:

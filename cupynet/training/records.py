@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -158,6 +158,21 @@ class Stop:
         object.__setattr__(self, "text", self.text.encode()[:STOP_BYTES].decode(errors="ignore"))
 
 
+class Piece(NamedTuple):
+    """A call that a round or an evaluation is made of, for who times it: a method of an object, which may be put aside.
+
+    Attributes:
+        owner, method: whose call it is, and its name there.
+        name: what people call it.
+        kind: `data`, `forward`, `backward`, `update`, `averaging`, `evaluation`, `waiting` or `training`, the rest.
+    """
+
+    owner: object
+    method: str
+    name: str
+    kind: str
+
+
 class TrainerView(Protocol):
     """A worker's trainer, as its callbacks see it.
 
@@ -227,6 +242,15 @@ class TrainerView(Protocol):
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let all workers end after the same round; from any thread."""
+
+    def pieces(self) -> list[Piece]:
+        """The calls of this worker that a round and an evaluation are made of; layers are not among them."""
+
+    def launch_singly(self, wanted: bool) -> None:
+        """From the next round on ask a GPU for each operation by itself, or again for recorded steps, where it was so.
+
+        Between two rounds. The results are the same.
+        """
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on from here, on this worker: numbers, and arrays on the host, by name."""

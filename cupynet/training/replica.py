@@ -19,6 +19,7 @@ from cupynet.nn import INFERENCE, Context, Layer, Model, check_output
 from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Communicator, parts
+from cupynet.training.records import Piece
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
@@ -215,6 +216,14 @@ class Replica:
     def check(self, dataset: Labelled) -> None:
         """Refuse data that do not fit the network, see `check_data`. ConfigError."""
         check_data(dataset, self.model)
+
+    def pieces(self) -> list[Piece]:
+        """Its calls that a round and an evaluation are made of, see `TrainerView.pieces`."""
+        return [
+            Piece(self, "gradient", "forward and backward", "training"),
+            Piece(self, "update", "update", "update"),
+            Piece(self, "scores", "evaluation of a batch", "evaluation"),
+        ]
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs, on a copy that is thrown away; the seconds it took."""

@@ -19,6 +19,7 @@ from cupynet.data import Batch, Labelled
 from cupynet.nn import INFERENCE, Context, Model, Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
+from cupynet.training.records import Piece
 from cupynet.training.replica import Replica, Scores, check_data
 
 REHEARSALS = 7  # passes by which a stage's work is measured, after two that are not counted
@@ -186,6 +187,9 @@ class Stage(Replica):
             stages.recv(taken, self.number + 1)
             backend.give_back(y, x)
         return None
+
+    def pieces(self) -> list[Piece]:
+        return [*super().pieces(), Piece(self, "_receive", "waiting for a stage", "waiting")]
 
     def check(self, dataset: Labelled) -> None:
         check_data(dataset, self.whole)

@@ -21,7 +21,7 @@ import numpy as np
 
 from cupynet.backend import Backend, Shared
 from cupynet.checks import integer, is_bool, one_of
-from cupynet.data import Batch, Batches, Labelled
+from cupynet.data import Batch, Batches, Labelled, Prefetcher
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
 from cupynet.optim import Schedule
@@ -33,7 +33,7 @@ from cupynet.training.clock import Clock, Losses, Since
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import GoBack, NonFinite
 from cupynet.training.recorded import RecordedReplica
-from cupynet.training.records import SPENT, EpochRecord, Report, Spent, Stop, StopReason
+from cupynet.training.records import SPENT, EpochRecord, Piece, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
 from cupynet.training.scaling import LossScaler
 from cupynet.training.supply import Supply
@@ -324,10 +324,9 @@ class Trainer:
         try:
             with self._supply.epoch(fit.train, self.epoch, self.round) as batches:
                 while self.round < rounds and not self.stopped:
-                    began, waited, where = time.perf_counter(), batches.waited_s, "loading a batch"
-                    batch = self._guard.takes(next(batches, None))
+                    began, where = time.perf_counter(), "loading a batch"
+                    batch = self._guard.takes(self._next(batches))
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
-                    self.clock.data_s += batches.waited_s - waited
                     images = fit.train.images_of_round(self.round, dealt.size)
                     average = self._round(batch)
                     self.clock.count(self.iteration, images, time.perf_counter() - began)
@@ -341,6 +340,13 @@ class Trainer:
         if self.round == rounds:
             self.epoch, self.round = self.epoch + 1, 0
             self._end_epoch(fit)
+
+    def _next(self, batches: Prefetcher[Batch]) -> Batch | None:
+        """The next batch of this worker; None where it has none in this round."""
+        waited = batches.waited_s
+        batch = next(batches, None)
+        self.clock.data_s += batches.waited_s - waited
+        return batch
 
     def _round(self, batch: Batch | None) -> Average | None:
         """The same calls on every worker, with a batch or without one."""
@@ -372,6 +378,31 @@ class Trainer:
         """Let the replica's steps run ahead of the host in this fit, where nobody has to look between two of them."""
         alone = self._guard.action == "stop" and not self.synchronizer.shares_gradients
         self._ahead = self.replica if alone and isinstance(self.replica, RecordedReplica) else None
+
+    def launch_singly(self, wanted: bool) -> None:
+        """See `TrainerView`."""
+        if isinstance(self.replica, RecordedReplica):
+            self._catch_up()
+            self.replica.launch_singly(wanted)
+            self._ahead = None
+            if not wanted:
+                self._run_ahead()
+
+    def pieces(self) -> list[Piece]:
+        """See `TrainerView`."""
+        synchronizer = self.synchronizer
+        return [
+            Piece(self, "_next", "batch", "data"),
+            Piece(self, "_round", "round", "training"),
+            *self.replica.pieces(),
+            Piece(self._guard, "checked", "check of the gradient", "training"),
+            Piece(synchronizer, "before_update", "averaging of gradients", "averaging"),
+            Piece(synchronizer, "after_update", "averaging of weights", "averaging"),
+            Piece(synchronizer, "finish", "averaging of weights", "averaging"),
+            Piece(self._agreement, "after_round", "agreement", "waiting"),
+            Piece(self, "evaluate", "evaluation", "evaluation"),
+            Piece(self, "_tell", "callbacks", "training"),
+        ]
 
     def _round_ahead(self, replica: RecordedReplica, batch: Batch | None) -> Average | None:
         """A round whose step is asked for and not waited for, unless somebody is to look at what came of it."""

@@ -1,0 +1,120 @@
+"""What loggers wrote, read back by the packages' own message types and clients."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+Figures = dict[tuple[str, int], list[float]]  # (name, iteration) -> values, in the order they were written
+
+
+def tensorboard_events(folder: Path) -> list[Any]:
+    """All events of a folder of event files, in order; each record's length and checksums are checked."""
+    from tensorboardX.crc32c import crc32c
+    from tensorboardX.proto.event_pb2 import Event
+
+    def masked(data: bytes) -> int:
+        crc = crc32c(data)
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+    found = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        content, at = path.read_bytes(), 0
+        while at < len(content):
+            length, of_length = struct.unpack_from("<QI", content, at)
+            data = content[at + 12 : at + 12 + length]
+            (of_data,) = struct.unpack_from("<I", content, at + 12 + length)
+            assert (of_length, of_data) == (masked(content[at : at + 8]), masked(data))
+            found.append(Event.FromString(data))
+            at += 16 + length
+    return found
+
+
+def tensorboard_figures(folder: Path) -> Figures:
+    """The scalars, by TensorBoard's rule: where a session starts, what there was from its step on does not count."""
+    figures: Figures = {}
+    for event in tensorboard_events(folder):
+        if event.HasField("session_log"):
+            figures = {key: values for key, values in figures.items() if key[1] < event.step}
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                figures.setdefault((value.tag, event.step), []).append(value.simple_value)
+    return figures
+
+
+def mlflow_run(uri: str, experiment: str = "cupynet") -> tuple[Any, Figures]:
+    """The only run of an experiment, and its metrics."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    found = client.get_experiment_by_name(experiment)
+    (run,) = client.search_runs([found.experiment_id])
+    figures: Figures = {}
+    for name in run.data.metrics:
+        for metric in client.get_metric_history(run.info.run_id, name):
+            figures.setdefault((name, metric.step), []).append(metric.value)
+    return run, figures
+
+
+def wandb_records(path: Path) -> list[Any]:
+    """The records of an offline run: a log in blocks of 32 KiB, as LevelDB has it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, found, open_ = path.read_bytes(), 7, [], b""
+    assert content[:4] == b":W&B"
+    while at + 7 <= len(content):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        open_ += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            found.append(Record.FromString(open_))
+            open_ = b""
+    return found
+
+
+def wandb_figures(path: Path) -> Figures:
+    figures: Figures = {}
+    for record in wandb_records(path):
+        if record.HasField("history"):
+            row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            for name, value in row.items():
+                if name != "iteration" and not name.startswith("_"):
+                    figures.setdefault((name, row["iteration"]), []).append(value)
+    return figures
+
+
+def expected(history: list[dict[str, Any]]) -> Figures:
+    """What the rows of history.jsonl come to, by the names of loggers."""
+    found: Figures = {}
+    reports = {
+        "train/loss": "loss",
+        "train/score_after_averaging": "score_after_averaging",
+        "train/learning_rate": "learning_rate",
+        "train/images_per_s": "images_per_s",
+        "replicas/divergence": "divergence",
+        "replicas/bytes_sent": "bytes_sent",
+        **{f"time/{name}": name for name in ("compute_s", "data_s", "averaging_s", "waiting_s")},
+    }
+    epochs = {
+        **{f"epoch/{name}": name for name in ("epoch", "loss", "learning_rate", "images_per_s", "samples", "train_s")},
+        "epoch/bytes_sent": "bytes_sent",
+        "test/accuracy": "test_accuracy",
+        "test/loss": "test_loss",
+        "validation/accuracy": "validation_accuracy",
+        "validation/loss": "validation_loss",
+    }
+    for row in history:
+        at = row["iteration"]
+        for name, key in (reports if row["kind"] == "report" else epochs).items():
+            if row.get(key) is not None:
+                found[name, at] = [row[key]]
+        for layer, apart in row.get("divergence_by_layer", {}).items():
+            found[f"replicas/divergence/{layer}", at] = [apart]
+        if row["kind"] == "epoch":
+            for name in ("compute_s", "data_s", "averaging_s", "waiting_s"):
+                found[f"epoch/{name}", at] = [sum(row[name])]
+    return found
