@@ -9,6 +9,7 @@ from cupynet.training.early_stopping import EarlyStopping, EarlyStoppingResult
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import NonFinite
 from cupynet.training.pools import Pools
+from cupynet.training.rate_test import RateTest, find_rate
 from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
@@ -29,6 +30,7 @@ __all__ = [
     "ParallelWrapper",
     "Pools",
     "Progress",
+    "RateTest",
     "RecordedReplica",
     "Replica",
     "Report",
@@ -39,5 +41,6 @@ __all__ = [
     "TrainerView",
     "WeightAverage",
     "advise",
+    "find_rate",
     "unlearned",
 ]

@@ -71,9 +71,7 @@ class Evaluation:
         self._loss_sum: list[float] = []  # an unevaluated sum of floats that is exactly the sum of all finite losses
         self._loss_not_finite = 0.0  # the sum of the others: 0, an infinity or NaN
 
-    def add(
-        self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None
-    ) -> None:
+    def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
         """Count one batch: scores (N, classes), anything that grows with the probability; targets (N,); losses (N,).
 
         samples: which of the data set these are, (N,); without them no mistakes are remembered.
