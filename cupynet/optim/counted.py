@@ -55,6 +55,8 @@ class Step(Counted):
         by: `iteration` or `epoch`.
     """
 
+    highest = "initial"
+
     def __init__(self, initial: float, factor: float, every: int, by: str = "iteration") -> None:
         super().__init__(by)
         self.initial = number("Step initial", initial, above=0)
@@ -93,6 +95,8 @@ class Exponential(Counted):
         by: `iteration` or `epoch`.
     """
 
+    highest = "initial"
+
     def __init__(self, initial: float, gamma: float, by: str = "iteration") -> None:
         super().__init__(by)
         self.initial = number("Exponential initial", initial, above=0)
@@ -111,6 +115,8 @@ class Inverse(Counted):
         power: how steeply.
         by: `iteration` or `epoch`.
     """
+
+    highest = "initial"
 
     def __init__(self, initial: float, gamma: float, power: float = 1.0, by: str = "iteration") -> None:
         super().__init__(by)
@@ -131,6 +137,8 @@ class Sigmoid(Counted):
         middle: in iterations or epochs; Deeplearning4j's stepSize.
         by: `iteration` or `epoch`.
     """
+
+    highest = "initial"
 
     def __init__(self, initial: float, gamma: float, middle: int, by: str = "iteration") -> None:
         super().__init__(by)

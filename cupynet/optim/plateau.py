@@ -31,6 +31,8 @@ class ReduceOnPlateau(Schedule):
         ConfigError: an argument cannot work.
     """
 
+    highest = "initial"
+
     def __init__(
         self,
         initial: float,

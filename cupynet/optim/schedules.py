@@ -20,9 +20,11 @@ class Schedule:
 
     Attributes:
         monitor: which figure of an evaluation of validation images it learns from; None for none.
+        highest: the argument of its constructor that is its highest rate, or says it; None where none does.
     """
 
     monitor: str | None = None
+    highest: str | None = None
 
     @property
     def doubt(self) -> str | None:
@@ -61,6 +63,8 @@ class Schedule:
 
 class Constant(Schedule):
     """The same learning rate throughout, whatever the span."""
+
+    highest = "value"
 
     def __init__(self, value: float) -> None:
         self.value = number("Constant value", value, above=0)
@@ -111,6 +115,8 @@ class OneCycle(Spanning):
         ConfigError: an argument cannot work.
     """
 
+    highest = "peak"
+
     def __init__(
         self, peak: float, warmup: float = 0.3, start_divisor: float = 25.0, end_divisor: float = 1000.0
     ) -> None:
@@ -146,6 +152,8 @@ class Cosine(Spanning):
         ConfigError: an argument cannot work.
     """
 
+    highest = "initial"
+
     def __init__(self, initial: float, end: float = 0.0, cycle: int | None = None, growth: int = 1) -> None:
         super().__init__()
         self.initial = number("Cosine initial", initial, above=0)
@@ -177,6 +185,8 @@ class Polynomial(Spanning):
     Raises:
         ConfigError: an argument cannot work.
     """
+
+    highest = "initial"
 
     def __init__(self, initial: float, power: float = 1.0, end: float = 0.0) -> None:
         super().__init__()
@@ -225,6 +235,8 @@ class Scaled(Around):
         ConfigError: an argument cannot work.
     """
 
+    highest = "schedule"
+
     def __init__(self, schedule: Schedule, factor: float) -> None:
         super().__init__(schedule)
         self.factor = number("Scaled factor", factor, above=0)
@@ -247,6 +259,8 @@ class Warmup(Around):
     Raises:
         ConfigError: an argument cannot work.
     """
+
+    highest = "then"
 
     def __init__(self, steps: int, then: float | Schedule, start: float = 0.1) -> None:
         super().__init__(schedule("Warmup then", then))

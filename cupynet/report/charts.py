@@ -54,7 +54,7 @@ class Chart:
     Attributes:
         title, x_label, y_label: labels with units.
         lines: those without a finite value are left out.
-        log: the vertical axis is logarithmic, where all values are positive.
+        log: the vertical axis is logarithmic, where all values are positive. log_x: so is the horizontal one.
         percent: values are fractions and shown as percentages. zero: the vertical axis begins at zero.
         stacked: the areas between lines that add up.
         note: to be said below it.
@@ -65,6 +65,7 @@ class Chart:
     y_label: str
     lines: Sequence[Line] = field(default_factory=tuple)
     log: bool = False
+    log_x: bool = False
     percent: bool = False
     zero: bool = False
     stacked: bool = False
@@ -210,8 +211,11 @@ def _draw(chart: Chart, axes: Any, *, legend: bool) -> None:
     else:
         axes.ticklabel_format(useOffset=False, style="plain")
         axes.yaxis.set_major_formatter((lambda x, _: f"{100 * x:.4g} %") if chart.percent else (lambda x, _: _short(x)))
+    if chart.log_x:
+        axes.set_xscale("log")
+    else:
+        axes.locator_params(axis="x", nbins=6, integer=True)
     axes.xaxis.set_major_formatter(lambda x, _: _short(x))
-    axes.locator_params(axis="x", nbins=6, integer=True)
     if chart.zero:
         axes.set_ylim(bottom=0)
     names = [line.name for line in lines if line.name is not None]

@@ -10,6 +10,7 @@ from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import NonFinite
 from cupynet.training.pools import Pools
 from cupynet.training.profile import Profile
+from cupynet.training.rate_test import RateTest, find_rate
 from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
@@ -32,6 +33,7 @@ __all__ = [
     "Pools",
     "Profile",
     "Progress",
+    "RateTest",
     "RecordedReplica",
     "Replica",
     "Report",
@@ -43,5 +45,6 @@ __all__ = [
     "TrainerView",
     "WeightAverage",
     "advise",
+    "find_rate",
     "unlearned",
 ]
