@@ -53,7 +53,7 @@ class Layer:
     Constructed, it is only a description; `build` infers its shapes and declares its weights. A description may be
     copied and built again, for another replica or another backend.
 
-    A layer of one's own needs `build` and `forward`: the README's section on extending shows one.
+    A layer of one's own needs `build` and `forward`: guides/extending.md shows one.
 
     A layer that holds other layers builds them with `params.scope(name)`, under the names of its attributes.
 
