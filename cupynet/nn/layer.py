@@ -123,7 +123,7 @@ class Layer:
         return self
 
     def release(self, x: Array, *made: Array) -> None:
-        """Outside training, in `forward`: give back what other layers made of x, but x itself, in whatever shape."""
+        """Outside training, in `forward`: give back what others made of x (N, ...), but x itself, reshaped or not."""
         given = self.backend.address(x)
         self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 

@@ -60,7 +60,7 @@ class Schedule:
 
 
 class Constant(Schedule):
-    """The same learning rate throughout, whatever the span."""
+    """The same learning rate `value` throughout, whatever the span."""
 
     def __init__(self, value: float) -> None:
         self.value = number("Constant value", value, above=0)
