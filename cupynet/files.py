@@ -61,7 +61,7 @@ def digest(weights: dict[str, Any]) -> str:
 
 
 def save_weights(path: PathLike, weights: dict[str, Any]) -> None:
-    """Write name -> array (on the host) as safetensors with a digest, whole or not at all.
+    """Write `weights`, name -> array on the host, to `path` as safetensors with a digest, whole or not at all.
 
     Equal weights give equal bytes, in whatever order they are named. Raises OutputError.
     """
@@ -70,7 +70,7 @@ def save_weights(path: PathLike, weights: dict[str, Any]) -> None:
 
 
 def load_weights(path: PathLike) -> dict[str, Any]:
-    """Read what `save_weights` wrote: name -> array.
+    """Read what `save_weights` wrote to `path`: name -> array.
 
     Raises:
         DataError: the file is missing, not safetensors, without a digest, or differs from its digest.

@@ -61,7 +61,7 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
 
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
-    """Give the model the weights of a file `.weights.h5` or `.keras` of Keras 3; needs h5py (the extra `keras`).
+    """Give the model the weights of `path`, a `.weights.h5` or `.keras` of Keras 3; needs h5py (the extra `keras`).
 
     Args:
         names: layer here -> layer in the file ("conv1": "conv2d_1"). By default the n-th layer of a class here is the

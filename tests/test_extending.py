@@ -1,4 +1,4 @@
-"""What the README's section on extending shows: one class in a file of one's own, named by `_target_`.
+"""What cupynet/guides/extending.md shows: one class in a file of one's own, named by `_target_`.
 
 Each example of tests/extending runs by the command line, as a user would, and does what it says.
 """
@@ -132,23 +132,14 @@ def test_the_source_promises_what_it_loads() -> None:
     assert (len(data.train), len(data.validation), len(data.test)) == (30, 20, 20)
 
 
-# The README ----------------------------------------------------------------------------------------------------------
+# The guide -----------------------------------------------------------------------------------------------------------
 
-README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
-SHOWN = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+GUIDE = (Path(__file__).parents[1] / "cupynet" / "guides" / "extending.md").read_text("utf-8")
+SHOWN = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
 @pytest.mark.parametrize("name", ["gradient_mean", "scale"])
-def test_what_the_readme_shows_is_what_is_tested(name: str) -> None:
+def test_what_the_guide_shows_is_what_is_tested(name: str) -> None:
     shown = next(code for code in SHOWN if code.startswith(f"# {name}.py"))
     tested = (EXAMPLES / f"{name}.py").read_text("utf-8")
     assert shown.split("\n", 1)[1].strip() == tested.split('"""\n', 1)[1].strip()  # without title and docstring
-
-
-def test_the_readmes_program_runs() -> None:
-    shown = next(code for code in SHOWN if "ParallelWrapper" in code and code.startswith("from cupynet import"))
-    program = shown.replace("Synthetic()", "Synthetic(train=300, test=100)").replace("epochs=5", "epochs=1")
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "431,080 parameters" in done.stdout and "Accuracy" in done.stdout

@@ -63,19 +63,19 @@ class Backend:
     # arrays ---------------------------------------------------------------------------------------------------------
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A new array with arbitrary content."""
+        """A new array of any shape with arbitrary content."""
         return self.xp.empty(shape, dtype)
 
     def address(self, array: Array) -> int:
-        """The address of an array's first element."""
+        """The address of the first element of an array of any shape."""
         raise NotImplementedError
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
-        """`array` on this backend's device; not copied where it is already there in that dtype."""
+        """`array`, of any shape, on this backend's device; not copied where it is already there in that dtype."""
         return self.xp.asarray(array, dtype)
 
     def to_host(self, array: Array) -> Any:
-        """`array` as a NumPy array; on a CPU it is the array itself."""
+        """`array`, of any shape, as a NumPy array; on a CPU it is the array itself."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
@@ -111,7 +111,7 @@ class Backend:
         """Let what is asked for from now on happen after these marks of other backends; nobody waits on the host."""
 
     def fetch(self, out: Array, array: Array, source: Backend) -> None:
-        """Overwrite `out` with an array that lives where `source` does, of the same shape and dtype."""
+        """Overwrite `out`, of any shape, with an array that lives where `source` does, of the same shape and dtype."""
         out[...] = array
 
     def recorder(self) -> Recorder | None:
@@ -119,11 +119,11 @@ class Backend:
         return None
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
-        """An array with arbitrary content from the workspace, by default in the storage precision."""
+        """An array of any shape, with arbitrary content, from the workspace; by default in the storage precision."""
         return self.workspace.borrow(shape, self.policy.storage if dtype is None else dtype)
 
     def give_back(self, *arrays: Array | None) -> None:
-        """Return borrowed arrays to the workspace."""
+        """Return borrowed arrays, of any shape, to the workspace."""
         self.workspace.give_back(*arrays)
 
     def loans(self) -> Loans:
@@ -167,7 +167,7 @@ class Backend:
         return Feed(self, images, labels, pixels)
 
     def convert(self, source: Array, target: Array) -> None:
-        """target = source, in the precision of target; of one shape."""
+        """target = source, in the precision of target; both of any shape that is the same."""
         checks.alike("convert", source, target)
         target[...] = source
 
@@ -182,7 +182,7 @@ class Backend:
         return copy, True
 
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """The 2-D product, in the storage precision."""
+        """The product a @ b of (I, J) and (J, K), or of what is to be transposed: (I, K), in the storage precision."""
         return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
 
     def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
@@ -516,13 +516,13 @@ class Backend:
         return self.xp.maximum(x, 0, out=x)
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
-        """dy where the output y is positive, else 0; in place."""
+        """dy where the output y is positive, else 0; in place, of any shape."""
         checks.alike("relu_backward", dy, y)
         self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # no product: 0 times NaN is NaN
         return dy
 
     def softmax(self, x: Array) -> Array:
-        """exp(x) / sum exp(x) over the last axis, in place, shifted by the largest so that nothing overflows."""
+        """exp(x) / sum exp(x) over the last axis of x (..., O), in place, shifted by the largest: nothing overflows."""
         wide = x.astype(self.policy.accumulate)
         wide -= wide.max(axis=-1, keepdims=True)
         self.xp.exp(wide, out=wide)
@@ -531,7 +531,7 @@ class Backend:
         return x
 
     def softmax_backward(self, dy: Array, y: Array) -> Array:
-        """y · (dy - sum(dy · y)) over the last axis, in place in dy."""
+        """y · (dy - sum(dy · y)) over the last axis of (..., O), in place in dy."""
         wide = dy.astype(self.policy.accumulate)
         wide -= (wide * y).sum(axis=-1, keepdims=True)
         wide *= y
@@ -539,7 +539,7 @@ class Backend:
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
-        """out = the activation of this name of each value of x; `out` may be x, and is returned.
+        """out = the activation of this name of each value of x, of any shape; `out` may be x, and is returned.
 
         leaky_relu (below zero, `slope` times x), elu, tanh, sigmoid, softplus, gelu, silu: see `nn.activation`.
         """
@@ -548,7 +548,7 @@ class Backend:
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
-        """dy times the derivative of the activation, in place.
+        """dy, of any shape, times the derivative of the activation, in place.
 
         kept: the output y; for gelu and silu the input x.
         """
@@ -620,7 +620,7 @@ class Backend:
     def normalize_backward(
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
     ) -> Array:
-        """scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), in place in dy; see `normalize_sums`.
+        """scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), in place in dy (..., C); see `normalize_sums`.
 
         count: how many values of each channel the moments, and the sums, are of.
         """
@@ -660,7 +660,10 @@ class Backend:
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        """Adds the gradients of scale and shift; returns dx, in place in dy, or None. moments: of the forward pass."""
+        """Adds the gradients of scale and shift (F,); returns dx (N, F), in place in dy, or None.
+
+        moments: (N, 2), of the forward pass.
+        """
         checks.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
         checks.alike("normalize_rows_backward", dy, x)
         checks.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
@@ -758,7 +761,7 @@ class Backend:
         return values.mean(axis=1), gradient
 
     def constants(self, values: tuple[float, ...]) -> Array:
-        """These numbers in the accumulation precision, on the device; kept."""
+        """These K numbers, (K,), in the accumulation precision, on the device; kept."""
         if values not in self._constants:
             self._constants[values] = self.asarray(np.array(values, self.policy.accumulate))
         return self._constants[values]
@@ -768,7 +771,7 @@ class Backend:
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
         """Overwrite all of `parts` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
 
-        Flat vectors on the host, whatever the backend: averages are computed there.
+        Flat vectors (P,) on the host, whatever the backend: averages are computed there.
         """
         checks.alike("mean_in_place", *parts)
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
@@ -782,7 +785,7 @@ class Backend:
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
         """Overwrite `out` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
 
-        Flat vectors of this backend's device, of one dtype; `out` may be one of them. Added up in double precision.
+        Flat vectors (P,) of this device and of one dtype; `out` may be one of them. Added up in double precision.
         """
         checks.alike("weighted_sum", out, *parts)
         total = self.xp.zeros(out.shape, "float64")
@@ -860,7 +863,7 @@ class Backend:
         return found
 
     def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
-        """Shorten each layer's part of the gradient to the length `largest` if it is longer, in place."""
+        """Shorten each layer's part of the gradient (P,) to the length `largest` if it is longer, in place."""
         for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
             self.clip_norm(grad[start:stop], squared_norms[layer], largest)
 

@@ -99,7 +99,7 @@ class Dataset:
         return tuple(self.images.shape[1:])
 
     def take(self, indices: Array) -> Dataset:
-        """The samples at `indices`, in that order, as a data set of its own.
+        """The samples at `indices` (S,), in that order, as a data set of its own.
 
         A copy, or views where `indices` is a slice of adjacent ones.
         """

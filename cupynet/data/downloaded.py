@@ -59,7 +59,7 @@ class Downloaded(Source):
     If they cannot be downloaded either, `fallback` says what to do: "synthetic" warns and loads `Synthetic` digits
     instead, None raises DataError. "auto" is None for who said where the data are, with `folder` or CUPYNET_DATA, and
     "synthetic" for who said nothing. A file that is there but wrong is a DataError in any case, and is left as it is.
-    `timeout_s` bounds what is waited in vain, for all files together; bytes that come may come slowly.
+    `timeout_s` bounds the seconds that are waited in vain, for all files together; bytes that come may come slowly.
 
     Attributes:
         files: what there has to be. mirrors: URLs that end in /, before the name of a file.

@@ -31,12 +31,13 @@ _LOOKED_AT = 1 << 20  # bytes of images that a signature takes in
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """N examples of one epoch, ready on the device.
+    """N examples of one epoch, ready on the device: images (N, H, W, C), labels (N,), samples (N,).
 
     `index` counts the batches of epoch `epoch` over all workers, both from 0; `samples` says which samples of the data
     set these are, so that a dropout mask or an augmentation can follow from the sample and not from the worker.
 
     Of a `Feeding` its images and labels are valid until the next batch is taken, which may lie in the same memory.
+    `steady` says that those of all batches lie in one place, which it alone writes to.
     """
 
     index: int
@@ -226,7 +227,8 @@ class ShardedLoader(Batches):
     """Batches of `shards`: worker r reads shard r and no other, in an order that follows from seed, epoch and shard.
 
     There are as many workers as shards. An epoch has as many rounds as the largest shard has batches; each shard may
-    end with a short batch. With one shard this is the order of a `Loader` over its samples.
+    end with a short batch. With one shard this is the order of a `Loader` over its samples. With `shuffle=False` the
+    samples of a shard come in their own order.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -269,7 +271,7 @@ class ShardedLoader(Batches):
         return zlib.crc32(repr((*about, *self._about())).encode())
 
     def order(self, epoch: int, number: int) -> Array:
-        """The samples of shard `number` in the order they are trained on in `epoch`, counted within the shard."""
+        """The samples (S,) of shard `number` in the order they are trained on in `epoch`, counted within the shard."""
         epoch, count = checks.integer("epoch", epoch, 0), self.dataset.counts[number]
         if not self.shuffle:
             return np.arange(count, dtype=np.int64)

@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What a source loads: three data sets. `fallback` says that these are not the data that were asked for.
+    """What a source loads: data sets to train, choose by (`validation`, where images are held out) and `test` on.
+
+    `name` is of all of them. `fallback` says that these are not the data that were asked for.
 
     `train` is a `Dataset`, or where the source was told `storage="sharded"` the `Shards` of one.
     """

@@ -53,7 +53,7 @@ SIMPLE = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh", "sigmoid": "Sigmoid", "s
 def export_onnx(
     model: Model, path: PathLike, *, input: str = "uint8", metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write the model as an ONNX file; needs onnx (the extra `onnx`).
+    """Write the model to `path` as an ONNX file; needs onnx (the extra `onnx`).
 
     Args:
         input: what `images` are: `uint8`, 0 to 255, or `float`, 0 to 1.

@@ -36,7 +36,7 @@ KNOWN = (
 
 
 def export_torch(model: Model, path: PathLike) -> None:
-    """Write the weights as safetensors, in PyTorch's names and layouts.
+    """Write the weights of `model` as safetensors, in PyTorch's names and layouts.
 
         net.load_state_dict(safetensors.torch.load_file(path))
 

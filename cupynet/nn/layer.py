@@ -53,7 +53,7 @@ class Layer:
     Constructed, it is only a description; `build` infers its shapes and declares its weights. A description may be
     copied and built again, for another replica or another backend.
 
-    A layer of one's own needs `build` and `forward`: the README's section on extending shows one.
+    A layer of one's own needs `build` and `forward`: guides/extending.md shows one.
 
     A layer that holds other layers builds them with `params.scope(name)`, under the names of its attributes.
 
@@ -123,7 +123,7 @@ class Layer:
         return self
 
     def release(self, x: Array, *made: Array) -> None:
-        """Outside training, in `forward`: give back what other layers made of x, but x itself, in whatever shape."""
+        """Outside training, in `forward`: give back what others made of x (N, ...), but x itself, reshaped or not."""
         given = self.backend.address(x)
         self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 

@@ -30,7 +30,7 @@ class Loss:
         raise NotImplementedError
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
-        """What a user wants to see of a network's raw output: probabilities, say. In place."""
+        """What a user wants to see of a network's raw output (N, O): probabilities, say. In place."""
         raise NotImplementedError
 
     def check(self, classes: int) -> None:

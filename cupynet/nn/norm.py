@@ -81,7 +81,7 @@ class BatchNorm(Layer):
         return BatchNormReLU(self, following) if fits else None
 
     def normalized(self, x: Array, context: Context, *, relu: bool) -> tuple[Array, Backward]:
-        """`forward`, and with `relu` what that makes of it."""
+        """`forward` of x (N, ..., C), and with `relu` what that makes of it."""
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
         affine = scale.data, shift.data
         if not context.train:

@@ -151,12 +151,12 @@ class Params:
 
     @property
     def vectors(self) -> list[Array]:
-        """`master`, and the buffers where there are any: what makes a trained model what it is."""
+        """`master` (P,), and the buffers (B,) where there are any: what makes a trained model what it is."""
         return [self.master, *self.running]
 
     @property
     def running(self) -> list[Array]:
-        """The buffers as one vector; nothing where there are none, so that nothing is done about them."""
+        """The buffers as one vector (B,); nothing where there are none, so that nothing is done about them."""
         return [self.buffers] if self._buffers else []
 
     def views(self, vector: Array) -> Iterator[tuple[str, Array]]:
@@ -251,7 +251,7 @@ class Params:
             self._backend.convert(self.master, self.data)
 
     def stored(self, part: slice) -> Array | None:
-        """The narrower copy that layers read of a stretch of `master`; None where they read `master` itself."""
+        """The narrower copy that layers read of a stretch of `master` (P,); None where they read `master` itself."""
         return None if self.data is self.master else self.data[part]
 
 

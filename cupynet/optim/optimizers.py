@@ -114,7 +114,7 @@ class Optimizer:
         """Move the weights by the gradients, set the gradients to zero, and let the layers see the new weights.
 
         Args:
-            squared_norm: of the whole gradient, which `max_grad_norm` limits, where `params` hold only a part of it;
+            squared_norm: 0-d, of the whole gradient, which `max_grad_norm` limits, where `params` hold a part of it;
                 by default that of `params.grad`.
         """
         self.move(params, self.numbers(iteration), 1.0 / self.backend.loss_scale, squared_norm)
@@ -126,7 +126,7 @@ class Optimizer:
         scale: float = 1.0,
         squared_norm: Array | None = None,
     ) -> None:
-        """What `step` does, with these `numbers` and a factor on the gradients.
+        """What `step` does, with these `numbers` and a factor on the gradients; `squared_norm` is 0-d.
 
         In a step that runs ahead of the host all are 1: operations know more, see `Recorder.steered`.
         """

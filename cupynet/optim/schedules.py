@@ -62,7 +62,7 @@ class Schedule:
 
 
 class Constant(Schedule):
-    """The same learning rate throughout, whatever the span."""
+    """The same learning rate `value` throughout, whatever the span."""
 
     highest = "value"
 

@@ -98,7 +98,7 @@ class Synchronizer:
             replica.params.publish()
 
     def shared(self, replica: ReplicaView) -> list[Array]:
-        """The flat vectors that replicas have in common whenever they are identical, beside the buffers."""
+        """The flat vectors (P,) that replicas have in common whenever they are identical, beside the buffers."""
         return [replica.params.master, *replica.optimizer_state.values()]
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:

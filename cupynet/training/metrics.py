@@ -148,7 +148,7 @@ class Evaluation:
         self._loss_not_finite += other._loss_not_finite
 
     def pack(self) -> NDArray[np.float64]:
-        """All counts as one vector, whose length follows from the number of classes: what workers send each other.
+        """All counts as one vector (V,), V following from the number of classes: what workers send each other.
 
         Exact, as counts stay below 2**53.
         """
@@ -162,7 +162,7 @@ class Evaluation:
 
     @classmethod
     def unpack(cls, vector: NDArray[np.float64], classes: int, top_n: int = 3) -> Evaluation:
-        """The evaluation that `pack` packed, of as many classes and the same `top_n`."""
+        """The evaluation that `pack` packed as `vector` (V,), of as many classes and the same `top_n`."""
         found = cls(classes, top_n)
         found.top_n_hits, found._loss_not_finite = int(vector[0]), float(vector[1])
         ends = np.cumsum([classes, classes**2, _PARTS])

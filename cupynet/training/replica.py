@@ -191,7 +191,7 @@ class Replica:
         self.updates += 1
 
     def squared_norm(self) -> Array:
-        """|gradient|² of the whole network, by which it is clipped, times the loss scale squared; on the device."""
+        """|gradient|² of the whole network, by which it is clipped, times the loss scale squared; 0-d on the device."""
         return self.backend.squared_norm(self.params.grad)
 
     # beside training ------------------------------------------------------------------------------------------------

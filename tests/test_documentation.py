@@ -1,0 +1,388 @@
+"""What the documentation says can be done: links lead somewhere, commands compose, programs run, records are as named.
+
+README.md, conf/README.md and the pages below cupynet/ and outputs/records/ are all read by the same rules: a command is
+a line of an indented block, or words between backquotes, that begins with `python -m cupynet.`, `mpiexec`, `make` or a
+console script, or with settings. Its settings are composed as the command itself would, a sweep job by job; whether
+such a run comes to its end is for the tests of each command. Words in capitals (RUN) and dots (...) stand for what a
+reader has.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from safetensors.numpy import load_file, save_file
+
+from cupynet import config, settings
+from cupynet.config import composing
+from cupynet.errors import ConfigError
+from cupynet.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for path in sorted(
+        [
+            *(ROOT / "README.md", ROOT / "conf" / "README.md"),
+            *(ROOT / "cupynet").rglob("*.md"),
+            *(ROOT / "outputs" / "records").glob("*.md"),
+        ]
+    )
+}
+GUIDES = "cupynet/guides/"
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def prose(text: str) -> str:
+    """A page without its fenced blocks."""
+    return FENCE.sub("", text)
+
+
+# links ---------------------------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#{1,6} (.+)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(text: str) -> list[str]:
+    return [re.sub(r"\s+", " ", target) for target in re.findall(r"\]\(([^)\s]+)\)", prose(text))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for target in links(PAGES[page]):
+        if re.match(r"https?:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), f"{page}: {target}"
+        assert path.resolve().is_relative_to(ROOT), f"{page}: {target} lies outside of the project"
+        if anchor:
+            assert anchor in anchors(path.read_text("utf-8")), f"{page}: {target}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    found, ahead = set(), ["README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page not in found and page in PAGES:
+            found.add(page)
+            targets = [target.partition("#")[0] for target in links(PAGES[page]) if "://" not in target]
+            ahead += [os.path.relpath(ROOT / Path(page).parent / target, ROOT) for target in targets if target]
+    assert found == set(PAGES)
+
+
+# commands ------------------------------------------------------------------------------------------------------------
+
+SCRIPTS = tuple(re.findall(r"^(cupynet-\S+) = \"(\S+):main\"", (ROOT / "pyproject.toml").read_text("utf-8"), re.M))
+STARTS = re.compile(r"^(\S*python -m (cupynet|tests)\b|mpiexec |make [a-z]|cupynet-[a-z])")
+PLACEHOLDER = re.compile(r"\.\.\.|<|^[A-Z_]+$|\*")
+FOLDERS = ("resume=", "--config-dir")
+
+
+class Command(NamedTuple):
+    """One command of a page: the module it starts, and its words."""
+
+    page: str
+    module: str  # "cupynet.train"
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.module} {' '.join(self.words)}"
+
+
+def lines(text: str) -> Iterator[str]:
+    """Lines of indented blocks and of inline code, without comments, prompts and continuations."""
+    whole = re.sub(r"\\\n\s+", "", prose(text))
+    for line in re.findall(r"^    (\S.*)$", whole, re.MULTILINE):
+        yield re.sub(r"(^|\s)#.*$| </dev/null( &)?$", "", line).removeprefix("$ ").strip()
+    for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"^    .*$", "", whole, flags=re.MULTILINE)):
+        yield re.sub(r"\s+", " ", span)
+
+
+def split(line: str) -> list[str]:
+    """The words of a line, as a shell has them; [] where it is none of a shell's."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word gives a value to a setting of cupynet.train: `data.limit=1000`, `+callbacks.stop.loss=0.1`."""
+    key, equals, value = word.lstrip("+~").partition("=")
+    known = key.split(".")[0] in composing.names(Settings)
+    return bool(equals and value and known and re.fullmatch(r"[\w.]+", key) and not re.search(r"\.\.\.|\(", value))
+
+
+def commands(page: str) -> Iterator[Command]:
+    """The commands of a page, and the settings that stand alone."""
+    for line in lines(PAGES[page]):
+        words = split(line)
+        if words and all(map(is_setting, words)):
+            yield Command(page, "cupynet.train", tuple(words))
+        elif words and STARTS.match(line) and "..." not in words:
+            yield from started(page, words)
+
+
+def started(page: str, words: list[str]) -> Iterator[Command]:
+    """What a line starts: itself, or what mpiexec or make starts."""
+    if words[0] == "make":
+        target = words[1]
+        given = dict(word.split("=", 1) for word in words[2:])
+        yield Command(page, f"make {target}", tuple(given))
+        if target in ("train", "machines", "bench") and "ARGS" in given:
+            yield Command(page, f"cupynet.{target}", tuple(shlex.split(given["ARGS"])))
+    elif words[0].startswith("cupynet-"):
+        yield Command(page, dict(SCRIPTS)[words[0]], tuple(words[1:]))
+    elif "-m" in words:
+        at = words.index("-m")
+        yield Command(page, words[at + 1], tuple(words[at + 2 :]))
+
+
+COMMANDS = list({command[1:]: command for page in reversed(PAGES) for command in commands(page)}.values())  # each once
+
+
+@cache
+def hydra_arguments(module: str) -> tuple[str, type[Settings]] | None:
+    """The file of conf/ and the schema of a command that Hydra composes, from its call of `config.run`; else None."""
+    tree = ast.parse(source(module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "config.run":
+            name, schema = node.args[2:4]
+            assert isinstance(name, ast.Constant) and isinstance(schema, ast.Name)
+            return name.value, getattr(settings, schema.id)
+    return None
+
+
+def source(module: str) -> str:
+    path = ROOT / module.replace(".", "/")
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    assert path.exists(), f"there is no command {module}"
+    return path.read_text("utf-8")
+
+
+def check_settings(words: list[str], name: str, schema: type[Settings]) -> None:
+    """Compose what these words ask for, as a command does: each job of a sweep. ConfigError, or Hydra's own."""
+    words = [word for word in words if not word.startswith(FOLDERS)]
+    parsed = OverridesParser.create().parse_overrides(words)
+    jobs = next(iter(BasicSweeper.split_arguments(parsed, None)))
+    try:
+        composing.register(schema)
+        for job in jobs:
+            with initialize_config_dir(version_base="1.3", config_dir=str(config.conf_folder())):
+                composing.settings_of(compose(name, list(job)), job, schema, ("trusted_modules",))
+    finally:
+        composing.register(Settings)
+
+
+def check(command: Command) -> None:
+    """Fails where a command cannot be given like this."""
+    module, words = command.module, list(command.words)
+    if module.startswith("make "):
+        makefile = (ROOT / "Makefile").read_text("utf-8")
+        target = module.removeprefix("make ")
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make has no target {target}"
+        for variable in words:
+            assert re.search(rf"\$[({{]{variable}\b|\$\${variable}\b", makefile), f"make looks at no {variable}"
+        return
+    text = source(module)
+    if module.startswith("tests."):
+        return
+    options = [word for word in words if word.startswith("-") and word not in ("-m", "--help", "--cfg")]
+    words = [word for word in words if word not in ("job", "-m") and not word.startswith("-")]
+    described = hydra_arguments(module)
+    for option in options:
+        assert described and option.startswith("--config-dir") or f'"{option.partition("=")[0]}"' in text, option
+    given = [word for word in words if re.match(r"[+~]*[\w.]+=", word) and not PLACEHOLDER.search(word)]
+    if module == "cupynet.doctor":
+        given = [word for word in given if not word.startswith(("json=", "check=", "timeout_s="))]
+    if described is not None:
+        assert len(given) == len(words) or any(map(PLACEHOLDER.search, words)), f"no settings: {words}"
+    check_settings(given, *(described or ("config", Settings)))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_every_command_can_be_given(command: Command) -> None:
+    check(command)
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    found = {(command.page, command.module) for page in PAGES for command in commands(page)}
+    assert {("README.md", "cupynet.train"), ("README.md", "make train")} <= found
+    assert ("cupynet/parallel/README.md", "cupynet.plan") in found
+    assert len(list(commands("README.md"))) > 20
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "python -m cupynet.train epoch=5",
+            "python -m cupynet.trian",
+            "parallel=averages",
+            "make trian",
+            "make test X=1",
+        ),
+        *("python -m cupynet.plan link=10gbs", "mpiexec -n 2 python -m cupynet.train parallel.launcher=mpl"),
+        *(
+            "python -m cupynet.train -m workers=1,two",
+            "make train ARGS=batchsize=3",
+            "python -m cupynet.machines --rat 1",
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_given_is_found(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PAGES, "made.md", f"Do this:\n\n    {line}   # and see\n\nor `{line}`.\n")
+    found = list(commands("made.md"))
+    assert len(found) >= 2
+    with pytest.raises((AssertionError, ConfigError, HydraException, OmegaConfBaseException)):
+        for command in found:
+            check(command)
+
+
+# programs ------------------------------------------------------------------------------------------------------------
+
+PROGRAMS = [
+    (page, kind, code)
+    for page, text in PAGES.items()
+    for kind, code in FENCE.findall(text)
+    if kind.startswith("python")
+]
+QUICK = {
+    "MNIST()": "Synthetic(train=300, test=100)",
+    "import MNIST": "import Synthetic",
+    "epochs=10": "epochs=1",
+    "epochs=5": "epochs=1",
+}
+
+
+@pytest.mark.parametrize(("page", "code"), [(page, code) for page, _, code in PROGRAMS], ids=lambda text: text[:40])
+def test_every_program_is_python(page: str, code: str) -> None:
+    compile(code, page, "exec")
+    assert max(map(len, code.splitlines())) <= 120
+
+
+def made_elsewhere(name: str) -> None:
+    """net.safetensors as PyTorch would write it: random weights of the tutorials' LeNet in its layout."""
+    shapes = {
+        **{"0.weight": (20, 1, 5, 5), "0.bias": (20,), "2.weight": (50, 20, 5, 5), "2.bias": (50,)},
+        **{"5.weight": (500, 800), "5.bias": (500,), "7.weight": (10, 500), "7.bias": (10,)},
+    }
+    rng = np.random.default_rng(1)
+    save_file({name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}, name)
+
+
+def run_guide(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the programs of a page leave, one after the other in one module; smaller, and without those for PyTorch."""
+    monkeypatch.chdir(folder)
+    found: dict[str, Any] = {"__name__": "guide"}
+    for kind, code in FENCE.findall(PAGES[page]):
+        if kind == "python":
+            for long, short in QUICK.items():
+                code = code.replace(long, short)
+            exec(compile(code, page, "exec"), found)
+    return found
+
+
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_guide(f"{GUIDES}tutorial.md", tmp_path, monkeypatch)
+    assert "Accuracy" in capsys.readouterr().out
+    first, second = (model.params.master for model in found["replicas"])
+    assert np.array_equal(first, second) and not list(tmp_path.iterdir())
+    short = [line for kind, code in FENCE.findall(PAGES[f"{GUIDES}tutorial.md"]) for line in code.splitlines() if line]
+    assert len(short) <= 50, "it promises some forty lines"
+
+
+def test_the_example_from_deeplearning4j_runs_and_is_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cupynet.experiment import Experiment
+
+    wrapper = run_guide(f"{GUIDES}deeplearning4j.md", tmp_path, monkeypatch)["wrapper"]
+    assert "Accuracy" in capsys.readouterr().out
+    asked = composing.compose(["experiment=dl4j_parallel_wrapper", "data=synthetic"])
+    with Experiment(asked).wrapper() as other:
+        for what in (
+            lambda w: str(w.model.summary()),
+            lambda w: w.placement.workers,
+            lambda w: vars(w.synchronizer)["when"],
+        ):
+            assert str(what(wrapper)) == str(what(other))
+        for name in ("momentum", "l2", "max_grad_norm", "weight_decay"):
+            assert getattr(wrapper.optimizer, name) == getattr(other.optimizer, name)
+        assert wrapper.optimizer.learning_rate(0) == other.optimizer.learning_rate(0)
+
+
+def test_weights_come_from_pytorch_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_elsewhere("net.safetensors")
+    state = run_guide(f"{GUIDES}pytorch.md", tmp_path, monkeypatch)["state"]
+    there = load_file("net.safetensors")
+    assert set(state) == set(there)
+    for name, array in there.items():
+        assert np.array_equal(state[name], array), name
+
+
+def test_the_readmes_program_runs(tmp_path: Path) -> None:
+    (code,) = [code for kind, code in FENCE.findall(PAGES["README.md"]) if kind == "python"]
+    code = code.replace("Synthetic()", "Synthetic(train=300, test=100)").replace("epochs=5", "epochs=1")
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "431,080 parameters" in done.stdout and "Accuracy" in done.stdout
+    assert len(code.splitlines()) <= 25
+
+
+# figures -------------------------------------------------------------------------------------------------------------
+
+RECORDS = ROOT / "outputs" / "records"
+
+
+def test_every_record_is_named_with_the_commit_it_was_made_at() -> None:
+    """A record that is made again, or a new one, is brought into its page."""
+    text = PAGES["outputs/records/README.md"]
+    rows = dict(re.findall(r"^\| \[(\S+)\]\(\1\) \| .* \| (.+) \|$", text, re.MULTILINE))
+    assert set(rows) == {path.name for path in RECORDS.iterdir() if path.name not in ("README.md", ".gitkeep")}
+    for name, commit in rows.items():
+        if name.endswith(".json"):
+            assert json.loads((RECORDS / name).read_text("utf-8"))["commit"].startswith(commit), name
+
+
+def test_the_figures_of_the_readme_are_those_of_the_records() -> None:
+    def percent(value: float) -> str:
+        return f"{100 * value:.2f} %"
+
+    records = {path.stem: json.loads(path.read_text("utf-8")) for path in RECORDS.glob("*.json")}
+    two = records["accuracy"]["test_accuracy_by_workers"]["2"]
+    modes = {name: mode["test_accuracy_of_five_seeds"]["mean"] for name, mode in records["modes"]["modes"].items()}
+    runs = records["speedrun"]["runs"]
+    reached = sum(run["test_accuracy"] for run in runs) / len(runs)
+    seconds = [run["train_s"] for run in runs]
+    shown = PAGES["README.md"]
+    for figure in (
+        f"**{percent(two['mean'])}** ({percent(two['lowest'])} to {percent(two['highest'])})",
+        f"{percent(modes['k3'])} and {percent(modes['one'])}",
+        f"{percent(reached)} in {min(seconds):.1f} to {max(seconds):.1f} s",
+    ):
+        assert figure in shown, figure
