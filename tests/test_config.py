@@ -589,6 +589,41 @@ def test_a_quiet_run_tells_of_warnings_alone(
     assert "epoch 1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--epochs", "5"], "--epochs: settings are written without dashes: epochs=5"),
+        (["--epochs=5"], "--epochs=5: settings are written without dashes: epochs=5"),
+        (["--epochs"], "--epochs: settings are written without dashes: epochs=..."),
+        (["--data.limit", "5"], "--data.limit: settings are written without dashes: data.limit=5"),
+        (["--speed", "5"], "--speed: there is no such option; --help says how settings are written"),
+        (
+            ["+experiment=diloco"],
+            "+experiment=diloco: there is a choice of experiment already; write it without the +: experiment=diloco",
+        ),
+        ([f"{'x' * 300}=1"], f"{'x' * 40}...: no setting has a name of 300 characters"),
+        (
+            ["model.layers={}"],
+            "model.layers={}: takes nothing out of what is there: ~model.layers.conv1 takes one out",
+        ),
+    ],
+    ids=["dashes", "dashes and =", "nothing after", "in a group", "no option", "plus", "long", "empty"],
+)
+def test_what_is_written_otherwise_is_told_in_a_line(
+    arguments: list[str], line: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*arguments) == (2, [])
+    assert capsys.readouterr() == ("", f"cupynet: {line}\n") and list(in_folder.iterdir()) == []
+
+
+def test_an_answer_that_nobody_reads_to_its_end_is_no_fault(tmp_path: Path) -> None:
+    with process(tmp_path, "--info", "all") as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        assert child.stderr.read() == ""
+
+
 def test_questions_about_wrong_settings_are_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     for question in (["--help"], ["--cfg", "job"]):
         assert command(*question, "workrs=4") == (2, [])
