@@ -295,7 +295,7 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
 def test_two_starts_never_share_a_folder(command: Command, in_folder: Path) -> None:
     for _ in range(3):
         assert command()[0] == 0
-    assert len(list(in_folder.glob("outputs/*/*"))) == 3
+    assert len(list(in_folder.glob("outputs/20*/*"))) == 3
 
 
 def test_good_values(command: Command) -> None:
@@ -320,7 +320,7 @@ def test_priorities_of_the_environment(
 ) -> None:
     monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
     assert command("backend=numpy")[1][0].backend.priority == PrioritySettings(gpu=100, cpu=200)
-    started = len(list(in_folder.glob("outputs/*/*")))
+    started = len(list(in_folder.glob("outputs/20*/*")))
     for value in ("high", "1.5", "", "[1"):
         monkeypatch.setenv("BACKEND_PRIORITY_GPU", value)
         assert command()[0] == 2
@@ -328,7 +328,7 @@ def test_priorities_of_the_environment(
         assert (
             err.count("\n") == 1 and err.startswith("cupynet: backend.priority.gpu") and "BACKEND_PRIORITY_GPU" in err
         )
-    assert len(list(in_folder.glob("outputs/*/*"))) == started
+    assert len(list(in_folder.glob("outputs/20*/*"))) == started
 
 
 def test_check_refuses_before_a_folder_exists(
@@ -947,7 +947,7 @@ def test_a_misspelt_attribute_of_a_command_is_found(right: str, wrong: str, erro
 @pytest.fixture
 def run_folder(command: Command, in_folder: Path) -> Path:
     assert command("workers=2", "trusted_modules=[evil]", "optimizer=sgd")[0] == 0
-    (folder,) = in_folder.glob("outputs/*/*")
+    (folder,) = in_folder.glob("outputs/20*/*")
     return folder
 
 
