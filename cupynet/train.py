@@ -104,6 +104,12 @@ def _train(experiment: Experiment, run: Run) -> float | None:
     if experiment.rank == 0:
         experiment.announce()
     data = experiment.load()
+    if settings.batch_size > len(data.train) and experiment.rank == 0 and not settings.fast_dev_run:
+        log.warning(
+            "batch_size=%d: there are %d training images: each batch is all of them",
+            settings.batch_size,
+            len(data.train),
+        )
     if experiment.rank == 0:  # not before there is anything to train on: what is in the folder is not lost for nothing
         if settings.resume is None:
             run.begin()
@@ -221,7 +227,9 @@ def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool
     wrapper.restore(resume.checkpoint_of(Path(settings.resume or "")))
     log.info("going on after iteration %d, epoch %d", wrapper.trainer.iteration, wrapper.trainer.epoch)
     if wrapper.trainer.epoch >= settings.epochs and run.iterations() == wrapper.trainer.iteration:
-        log.info("all of its %d epochs are complete: epochs=... asks for more", wrapper.trainer.epoch)
+        epochs = wrapper.trainer.epoch
+        complete = "its epoch is complete" if epochs == 1 else f"all of its {epochs} epochs are complete"
+        log.info("%s: epochs=... asks for more", complete)
         return False
     return True
 

@@ -298,7 +298,7 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
 def test_two_starts_never_share_a_folder(command: Command, in_folder: Path) -> None:
     for _ in range(3):
         assert command()[0] == 0
-    assert len(list(in_folder.glob("outputs/*/*"))) == 3
+    assert len(list(in_folder.glob("outputs/20*/*"))) == 3
 
 
 def test_good_values(command: Command) -> None:
@@ -323,7 +323,7 @@ def test_priorities_of_the_environment(
 ) -> None:
     monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
     assert command("backend=numpy")[1][0].backend.priority == PrioritySettings(gpu=100, cpu=200)
-    started = len(list(in_folder.glob("outputs/*/*")))
+    started = len(list(in_folder.glob("outputs/20*/*")))
     for value in ("high", "1.5", "", "[1"):
         monkeypatch.setenv("BACKEND_PRIORITY_GPU", value)
         assert command()[0] == 2
@@ -331,7 +331,7 @@ def test_priorities_of_the_environment(
         assert (
             err.count("\n") == 1 and err.startswith("cupynet: backend.priority.gpu") and "BACKEND_PRIORITY_GPU" in err
         )
-    assert len(list(in_folder.glob("outputs/*/*"))) == started
+    assert len(list(in_folder.glob("outputs/20*/*"))) == started
 
 
 def test_check_refuses_before_a_folder_exists(
@@ -591,6 +591,41 @@ def test_a_quiet_run_tells_of_warnings_alone(
     assert "INFO cupynet.training: epoch 1" in (in_folder / "here" / "train.log").read_text()
     assert command("hydra.run.dir=there", task=task)[0] == 2  # and the next one speaks again
     assert "epoch 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--epochs", "5"], "--epochs: settings are written without dashes: epochs=5"),
+        (["--epochs=5"], "--epochs=5: settings are written without dashes: epochs=5"),
+        (["--epochs"], "--epochs: settings are written without dashes: epochs=..."),
+        (["--data.limit", "5"], "--data.limit: settings are written without dashes: data.limit=5"),
+        (["--speed", "5"], "--speed: there is no such option; --help says how settings are written"),
+        (
+            ["+experiment=diloco"],
+            "+experiment=diloco: there is a choice of experiment already; write it without the +: experiment=diloco",
+        ),
+        ([f"{'x' * 300}=1"], f"{'x' * 40}...: no setting has a name of 300 characters"),
+        (
+            ["model.layers={}"],
+            "model.layers={}: takes nothing out of what is there: ~model.layers.conv1 takes one out",
+        ),
+    ],
+    ids=["dashes", "dashes and =", "nothing after", "in a group", "no option", "plus", "long", "empty"],
+)
+def test_what_is_written_otherwise_is_told_in_a_line(
+    arguments: list[str], line: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*arguments) == (2, [])
+    assert capsys.readouterr() == ("", f"cupynet: {line}\n") and list(in_folder.iterdir()) == []
+
+
+def test_an_answer_that_nobody_reads_to_its_end_is_no_fault(tmp_path: Path) -> None:
+    with process(tmp_path, "--info", "all") as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        assert child.stderr.read() == ""
 
 
 def test_questions_about_wrong_settings_are_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -916,7 +951,7 @@ def test_a_misspelt_attribute_of_a_command_is_found(right: str, wrong: str, erro
 @pytest.fixture
 def run_folder(command: Command, in_folder: Path) -> Path:
     assert command("workers=2", "trusted_modules=[evil]", "optimizer=sgd")[0] == 0
-    (folder,) = in_folder.glob("outputs/*/*")
+    (folder,) = in_folder.glob("outputs/20*/*")
     return folder
 
 

@@ -38,7 +38,7 @@ def test_one_batch_of_everything(asked, batches, tmp_path):
         stdout, _ = run(tmp_path, "trial", command="evaluate")
         assert "the same as in summary.json" in stdout
         stdout, _ = run(tmp_path, "resume=trial")
-        assert "all of its 1 epochs are complete" in stdout
+        assert "its epoch is complete: epochs=... asks for more" in stdout
         _, stderr = run(tmp_path, "resume=trial", "fast_dev_run=false", code=2)
         assert stderr.startswith("cupynet: fast_dev_run=0: the run in trial was made with 1")
 

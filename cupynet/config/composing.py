@@ -105,6 +105,12 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], t
     trust.check_text(plain)
     trust.check_trusted(plain.get("trusted_modules") or (), typed)
     asked = [(each.key_or_group, each.value()) for each in OverridesParser.create().parse_overrides(list(overrides))]
+    for key, value in asked:
+        node = OmegaConf.select(config, key) if value == {} else None
+        if isinstance(node, DictConfig) and len(node):
+            raise ConfigError(
+                f"{key}={{}}: takes nothing out of what is there: ~{key}.{next(iter(node))!s} takes one out"
+            )
     return read(schema, without_stand_in(for_chosen_classes(plain, asked), dict(asked)))
 
 

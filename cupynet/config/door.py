@@ -55,6 +55,7 @@ from cupynet.settings import AS_RANKS, Settings
 S = TypeVar("S", bound=Settings)  # what a command is asked for
 T = TypeVar("T")  # what it makes of that before it starts
 
+LONGEST = 250  # characters of a setting's name: it may become that of a file
 CONFIG_DIR = ("-cd", "--config-d")  # how the option that names a folder of one's own begins
 LOCAL = ("data.folder", "data.shards", "devices")  # what may be another on each machine of a job
 
@@ -157,17 +158,15 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
         door.go_on()
     except CupynetError as error:
         return door.tell(error)
-    sys.argv[1:] = settings_first(sys.argv[1:])
+    written = sys.argv[1:]
+    sys.argv[1:] = settings_first(written)
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    for option in sys.argv[1:]:
-        if (
-            option.startswith("--")
-            and "=" in option
-            and option[2:].partition("=")[0].partition(".")[0] in names(door.schema)
-        ):
-            return door.tell(ConfigError(f"{option}: settings are written without dashes: {option[2:]}"))
+    raising = logging.raiseExceptions
     try:
+        _refuse_unknown(written, names(door.schema))
         _refuse_other_primary(sys.argv[1:], config_name)
+        if any(option.startswith("--info") for option in sys.argv[1:]):
+            logging.raiseExceptions = False  # Hydra logs the answer: a reader who has left is told of at every line
         with door.one_voice(), door.looked_at(), launcher_at_hand():
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(
                 door.job_function()
@@ -186,6 +185,7 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
         marked = hasattr(error, "problem_mark")  # YAML's own error, which says in which file and line
         return door.tell(ConfigError(one_line(error)) if marked else error)
     finally:
+        logging.raiseExceptions = raising
         if door.account is not None:
             door.account.close()
         door.let_go()
@@ -213,6 +213,22 @@ def _is_value(argument: str, before: str) -> bool:
         if any(name == before or (before.startswith("--") and name.startswith(before)) for name in each.option_strings):
             return each.nargs is None or (each.nargs == "?" and argument in (each.choices or ()))
     return False
+
+
+def _refuse_unknown(arguments: Sequence[str], settings: Sequence[str]) -> None:
+    """Refuse options that there are not, such as settings written with dashes, and names that can be none."""
+    options = [each for each in get_args_parser().parse_known_args(list(arguments))[1] if each.startswith("-")]
+    for option in options:
+        name, _, value = option.lstrip("-").partition("=")
+        if name.partition(".")[0] not in settings:
+            raise ConfigError(f"{one_line(option):.60}: there is no such option; --help says how settings are written")
+        after = arguments[arguments.index(option) + 1 :][:1]
+        value = value or next((each for each in after if not each.startswith("-") and "=" not in each), "...")
+        raise ConfigError(f"{option}: settings are written without dashes: {name}={value}")
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if len(name) > LONGEST and not name.startswith("-"):
+            raise ConfigError(f"{name[:40]}...: no setting has a name of {len(name)} characters")
 
 
 def _refuse_other_primary(arguments: Sequence[str], config_name: str) -> None:

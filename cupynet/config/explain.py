@@ -46,6 +46,10 @@ WORDS = (
         r"Could not delete from config\. '(?P<key>.+?)' does not exist",
         "{override}: there is no setting '{key}' to take out",
     ),
+    (
+        r"Multiple values for (?P<key>[\w/]+)\. To override a value",
+        "{override}: there is a choice of {key} already; write it without the +: {key}={value}",
+    ),
     (r"Config group override must be a string or a list\.", "{override}: must be the name of a file in conf/{key}"),
 )
 IN_FILE = re.compile(r"In '(?P<file>[^']+)': \w+ raised while composing config:")  # the class is in __context__
