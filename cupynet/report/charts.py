@@ -22,7 +22,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#3b9fd8")
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MOST_POINTS = 400  # of a line in a chart 500 pixels wide
 _SIZE = (5.6, 2.9)  # inches of 72 units
-_MARGINS = (0.8, 0.1, 0.52)  # left, right, bottom of a chart: labels of six characters, and what an axis is
+_MARGINS = (0.66, 0.12, 0.52)  # left, right, bottom of a chart: labels of seven characters, and what the axis is
 MISSING = "charts need matplotlib: pip install 'cupynet[plots]'"
 
 
@@ -113,10 +113,10 @@ def png(charts: Iterable[Chart]) -> bytes:
     columns = min(len(shown), 2)
     with _style():
         rows = max(math.ceil(len(shown) / 2), 1)
-        figure = _figure(rows, max(columns, 1), top=0.4)
+        figure = _figure(rows, max(columns, 1), top=0.62)
         for place, chart in enumerate(shown):
             axes = figure.add_subplot(rows, columns, place + 1)
-            axes.set_title(chart.title, loc="left", fontweight="bold", color=INK)
+            axes.set_title(chart.title, loc="left", fontweight="bold", color=INK, pad=22)
             _draw(chart, axes, legend=True)
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=120, facecolor="white", metadata={"Software": None})
@@ -169,7 +169,7 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _figure(rows: int, columns: int, top: float = 0.1) -> Any:
+def _figure(rows: int, columns: int, top: float = 0.32) -> Any:
     """An empty figure for so many charts. Margins are given: to look for them takes as long as all the rest."""
     from matplotlib.figure import Figure  # not pyplot, which chooses a window system and keeps every figure
 
@@ -198,7 +198,8 @@ def _draw(chart: Chart, axes: Any, *, legend: bool) -> None:
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
+    axes.set_ylabel(chart.y_label, rotation=0, ha="left", va="bottom")  # above, where no label of the axis is
+    axes.yaxis.set_label_coords(-(_MARGINS[0] - 0.05) / (_SIZE[0] - _MARGINS[0] - _MARGINS[1]), 1.04)
     values = [float(value) for line in lines for value in line.y if value is not None and _finite(value)]
     if chart.log and values and min(values) > 0 and max(values) / min(values) < 1e30:
         from matplotlib.ticker import LogLocator, NullLocator
@@ -210,7 +211,7 @@ def _draw(chart: Chart, axes: Any, *, legend: bool) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.ticklabel_format(useOffset=False, style="plain")
-        axes.yaxis.set_major_formatter((lambda x, _: f"{100 * x:.4g} %") if chart.percent else (lambda x, _: _short(x)))
+        axes.yaxis.set_major_formatter((lambda x, _: f"{100 * x:.4g}") if chart.percent else (lambda x, _: _short(x)))
     if chart.log_x:
         axes.set_xscale("log")
     else:
@@ -220,7 +221,13 @@ def _draw(chart: Chart, axes: Any, *, legend: bool) -> None:
         axes.set_ylim(bottom=0)
     names = [line.name for line in lines if line.name is not None]
     if legend and names:
-        axes.legend(frameon=False, fontsize=9, loc="best" if len(values) < 1000 else "upper right")
+        axes.legend(
+            frameon=chart.stacked,
+            facecolor="white",
+            edgecolor="none",
+            fontsize=9,
+            loc="best" if len(values) < 1000 else "upper right",
+        )
 
 
 def _line(line: Line, axes: Any) -> None:

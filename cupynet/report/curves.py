@@ -59,9 +59,9 @@ def _workers(epochs: Sequence[dict[str, Any]]) -> list[Line]:
             None if worker else "each worker, by epoch",
             _at(epochs),
             [found[worker] if worker < len(found) else None for found in losses],
-            2,
-            0.9,
-            faint=True,
+            4,
+            1.2,
+            dashed=True,
         )
         for worker in range(min(count, 64))
     ]

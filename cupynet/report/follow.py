@@ -69,10 +69,14 @@ def follow(folder: Path, niceness: int) -> None:
     if drawing is not None:
         with contextlib.suppress(OSError):
             os.kill(drawing, signal.SIGKILL)  # files appear whole or not at all
-        os.waitpid(drawing, 0)
-        for part in folder.glob(f".*.{drawing}.part"):
-            part.unlink(missing_ok=True)
-    _finish(Maker(folder), over=over)
+    _finish(Maker(folder), drawing, over=over)
+
+
+def _gone(folder: Path, number: int) -> None:
+    """Wait until a process that was killed is no more, and nothing it has begun is left."""
+    os.waitpid(number, 0)
+    for part in folder.glob(f".*.{number}.part"):
+        part.unlink(missing_ok=True)
 
 
 def _fork(folder: Path, niceness: int) -> tuple[int, int]:
@@ -112,15 +116,21 @@ def _meanwhile(maker: Maker, told: int) -> None:
             more = False
 
 
-def _finish(maker: Maker, *, over: bool) -> None:
-    """The last page. over: the run has said that it is; else its process is gone, or on its way out after an error."""
+def _finish(maker: Maker, drawing: int | None, *, over: bool) -> None:
+    """The last page.
+
+    Args:
+        maker: of it.
+        drawing: the other process, which has been killed; it may take its time to go, with so low a priority.
+        over: the run has said that it is; else its process is gone, or on its way out after an error.
+    """
     if hasattr(signal, "alarm"):
         signal.alarm(LONGEST_S)
     until = time.monotonic() + LETTING_GO_S
     while not over and at_work(maker.folder, patient=False) and time.monotonic() < until:
         time.sleep(0.05)
     try:
-        maker.make(over=True)
+        maker.make(over=True, ready=None if drawing is None else lambda: _gone(maker.folder, drawing))
         answer = f"done: {maker.missing}" if maker.missing else "done"
     except ConfigError:  # the folder is gone, or nothing was written there
         answer = "done"

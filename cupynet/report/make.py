@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cupynet.files import write_whole
@@ -25,13 +26,16 @@ class Maker:
         self.missing = ""
         self._drawn: list[tuple[charts.Chart, Markup]] = []
 
-    def make(self, *, over: bool = False, draw: bool = True, picture: bool = True) -> Seen:
+    def make(
+        self, *, over: bool = False, draw: bool = True, picture: bool = True, ready: Callable[[], object] | None = None
+    ) -> Seen:
         """Write report.html, whole or not at all.
 
         Args:
             over: the run is known to be over.
             draw: draw the charts anew; else they are those of the last time.
             picture: write curves.png too, where there is anything in it.
+            ready: called when all is drawn and nothing is written yet.
 
         Raises:
             ConfigError: this is not the folder of a run.
@@ -43,7 +47,11 @@ class Maker:
             self.missing, shown = charts.MISSING, []
         if draw:
             self._drawn = [(chart, charts.svg(chart, f"chart{index}")) for index, chart in enumerate(shown)]
-        write_whole(seen.run.report_path, run.page(seen, self._drawn, self.missing).encode())
-        if picture and shown:
-            write_whole(seen.run.curves_path, charts.png(shown))
+        page = run.page(seen, self._drawn, self.missing).encode()
+        png = charts.png(shown) if picture and shown else None
+        if ready is not None:
+            ready()
+        write_whole(seen.run.report_path, page)
+        if png is not None:
+            write_whole(seen.run.curves_path, png)
         return seen
