@@ -54,7 +54,10 @@ def figure_of(group: Group, name: str) -> float | None:
 
 
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
-    """All columns; a row for each group in this order, and below them the runs that have no result."""
+    """All columns; a row for each group in this order, and below them the runs that have no result.
+
+    (Over 40 lines: one column after the other.)
+    """
     others, short = comparison.others, shortened(comparison.varied)
     blank = [ABSENT] * len(others)
     empty = [None] * len(others)

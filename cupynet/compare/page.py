@@ -100,7 +100,7 @@ def _legend(comparison: Comparison) -> Markup:
         return Markup("")
     text = "front: no other run is both more accurate and trained in less time. Training time leaves evaluations out."
     if any(group.speed_up is not None for group in comparison.groups):
-        text += " Speed-up: images/s over those of one worker with otherwise the same settings; efficiency: of each."
+        text += " Speed-up: images/s over those of one worker with otherwise the same settings."
     return element("p", text, class_="note")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import shlex
 from collections.abc import Sequence
@@ -69,6 +70,7 @@ class Sweep:
         self._devices: set[int] = set()  # that jobs would use which name none
         self._own: set[int] = set()  # jobs that name theirs
         self._most_workers = 1
+        self._here = True  # jobs are done in this process
         self._console, self._told = Console(), False
 
     def expected(self, jobs: Sequence[Sequence[str]]) -> None:
@@ -101,6 +103,7 @@ class Sweep:
         Returns:
             The signal that ended all of it; 0 where none came.
         """
+        self._here = False
         parts = shares(at_once, len(jobs), sorted(self._devices))
         if len(parts) > 1:
             self._say(f"{len(parts)} at once, each with {parts[0]}")
@@ -128,6 +131,8 @@ class Sweep:
         if job.summary is not None and code == 0:
             self._say(f"job {number}: {_outcome(job.summary)}")
         self._write()
+        if self._here:
+            self._free()
         return job
 
     def code(self, number: int) -> int | None:
@@ -178,6 +183,14 @@ class Sweep:
             if not self._told:
                 self._told = True
                 say_error(f"warning: {error}: the sweep goes on without it")
+
+    def _free(self) -> None:
+        """Leave the next job no memory that this one had: models are in circles, and pools keep what was freed."""
+        gc.collect()
+        if self._devices or self._own:
+            from cupynet.backend import cuda
+
+            cuda.trim_pools(list(range(cuda.device_count())), 0, 0)
 
     def _ordered(self) -> list[Job]:
         """Those that failed come last."""
