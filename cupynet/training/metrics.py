@@ -2,13 +2,14 @@
 
 Macro averages weight every class alike, for two classes too (there Deeplearning4j reports the second class alone). A
 class whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that
-average, and out of the average F1 in either case; `stats()` says how many were left out.
+average, and out of the average F1 in either case; `stats()` says how many were left out. (Over 300 lines: figures, their
+exact sums and their report.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,12 +190,15 @@ class Evaluation:
             "confusion": self.confusion.tolist(),
         }
 
-    def stats(self) -> str:
-        """The report to print: the figures, what to beware of, a line per class and the confusion matrix."""
+    def stats(self, names: Sequence[str] = ()) -> str:
+        """The report to print: the figures, what to beware of, a line per class and the confusion matrix.
+
+        names: of the classes, which stand beside their numbers then.
+        """
         rows = self.per_class()
         return "\n\n".join(
             "\n".join(part)
-            for part in (self._summary(rows), _warnings(rows, self), _class_table(rows), self._matrix())
+            for part in (self._summary(rows), _warnings(rows, self), _class_table(rows, names), self._matrix(names))
             if part
         )
 
@@ -218,10 +222,13 @@ class Evaluation:
             f"Precision, recall & F1: macro-averaged (equally weighted avg. of {self.classes} classes)",
         ]
 
-    def _matrix(self) -> list[str]:
+    def _matrix(self, names: Sequence[str]) -> list[str]:
         width = max(len(str(self.confusion.max())), len(str(self.classes - 1))) + 1
         head = "".join(f"{index:>{width}}" for index in range(self.classes))
-        lines = ["".join(f"{n:>{width}}" for n in row) + f" | {i}" for i, row in enumerate(self.confusion.tolist())]
+        lines = [
+            "".join(f"{n:>{width}}" for n in row) + f" | {i}{_named(names, i)}"
+            for i, row in enumerate(self.confusion.tolist())
+        ]
         how_to_read = "Rows are the actual class, columns the predicted class"
         return [_title("Confusion Matrix"), head, "-" * len(head), *lines, how_to_read]
 
@@ -255,11 +262,20 @@ def _warnings(rows: list[dict[str, Any]], evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def _class_table(rows: list[dict[str, Any]]) -> list[str]:
+def _named(names: Sequence[str], number: int) -> str:
+    """The name of a class behind its number, as it can be printed; nothing where it has none."""
+    if number >= len(names):
+        return ""
+    return "  " + "".join(each if each.isprintable() else "?" for each in names[number])
+
+
+def _class_table(rows: list[dict[str, Any]], names: Sequence[str]) -> list[str]:
     lines = [f"{'class':>6}{'precision':>11}{'recall':>9}{'F1':>9}{'support':>9}"]
     for row in rows:
         precision, recall, f1 = ("-" if math.isnan(row[f]) else f"{row[f]:.4f}" for f in ("precision", "recall", "f1"))
-        lines.append(f"{row['class']:>6}{precision:>11}{recall:>9}{f1:>9}{row['support']:>9}")
+        lines.append(
+            f"{row['class']:>6}{precision:>11}{recall:>9}{f1:>9}{row['support']:>9}{_named(names, row['class'])}"
+        )
     return lines
 
 
