@@ -65,12 +65,12 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
     settings = without_training(trained.settings([*own, *overrides]))
     if settings.trusted_modules:
         trained = Trained(path, settings.trusted_modules)
-    changed = {override.lstrip("+~").partition("=")[0] for override in overrides}
-    if "data.normalize" not in changed:
+    changed = [override.lstrip("+~").partition("=")[0].split(".") for override in overrides]
+    if not any(keys[:2] == ["data", "normalize"] for keys in changed):
         settings = normalized_as(settings, trained.normalize)
     experiment = Experiment(settings)
     weights, data = trained.weights, experiment.load()
-    if summary is not None and not any(key == "data" or key.startswith("data.") for key in changed):
+    if summary is not None and not any(keys[0] == "data" for keys in changed):
         check_same_data(data.name, summary)
     with experiment.wrapper(callbacks=()) as wrapper:
         try:
@@ -84,7 +84,7 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
         return
     print(evaluation.stats(names))
     print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
-    if trained.checkpoint is None and summary is not None and changed <= {"trusted_modules"}:
+    if trained.checkpoint is None and summary is not None and all(keys == ["trusted_modules"] for keys in changed):
         same = (evaluation.accuracy, evaluation.loss) == (summary.test_accuracy, summary.test_loss)
         print("the same as in summary.json" if same else f"summary.json says {summary.test_accuracy}")
 

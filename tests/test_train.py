@@ -246,9 +246,12 @@ def test_evaluate_prints_json_and_takes_checkpoints(finished, monkeypatch, capsy
         (["RUN", "workrs=1"], "did you mean 'workers'?"),
         (["RUN", "--jsn"], "unrecognized arguments: --jsn"),
         (["RUN", "json"], "json: is not written as key=value"),
-        (["RUN", "data=cifar10", "data.normalize=null"], "model"),
+        (
+            ["RUN", "model.layers.dense1.units=7"],
+            "weight 'dense1.weight' has shape (800, 500), this network needs (800, 7)",
+        ),
     ],
-    ids=["nothing", "nobody", "setting", "option", "no setting", "other images"],
+    ids=["nothing", "nobody", "setting", "option", "no setting", "another network"],
 )
 def test_evaluate_refuses_wrong_arguments(arguments, expected, finished, monkeypatch, capsys):
     given = [finished[0] if each == "RUN" else each for each in arguments]

@@ -2,8 +2,9 @@
 
 Macro averages weight every class alike, for two classes too (there Deeplearning4j reports the second class alone). A
 class whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that
-average, and out of the average F1 in either case; `stats()` says how many were left out. (Over 300 lines: figures, their
-exact sums and their report.)
+average, and out of the average F1 in either case; `stats()` says how many were left out.
+
+(Over 300 lines: the figures, their exact sums and their report.)
 """
 
 from __future__ import annotations
