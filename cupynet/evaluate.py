@@ -1,67 +1,90 @@
 """Evaluate a finished run again: `python -m cupynet.evaluate RUN_FOLDER [key=value ...]`.
 
-With the run's own settings, workers and backend the figures are those of its summary.json, to the last digit.
+With the run's own settings, workers and backend the figures are those of its summary.json, to the last digit. In place
+of the run one of its checkpoints may be named.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cupynet import config
 from cupynet.errors import ConfigError, DataError
-from cupynet.exits import steady_streams, tell
+from cupynet.exits import Arguments, leave_after, steady_streams
 from cupynet.mpiexec import started
 from cupynet.settings import Settings
 
 if TYPE_CHECKING:
     from cupynet.runs import Summary
 
+EXAMPLES = """overrides are settings of the run, changed:
+  python -m cupynet.evaluate outputs/latest
+  python -m cupynet.evaluate outputs/latest workers=1 data=fashion_mnist
+  python -m cupynet.evaluate outputs/latest/checkpoints/step-00001234 --json"""
+
 
 def main() -> None:
     """The command."""
     steady_streams()
-    parser = argparse.ArgumentParser(
-        prog="python -m cupynet.evaluate",
-        description="Evaluate the weights of a finished run on its test set.",
-        epilog="overrides are settings of the run, changed: workers=1 data=synthetic",
+    parser = Arguments(
+        "python -m cupynet.evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES
     )
-    parser.add_argument("run_folder", type=Path, help="a folder that cupynet.train has written")
+    parser.add_argument(
+        "run", type=Path, nargs="?", help="a folder that cupynet.train has written, or one of its checkpoints"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
-    try:
+    parser.add_argument("--json", action="store_true", help="the figures for programs")
+    if (started() or (0, 0))[0]:
+        raise SystemExit(ConfigError.exit_code)  # rank 0 tells it
+
+    def work() -> None:
         if started() is not None:
             raise ConfigError("evaluate works in one process, in threads: start it without mpiexec")
-        arguments = parser.parse_args()
-        evaluate(arguments.run_folder, arguments.overrides)
-    except BaseException as error:
-        if (started() or (0, 0))[0]:
-            raise SystemExit(getattr(error, "exit_code", 1)) from None  # rank 0 tells it
-        raise SystemExit(tell(error)) from None
+        asked = parser.parse_intermixed_args()
+        if asked.run is None:
+            raise ConfigError(f"the folder of a run is missing: {parser.prog} --help shows what it takes")
+        evaluate(asked.run, asked.overrides, as_json=asked.json)
+
+    leave_after(work)
 
 
-def evaluate(folder: Path, overrides: list[str]) -> None:
-    """Print the evaluation of the run in `folder`."""
+def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> None:
+    """Print the evaluation of the run at `path`, or of one of its checkpoints."""
     from cupynet.experiment import Experiment
-    from cupynet.runs import Run
+    from cupynet.trained import Trained
 
-    run = Run(folder)
-    summary = run.summary()
-    settings = without_training(config.load(folder, [f"workers={summary.workers}", *overrides]))
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"{override}: is not written as key=value: settings follow the run's folder")
+    trained = Trained(path)
+    summary = trained.summary
+    own = [] if summary is None else [f"workers={summary.workers}"]
+    settings = without_training(trained.settings([*own, *overrides]))
+    if settings.trusted_modules:
+        trained = Trained(path, settings.trusted_modules)
     changed = [override.lstrip("+~").partition("=")[0].split(".") for override in overrides]
-    if not any(keys == ["data"] or keys[0] == "data" and keys[1] in ("_target_", "normalize") for keys in changed):
-        settings = normalized_as(settings, summary)
+    if not any(keys[:2] == ["data", "normalize"] for keys in changed):
+        settings = normalized_as(settings, trained.normalize)
     experiment = Experiment(settings)
-    weights, data = run.weights(), experiment.load()
-    if not any(override.startswith(("data=", "data.")) for override in overrides):
+    weights, data = trained.weights, experiment.load()
+    if summary is not None and not any(keys[0] == "data" for keys in changed):
         check_same_data(data.name, summary)
     with experiment.wrapper(callbacks=()) as wrapper:
-        wrapper.model.load_weights(weights)
+        try:
+            wrapper.model.load_weights(weights)
+        except ConfigError as error:
+            raise DataError(f"{path}: {error}") from error
         evaluation = wrapper.evaluate(experiment.evaluation_loader(data.test))
-    print(evaluation.stats())
+    names = wrapper.model.class_names
+    if as_json:
+        print(json.dumps({"run": str(path), "dataset": data.name, **evaluation.to_dict(), "class_names": names}))
+        return
+    print(evaluation.stats(names))
     print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
-    if all(override.startswith("trusted_modules=") for override in overrides):
+    if trained.checkpoint is None and summary is not None and all(keys == ["trusted_modules"] for keys in changed):
         same = (evaluation.accuracy, evaluation.loss) == (summary.test_accuracy, summary.test_loss)
         print("the same as in summary.json" if same else f"summary.json says {summary.test_accuracy}")
 
@@ -76,11 +99,11 @@ def without_training(settings: Settings) -> Settings:
     return replace(settings, callbacks={}, optimizer=idle, parallel=averaging, data=data)
 
 
-def normalized_as(settings: Settings, summary: Summary) -> Settings:
+def normalized_as(settings: Settings, normalize: Any) -> Settings:
     """The settings with the run's own mean and deviation, whatever these training images would give now."""
-    if summary.normalize is None or settings.data.get("storage") == "sharded":  # shards have their own
+    if normalize is None or settings.data.get("storage") == "sharded":  # shards have their own
         return settings
-    return replace(settings, data={**settings.data, "normalize": summary.normalize})
+    return replace(settings, data={**settings.data, "normalize": normalize})
 
 
 def check_same_data(name: str, summary: Summary) -> None:

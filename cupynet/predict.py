@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path | CupynetError]:
     from cupynet.data.pictures import ENDINGS, one_name
 
     for path in given:
-        if not _is_folder(path):
+        if not os.path.isdir(path):  # which knows of names that cannot be
             yield path
             continue
         try:
@@ -139,13 +140,6 @@ def _files(given: Sequence[Path]) -> Iterator[Path | CupynetError]:
         yield from found
         if not found:
             yield DataError(f"{one_name(path)}: has no pictures ({', '.join(ENDINGS)})")
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
 
 
 def _tell(model: Model, waiting: Sequence[tuple[Path, Any]], asked: argparse.Namespace) -> None:

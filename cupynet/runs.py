@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.checkpoints import Checkpoints
+from cupynet.columns import Columns
 from cupynet.errors import ConfigError, DataError, OutputError
 from cupynet.files import load_weights, save_weights, write_json, write_whole
 from cupynet.interrupts import undisturbed
@@ -258,3 +259,7 @@ class Run:
             return [json.loads(line) for line in lines]
         except (OSError, ValueError) as error:
             raise DataError(f"{self.history_path}: cannot be read ({error})") from error
+
+    def columns(self) -> Columns:
+        """The same as a list of values for each name, of epochs and of reports. DataError."""
+        return Columns.of(row for row in self.history() if isinstance(row, dict))

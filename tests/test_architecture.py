@@ -48,6 +48,7 @@ FILES = (
     "files",
     "runs",
     "checkpoints",
+    "columns",
     "interrupts",
 )  # writing and reading them: for the commands, what they share, and training
 
@@ -60,7 +61,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "files": (),
     "lock": (),
     "interrupts": STARTED,
-    "runs": ("files", "checkpoints", "interrupts"),
+    "columns": (),
+    "runs": ("files", "checkpoints", "columns", "interrupts"),
     "checkpoints": ("files", "interrupts"),
     "backend": (),
     "nn": ("backend",),

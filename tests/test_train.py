@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cupynet import evaluate
 from tests.mpi import NO_MPI
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -216,6 +217,52 @@ def test_evaluate_takes_other_settings(finished):
     stdout, _ = run(finished[0].parent, str(finished[0]), "workers=1", "backend=numpy", command="evaluate")
     summary = json.loads((finished[0] / "summary.json").read_text())
     assert f"test accuracy {summary['test_accuracy']:.4f}" in stdout
+
+
+def evaluated(monkeypatch, capsys, *arguments):
+    """The exit code of evaluate in this process, what it printed, and the one line of its error."""
+    monkeypatch.setattr("sys.argv", ["evaluate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        evaluate.main()
+    told = capsys.readouterr()
+    assert told.err.count("\n") == bool(left.value.code) and told.err[:9] in ("", "cupynet: ")
+    return left.value.code, told.out, told.err
+
+
+def test_evaluate_prints_json_and_takes_checkpoints(finished, monkeypatch, capsys):
+    folder = finished[0]
+    (folder.parent / "latest").symlink_to(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    code, out, _ = evaluated(monkeypatch, capsys, folder.parent / "latest", "--json")
+    found = json.loads(out)
+    assert (code, found["accuracy"], found["loss"]) == (0, summary["test_accuracy"], summary["test_loss"])
+    assert found["dataset"] == "synthetic" and found["confusion"] == summary["test"]["confusion"]
+    code, out, _ = evaluated(monkeypatch, capsys, folder / "checkpoints", "backend=numpy")
+    assert code == 0 and f"test accuracy {summary['test_accuracy']:.4f}" in out and "summary.json" not in out
+    first = min((folder / "checkpoints").glob("step-*"))
+    code, out, _ = evaluated(monkeypatch, capsys, "--json", first)
+    assert code == 0 and json.loads(out)["loss"] > summary["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "the folder of a run is missing: python -m cupynet.evaluate --help shows what it takes"),
+        (["nobody"], "nobody: there is no such folder: name a run's, under outputs/"),
+        (["RUN", "workrs=1"], "did you mean 'workers'?"),
+        (["RUN", "--jsn"], "unrecognized arguments: --jsn"),
+        (["RUN", "json"], "json: is not written as key=value"),
+        (
+            ["RUN", "model.layers.dense1.units=7"],
+            "weight 'dense1.weight' has shape (800, 500), this network needs (800, 7)",
+        ),
+    ],
+    ids=["nothing", "nobody", "setting", "option", "no setting", "another network"],
+)
+def test_evaluate_refuses_wrong_arguments(arguments, expected, finished, monkeypatch, capsys):
+    given = [finished[0] if each == "RUN" else each for each in arguments]
+    code, out, err = evaluated(monkeypatch, capsys, *given)
+    assert (code, out) in ((2, ""), (65, "")) and expected in err
 
 
 def test_evaluate_refuses_what_is_no_run_and_damaged_weights(finished, tmp_path):

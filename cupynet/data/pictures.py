@@ -209,7 +209,7 @@ def picture(path: Path, channels: int, *, ground: bool = False) -> Array:
         ConfigError: Pillow is not installed.
     """
     images = _pillow()
-    if not path.is_file():
+    if not os.path.isfile(path):  # which knows of names that cannot be
         raise DataError(f"{one_name(path)}: expected a picture, found no such file")
     try:
         with warnings.catch_warnings():

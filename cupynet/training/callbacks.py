@@ -148,17 +148,10 @@ class History(Callback):
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
-        self._write({"kind": "report", **asdict(report)})
+        self._write(report_row(report))
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
-        row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
-        row |= {name: getattr(record, name) for name in ("loss", "losses", "learning_rate", "images_per_s")}
-        row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
-        row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s", "waiting_s")}
-        if record.evaluation is not None:
-            split = record.split
-            row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
-        self._write(row)
+        self._write(epoch_row(record))
 
     def close(self) -> None:
         if self._file is not None:
@@ -181,10 +174,53 @@ class History(Callback):
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps(_finite(row)) + "\n")
+            self._file.write(json.dumps(row) + "\n")
             self._file.flush()
         except OSError as error:
             raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
+
+
+def report_row(report: Report) -> dict[str, Any]:
+    """A report as a row of a history: by name, what is no finite number is None."""
+    row: dict[str, Any] = _finite({"kind": "report", **asdict(report)})
+    return row
+
+
+def epoch_row(record: EpochRecord) -> dict[str, Any]:
+    """The end of an epoch as a row of a history."""
+    row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
+    row |= {name: getattr(record, name) for name in ("loss", "losses", "learning_rate", "images_per_s")}
+    row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
+    row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s", "waiting_s")}
+    if record.evaluation is not None:
+        split = record.split
+        row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
+    finite: dict[str, Any] = _finite(row)
+    return finite
+
+
+class Rows(Callback):
+    """The history of this wrapper, kept in memory.
+
+    Attributes:
+        kept: rows as `History` writes them.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+
+    def on_report(self, trainer: TrainerView, report: Report) -> None:
+        self.kept.append(report_row(report))
+
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        self.kept.append(epoch_row(record))
+
+    def state(self) -> dict[str, Any]:
+        return {"rows": len(self.kept)}
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """What came after is going to be told again."""
+        del self.kept[int(state["rows"]) :]
 
 
 def _finite(value: Any) -> Any:

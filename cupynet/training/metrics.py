@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -240,12 +240,15 @@ class Evaluation:
             "mistakes": [mistake.to_dict() for mistake in self.mistakes],
         }
 
-    def stats(self) -> str:
-        """The report to print: the figures, what to beware of, a line per class and the confusion matrix."""
+    def stats(self, names: Sequence[str] = ()) -> str:
+        """The report to print: the figures, what to beware of, a line per class and the confusion matrix.
+
+        names: of the classes, which stand beside their numbers then.
+        """
         rows = self.per_class()
         return "\n\n".join(
             "\n".join(part)
-            for part in (self._summary(rows), _warnings(rows, self), _class_table(rows), self._matrix())
+            for part in (self._summary(rows), _warnings(rows, self), _class_table(rows, names), self._matrix(names))
             if part
         )
 
@@ -269,10 +272,13 @@ class Evaluation:
             f"Precision, recall & F1: macro-averaged (equally weighted avg. of {self.classes} classes)",
         ]
 
-    def _matrix(self) -> list[str]:
+    def _matrix(self, names: Sequence[str]) -> list[str]:
         width = max(len(str(self.confusion.max())), len(str(self.classes - 1))) + 1
         head = "".join(f"{index:>{width}}" for index in range(self.classes))
-        lines = ["".join(f"{n:>{width}}" for n in row) + f" | {i}" for i, row in enumerate(self.confusion.tolist())]
+        lines = [
+            "".join(f"{n:>{width}}" for n in row) + f" | {i}{_named(names, i)}"
+            for i, row in enumerate(self.confusion.tolist())
+        ]
         how_to_read = "Rows are the actual class, columns the predicted class"
         return [_title("Confusion Matrix"), head, "-" * len(head), *lines, how_to_read]
 
@@ -306,11 +312,20 @@ def _warnings(rows: list[dict[str, Any]], evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def _class_table(rows: list[dict[str, Any]]) -> list[str]:
+def _named(names: Sequence[str], number: int) -> str:
+    """The name of a class behind its number, as it can be printed; nothing where it has none."""
+    if number >= len(names):
+        return ""
+    return "  " + "".join(each if each.isprintable() else "?" for each in names[number])
+
+
+def _class_table(rows: list[dict[str, Any]], names: Sequence[str]) -> list[str]:
     lines = [f"{'class':>6}{'precision':>11}{'recall':>9}{'F1':>9}{'support':>9}"]
     for row in rows:
         precision, recall, f1 = ("-" if math.isnan(row[f]) else f"{row[f]:.4f}" for f in ("precision", "recall", "f1"))
-        lines.append(f"{row['class']:>6}{precision:>11}{recall:>9}{f1:>9}{row['support']:>9}")
+        lines.append(
+            f"{row['class']:>6}{precision:>11}{recall:>9}{f1:>9}{row['support']:>9}{_named(names, row['class'])}"
+        )
     return lines
 
 

@@ -19,6 +19,7 @@ from cupynet.backend import Backend, Shared, blas, check_on_device, create_backe
 from cupynet.backend.array import Array
 from cupynet.checkpoints import Checkpoints
 from cupynet.checks import instance, integer, one_of, shown
+from cupynet.columns import Columns
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError, CupynetError, DivergedError
 from cupynet.nn import Model, check_batches
@@ -39,7 +40,7 @@ from cupynet.parallel import (
     job,
 )
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback, Chooser, check_validation
+from cupynet.training.callbacks import Callback, Chooser, Rows, check_validation
 from cupynet.training.checkpoint import found, resumed, save
 from cupynet.training.console import STYLES, Progress
 from cupynet.training.failures import told
@@ -160,7 +161,7 @@ class ParallelWrapper:
             )
         self.reduce = check_reduce(reduce, model.backend.name, processes=launcher == "mpi")
         self.data_on_device = check_on_device(data_on_device, model.backend.name)
-        self._shared = Shared()
+        self._shared, self._rows = Shared(), Rows()
         self.run = None if run is None else Run.of(run)
         own = model.backend
         if launcher == "mpi" and devices is None and own.name == "cupy":
@@ -409,6 +410,11 @@ class ParallelWrapper:
             )  # fmt: skip
 
     @property
+    def history(self) -> Columns:
+        """How training went so far, column by column; empty in processes other than rank 0's. See `Columns`."""
+        return Columns.of(self._rows.kept)
+
+    @property
     def trainer(self) -> Trainer:
         """The trainer of this process's first worker: its counters and clock. RuntimeError before the first task."""
         found = next((trainer for trainer in self._trainers if trainer is not None), None)
@@ -449,6 +455,8 @@ class ParallelWrapper:
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
         if first and self.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
             callbacks.insert(0, Progress(self.progress))
+        if world.rank == self._launcher.first == 0:
+            callbacks.append(self._rows)
         world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
         return Trainer(
             replica,

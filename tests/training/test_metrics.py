@@ -378,3 +378,9 @@ def test_the_vector_has_room_for_the_longest_exact_sum():
     evaluation.add(np.tile([0.0, 1.0], (len(losses), 1)), np.zeros(len(losses), np.int64), losses)
     assert len(evaluation._loss_sum) > 30
     assert Evaluation.unpack(evaluation.pack(), 2)._loss_sum == evaluation._loss_sum
+
+
+def test_names_stand_beside_the_numbers_of_classes() -> None:
+    plain, named = small().stats(), small().stats(("cat", "d\x1bog", "eel"))
+    assert "     0     0.6667   0.5000   0.5714        4  cat\n" in named and " 1 2 0 | 1  d?og\n" in named
+    assert "cat" not in plain and len(named.splitlines()) == len(plain.splitlines())

@@ -1,0 +1,36 @@
+"""The rows of a training's history as columns: a list of values for each name, as plots and tables want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Name -> list of values, in the words of history.jsonl. A value that a row has not, or that is no number, is None.
+
+        pandas.DataFrame(wrapper.history.epochs)
+
+    Attributes:
+        epochs: a value for each complete epoch: `epoch`, `loss`, `test_accuracy`, `test_loss`, `learning_rate`,
+            `images_per_s` and more. Of validation images the figures are `validation_accuracy`, `validation_loss`.
+        reports: a value for each report between: `iteration`, `loss`, `learning_rate`, `images_per_s`, `divergence` and
+            more, see `Report`.
+    """
+
+    epochs: dict[str, list[Any]]
+    reports: dict[str, list[Any]]
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:
+        """From rows, each of a `kind`: epoch or report."""
+        kept = list(rows)
+        epochs, reports = ([row for row in kept if row.get("kind") == kind] for kind in ("epoch", "report"))
+        return cls(_columns(epochs), _columns(reports))
+
+
+def _columns(rows: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row if name != "kind")
+    return {name: [row.get(name) for row in rows] for name in names}
