@@ -67,9 +67,9 @@ class MLflow(Logger):
         if beginning.identity:
             self._id = beginning.identity
             self._client.update_run(self._id, status="RUNNING")
-            for name in MARKS:
-                there = self._client.get_metric_history(self._id, name)
-                self._known[name] = max((metric.step for metric in there), default=0)
+            for mark in MARKS:
+                there = self._client.get_metric_history(self._id, mark)
+                self._known[mark] = max((metric.step for metric in there), default=0)
             return
         folder = beginning.folder
         name = self.name or (None if folder is None else folder.name)

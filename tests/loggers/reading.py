@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,31 @@ def mlflow_run(uri: str, experiment: str = "cupynet") -> tuple[Any, Figures]:
 
 
 def wandb_records(path: Path) -> list[Any]:
-    """The records of an offline run: a log in blocks of 32 KiB, as LevelDB has it."""
+    """The records of a finished offline run, which a process of W&B's own writes: it may take a moment."""
+    for _ in range(200):
+        found = _records(path.read_bytes())
+        if any(record.HasField("exit") for record in found):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{path} has no end: {len(found)} records")
+
+
+def _records(content: bytes) -> list[Any]:
+    """The whole ones in a log of blocks of 32 KiB, as LevelDB has it."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    content, at, found, open_ = path.read_bytes(), 7, [], b""
+    at, found, open_ = 7, [], b""
+    if len(content) < at:
+        return []
     assert content[:4] == b":W&B"
     while at + 7 <= len(content):
         if 32768 - at % 32768 < 7:
             at += 32768 - at % 32768
+        if at + 7 > len(content):
+            break
         _, length, kind = struct.unpack_from("<IHB", content, at)
+        if at + 7 + length > len(content):
+            break
         open_ += content[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part

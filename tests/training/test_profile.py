@@ -294,7 +294,7 @@ def test_without_a_folder_there_is_the_table(capsys: pytest.CaptureFixture[str])
     with ParallelWrapper(small_model(), 1, callbacks=[Profile()]) as wrapper:
         wrapper.fit(DATA, 1, batch_size=8)
     out = capsys.readouterr().out
-    assert out.startswith("profile of 9 rounds") and "conv1 forward" in out and "all of it" not in out
+    assert "profile of 9 rounds" in out and "conv1 forward" in out and "all of it" not in out
 
 
 def test_arguments() -> None:
