@@ -24,13 +24,27 @@ from cupynet.settings import BenchSettings, rules
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
 
-COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor", "shard", "machines")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "predict",
+    "export",
+    "compare",
+    "bench",
+    "plan",
+    "tune",
+    "find_rate",
+    "doctor",
+    "shard",
+    "machines",
+)
 SHARED = (
     "experiment",
     "measure",
     "bench_gpu",
     "described",
     "sweeps",
+    "jobs",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -73,7 +87,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "equipped": ("backend",),  # begins with nothing but Python
     "report": ("exits", "files", "lock", "runs", "trust"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS)),
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *COMMANDS, "report")),
     "__init__": (*LIBRARY, *FILES, "importing"),  # resolved lazily: tests/test_init.py
 }
 
@@ -100,6 +114,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
     "matplotlib": ("report/charts.py",),
+    "optuna": ("tune/study.py",),
 }
 OPTIONAL = (
     "PIL",
@@ -113,6 +128,7 @@ OPTIONAL = (
     "ml_dtypes",
     "mpi4py",
     "numba",
+    "optuna",
 )  # without them the package imports and trains
 
 CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "code"}
@@ -457,7 +473,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     The keys of the groups that are dataclasses stand in settings.py; what is in a part is found in the files of conf/.
     Docstrings may show code, in which `data.train` is an attribute.
     """
-    if source.room in (*DOOR, *SHARED):
+    if source.room in (*DOOR, *SHARED, "tune", "find_rate"):  # these two tell people what to write
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     tree = source.tree
