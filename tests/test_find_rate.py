@@ -34,10 +34,8 @@ def test_it_says_which_rate_to_train_with(tmp_path: Path) -> None:
 
 def test_what_cannot_be_tested_is_refused(tmp_path: Path) -> None:
     _, stderr = run(tmp_path, *TINY, "iterations=5", command="find_rate", code=2)
-    assert (
-        stderr == "cupynet: iterations=5: must be an integer of at least 10\n"
+    assert stderr == "cupynet: iterations=5: must be an integer of at least 10\n"
     assert not (tmp_path / "outputs").exists()
-    )
     settings = read(RateSettings, {**LEAST, "lowest": 1.0, "highest": 0.5})
     with pytest.raises(ConfigError, match=r"highest=0.5: must be above lowest=1"):
         find_rate.prepare(settings)

@@ -91,7 +91,7 @@ def test_it_trains_a_copy_at_those_rates(loader: Loader) -> None:
     found = find_rate(whole, loader, optimizer=optimizer, lowest=1e-3, highest=10.0, iterations=60, workers=1)
     assert all(np.array_equal(before[name], array) for name, array in whole.weights().items())
     assert optimizer.learning_rate is schedule and not optimizer.state
-    assert min(found.losses) < 0.8 * found.losses[0] and found.suggestion is not None
+    assert min(found.losses) < 0.9 * found.losses[0] and found.suggestion is not None
     again = find_rate(whole, loader, optimizer=optimizer, lowest=1e-3, highest=10.0, iterations=60, workers=1)
     assert again == found
 
@@ -102,8 +102,8 @@ def test_a_rate_at_which_the_loss_explodes_ends_the_test(loader: Loader) -> None
 
 
 def test_a_number_that_is_not_finite_ends_the_test_and_not_the_program(loader: Loader) -> None:
-    found = find_rate(model(), loader, optimizer=SGD(1.0), lowest=1e-2, highest=1e38, iterations=12, workers=1)
-    assert 0 < len(found.rates) < 12 and "not finite" in found.ended
+    found = find_rate(model(), loader, optimizer=SGD(1.0), lowest=1.0, highest=1e300, iterations=10, workers=1)
+    assert 0 < len(found.rates) < 10 and "not finite" in found.ended
 
 
 def test_workers_know_the_mean_of_all_their_losses(loader: Loader) -> None:
@@ -133,7 +133,7 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate(loader: Loader) -> None:
     [
         ({"iterations": 9}, "iterations=9: must be an integer of at least 10"),
         ({"lowest": 1.0, "highest": 0.1}, "Growing highest=0.1"),
-        ({"optimizer": Adam}, "optimizer="),
+        ({"optimizer": Adam}, "optimizer is the class Adam"),
         ({"report_every": 5}, "report_every: a learning-rate test has its own"),
     ],
     ids=["iterations", "range", "optimizer", "report_every"],
@@ -188,8 +188,8 @@ def test_the_picture_fits_and_shows_the_valley(width: int) -> None:
     assert max(map(len, lines)) <= min(width, 80) and "\n".join(lines).isascii()
     rows = lines[1:-2]
     first, lowest = (line.partition("|")[2] for line in (rows[-6], rows[-1]))
-    assert lowest.count("*") >= 2 and lowest.index("*") > first.index("*")  # it falls to the right
-    assert sum("|" in row.partition("|")[2] for row in rows) == len(rows)  # the suggestion
+    assert lowest.count("*") >= 1 and lowest.index("*") > first.index("*")  # it falls to the right
+    assert sum("|" in row.partition("|")[2] for row in rows) >= len(rows) - 2  # the suggestion, behind the loss
     assert "1e-4" in lines[-1] and "rate" in lines[-1]
     assert len(command.picture(made([2.3] * 12), plain=True)) == len(lines)
 
