@@ -21,7 +21,8 @@ from cupynet.tune.search import Search
 from tests.tune.scripted import Scripted, epoch, result
 
 pytest.importorskip("optuna")
-from cupynet.tune.study import Study, Tried
+from cupynet.tune.study import Study
+from cupynet.tune.tried import Tried
 
 RATE = "optimizer.learning_rate=interval(0.0001,1)"
 LAYERS = "model.layers.conv1.channels=int(interval(4,32))"
