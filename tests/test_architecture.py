@@ -24,7 +24,20 @@ from cupynet.settings import BenchSettings, rules
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
 
-COMMANDS = ("train", "evaluate", "predict", "export", "compare", "bench", "plan", "tune", "doctor", "shard", "machines")
+COMMANDS = (
+    "train",
+    "evaluate",
+    "predict",
+    "export",
+    "compare",
+    "bench",
+    "plan",
+    "tune",
+    "find_rate",
+    "doctor",
+    "shard",
+    "machines",
+)
 SHARED = (
     "experiment",
     "measure",
@@ -32,6 +45,7 @@ SHARED = (
     "described",
     "sweeps",
     "trained",
+    "jobs",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",
@@ -81,7 +95,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "equipped": ("backend",),  # begins with nothing but Python
     "report": ("config", "exits", "files", "lock", "runs"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "exporting")),
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "exporting", "report")),
     "compare": (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, "lock", "report"),
     "__init__": (*LIBRARY, *FILES, "importing", "exporting", "trained"),  # resolved lazily: tests/test_init.py
 }
@@ -114,6 +128,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tensorboardX": ("loggers/tensorboard.py",),
     "mlflow": ("loggers/mlflow.py",),
     "wandb": ("loggers/wandb.py",),
+    "optuna": ("tune/study.py",),
 }
 OPTIONAL = (
     "PIL",
@@ -132,6 +147,7 @@ OPTIONAL = (
     "onnxruntime",
     "tensorboardX",
     "wandb",
+    "optuna",
 )  # without them the package imports and trains
 
 CODE_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "runpy", "code"}
@@ -476,7 +492,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     The keys of the groups that are dataclasses stand in settings.py; what is in a part is found in the files of conf/.
     Docstrings may show code, in which `data.train` is an attribute.
     """
-    if source.room in (*DOOR, *SHARED):
+    if source.room in (*DOOR, *SHARED, "tune", "find_rate"):  # these two tell people what to write
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     tree = source.tree
@@ -583,7 +599,7 @@ def run_without(hidden: tuple[str, ...], modules: list[str], then: str = "") -> 
 
 
 def test_the_package_imports_without_optional_packages() -> None:
-    made_for_them = ("backend/kernels/",)  # cuda/ imports without CuPy
+    made_for_them = ("backend/kernels/", "tune/study.py")  # cuda/ imports without CuPy
     modules = [source.module for source in SOURCES if not source.path.startswith(made_for_them)]
     assert "cupynet.backend" in modules
     run_without(

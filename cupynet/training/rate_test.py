@@ -26,6 +26,7 @@ from cupynet.training.wrapper import Examples, ParallelWrapper
 SMOOTHING = 0.95  # of what was known is kept of each loss, over 200 iterations; less over fewer
 EXPLODED = 4.0  # times the least smoothed loss: fastai's rule
 BELOW = 10.0  # the rate at the least loss over this is suggested: there the loss still falls
+FALLEN = 0.01  # of a loss is what it must fall to have fallen at all
 LEAST = 10  # iterations that say anything
 DONE, TOO_HIGH = "the learning-rate test is done", "the loss has exploded: the learning-rate test is done"
 
@@ -87,7 +88,7 @@ class RateTest:
         if len(smoothed) < max(LEAST, first + 2):
             return None
         place = min(range(first, len(smoothed)), key=lambda i: smoothed[i])
-        return place if smoothed[place] < smoothed[first] else None
+        return place if smoothed[first] - smoothed[place] > FALLEN * abs(smoothed[first]) else None
 
     @property
     def steepest(self) -> float | None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cupynet.sweeps.shares import Share
     from cupynet.tune.asked import Asked
     from cupynet.tune.search import Running, Search
-    from cupynet.tune.study import Study, Tried
+    from cupynet.tune.study import Study
+    from cupynet.tune.tried import Tried
 
 log = logging.getLogger(__name__)
 
@@ -139,11 +140,11 @@ def _result(asked: Asked, folder: Path, study: Study) -> float | None:
     """Test the best trial, and tell what came of the search. The figure that was searched for; CupynetError: none."""
     from cupynet.tune import told
     from cupynet.tune.search import folder_of
-    from cupynet.tune.study import DIVERGED
+    from cupynet.tune.tried import DIVERGED, INTERRUPTED
 
     ranked, tried, objective = study.ranked(), study.tried(), asked.settings.objective
     if not ranked:
-        ended = [each for each in tried if each.outcome != "interrupted"]
+        ended = [each for each in tried if each.outcome != INTERRUPTED]
         reason = f": trial {ended[0].number}: {ended[0].reason}" if ended else ": none was begun"
         kind = DivergedError if ended and all(each.outcome == DIVERGED for each in ended) else CupynetError
         raise kind(f"no trial came to its end{reason}")

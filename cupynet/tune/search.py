@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cupynet import interrupts
 from cupynet.errors import ConfigError, DataError, DivergedError, OutputError
-from cupynet.tune import study as known
+from cupynet.tune import tried as known
 from cupynet.tune.judged import GO_ON, PRUNED
-from cupynet.tune.study import Study, Tried
+from cupynet.tune.tried import Tried
 
 if TYPE_CHECKING:
     from cupynet.sweeps.shares import Share
+    from cupynet.tune.study import Study
 
 log = logging.getLogger(__name__)
 

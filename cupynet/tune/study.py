@@ -12,7 +12,6 @@ import hashlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -28,36 +27,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from cupynet.checks import OBJECTIVES, one_line
 from cupynet.config import Searched
 from cupynet.errors import DataError, OutputError
+from cupynet.tune.tried import COMPLETE, INTERRUPTED, REPEATED, Tried
 
 NAME = "cupynet"
-COMPLETE, PRUNED, DIVERGED, NO_MEMORY = "complete", "pruned", "diverged", "out of memory"
-FAILED, INTERRUPTED, REPEATED = "failed", "interrupted", "repeated"
 COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
 ENOUGH = 4  # complete trials before anything is said of what matters
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One trial, as it is known.
-
-    Attributes:
-        number: from 0, its folder's name.
-        values: setting -> value, as it is written on a command line.
-        outcome: complete, pruned, diverged, out of memory, failed, interrupted, or repeated: the same settings as those
-            of a trial before, whose figure it has; None while it is going on.
-        reason: in a line, where it is not complete.
-        figure: what is searched for, of the last evaluation; None where there was none.
-        epochs: that were complete.
-        wall_s: seconds that it took.
-    """
-
-    number: int
-    values: dict[str, Any]
-    outcome: str | None
-    reason: str
-    figure: float | None
-    epochs: int
-    wall_s: float
 
 
 class Study:
@@ -178,7 +152,7 @@ class Study:
     # what came of it --------------------------------------------------------------------------------------------------
 
     def _counted(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=COUNTED)
+        return list(self._study.get_trials(deepcopy=False, states=COUNTED))
 
     @property
     def counted(self) -> int:
@@ -277,7 +251,7 @@ def _pruner(name: str, epochs: int) -> optuna.pruners.BasePruner:
     return optuna.pruners.MedianPruner() if name == "median" else optuna.pruners.NopPruner()
 
 
-class _Grid(BaseSampler):
+class _Grid(BaseSampler):  # type: ignore[misc]
     """One of all combinations, in order: the last setting changes first.
 
     Args:

@@ -13,7 +13,7 @@ from cupynet.config import Searched
 from cupynet.files import write_json, write_whole
 from cupynet.sweeps.table import Column, Screen, as_csv, heading, shortened, show
 from cupynet.tune.search import folder_of
-from cupynet.tune.study import COMPLETE, INTERRUPTED, PRUNED, REPEATED, Tried
+from cupynet.tune.tried import COMPLETE, INTERRUPTED, PRUNED, REPEATED, Tried
 
 MOST_SHOWN = 10  # of the best
 LONGEST = 60  # characters of a reason, in a line; tune.csv has all of it
