@@ -38,7 +38,7 @@ def interpreters(versions: Sequence[str]) -> dict[str, str]:
             asked = [candidate, "-c", "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"]
             try:
                 answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
-            except OSError:
+            except (OSError, subprocess.TimeoutExpired):
                 continue
             if answer.stdout.strip() == version:
                 found[version] = candidate
@@ -141,7 +141,8 @@ def table(outcome: dict[tuple[str, str], str], versions: Sequence[str], extras: 
     rows = [["Python", *(extra or "no extra" for extra in extras)]]
     rows += [[version, *(outcome[version, extra] for extra in extras)] for version in versions]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 if __name__ == "__main__":
