@@ -262,8 +262,10 @@ def test_a_process_that_does_not_listen_delays_nothing(tmp_path, monkeypatch):
     page = ReportPage(wait_s=0.0)
     with wrapper(page, tmp_path) as made:
         made.fit(data(), 1)
+        began = time.monotonic()
         for _ in range(100_000):
             page.on_report(made.trainer, None)  # type: ignore[arg-type]
+        assert time.monotonic() - began < 30  # it would be the minute that the other sleeps
     started[0].kill()
     started[0].wait()
 
