@@ -492,7 +492,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     The keys of the groups that are dataclasses stand in settings.py; what is in a part is found in the files of conf/.
     Docstrings may show code, in which `data.train` is an attribute.
     """
-    if source.room in (*DOOR, *SHARED, "tune", "find_rate"):  # these two tell people what to write
+    if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare"):  # these tell people what to write
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     tree = source.tree

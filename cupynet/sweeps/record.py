@@ -69,6 +69,7 @@ class Sweep:
         self._expected: list[dict[str, str]] = []
         self._devices: set[int] = set()  # that jobs would use which name none
         self._own: set[int] = set()  # jobs that name theirs
+        self._used: set[int] = set()  # devices of any of the jobs
         self._most_workers = 1
         self._here = True  # jobs are done in this process
         self._console, self._told = Console(), False
@@ -82,6 +83,7 @@ class Sweep:
         """A job will be able to run, as the `experiment`."""
         placement = experiment.placement
         self._most_workers = max(self._most_workers, placement.ranks)
+        self._used |= set(placement.devices)
         if experiment.settings.devices is None:
             self._devices |= set(placement.devices)
         else:
@@ -187,10 +189,10 @@ class Sweep:
     def _free(self) -> None:
         """Leave the next job no memory that this one had: models are in circles, and pools keep what was freed."""
         gc.collect()
-        if self._devices or self._own:
+        if self._used:
             from cupynet.backend import cuda
 
-            cuda.trim_pools(list(range(cuda.device_count())), 0, 0)
+            cuda.trim_pools(sorted(self._used), 0, 0)
 
     def _ordered(self) -> list[Job]:
         """Those that failed come last."""
