@@ -236,11 +236,13 @@ def test_a_stop_in_the_middle_and_a_second_fit(tmp_path: Path) -> None:
 
 def test_a_failed_fit_leaves_nothing_that_is_timed(tmp_path: Path) -> None:
     with ParallelWrapper(
-        small_model(), 2, run=tmp_path, optimizer=Nesterov(1e200), callbacks=[Profile(), NonFinite()]
-    ) as wrapper, pytest.raises(DivergedError):  # fmt: skip
-        wrapper.fit(Loader(DATA, 8, seed=3), 2)
+        small_model(), 2, run=tmp_path, optimizer=Nesterov(1e200), callbacks=[Profile(after=0), NonFinite()]
+    ) as wrapper:
+        with pytest.raises(DivergedError):
+            wrapper.fit(Loader(DATA, 8, seed=3), 2)
+        assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())  # nor before it is closed
+        assert type(wrapper.model.loss).__name__ == "SoftmaxNLL"
     assert not (tmp_path / "trace.json").exists()
-    assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())
 
 
 def test_rounds_gone_back_over_are_timed_again(tmp_path: Path) -> None:
