@@ -55,7 +55,7 @@ class RateTest:
 
     Attributes:
         rates: learning rates, in the order in which they were tried: growing.
-        losses: with each of them: the mean over all replicas' examples of that iteration, before its update.
+        losses: with each of them: the mean over all replicas of their batch's in that iteration, before its update.
         asked: how many iterations there were to be.
         ended: why it ended before, in words; "" where it did not.
     """
