@@ -156,6 +156,8 @@ def find_rate(
 ) -> RateTest:
     """Try growing learning rates on a copy of a model: which one to train with.
 
+        from cupynet.training import find_rate
+
         found = find_rate(model, data.train, optimizer=Adam(0.001), workers=2)
         ParallelWrapper(model, workers=2, optimizer=Adam(found.suggestion)).fit(data.train)
 

@@ -153,6 +153,8 @@ class ParallelWrapper:
             )
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
         self.callbacks.sort(key=lambda each: each.last)
+        if sum(isinstance(each, Profile) for each in self.callbacks) > 1:
+            raise ConfigError("callbacks: two Profiles would time each other: leave one out")
         self.progress = one_of("progress", progress, STYLES)
         self.report_every = integer("report_every", report_every, 0)
         self.accumulate = integer("accumulate", accumulate, 1)
