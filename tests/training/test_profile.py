@@ -21,7 +21,7 @@ from cupynet.training import Callback, EarlyStopping, NonFinite, ParallelWrapper
 from cupynet.training.console import profile_table
 from cupynet.training.profile import table
 from cupynet.training.spans import Span, own_times
-from tests.training.conftest import StopAfter, small_dataset, small_model, small_network
+from tests.training.conftest import StopAfter, small_dataset, small_model
 from tests.training.test_recorded import same, trained
 
 DATA = small_dataset(96)
@@ -366,7 +366,7 @@ def test_each_piece_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.Mon
     profile, _ = profiled(tmp_path, model=model, workers=1)
     own = events(tmp_path)[0]
     assert waited.count("wait") >= 2 * len(own)
-    assert small_network().layers.keys() >= {"conv1"} and profile.pieces["rounds"] == 5
+    assert profile.pieces["rounds"] == 5
 
 
 def test_beside_early_stopping_that_gives_other_weights_back(tmp_path: Path) -> None:
