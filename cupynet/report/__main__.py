@@ -10,16 +10,16 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from cupynet.exits import say_error, stdout_is_gone, steady_streams, tell
+from cupynet.exits import Arguments, say_error, stdout_is_gone, steady_streams, tell
 
 
 def main() -> None:
     """The command."""
     steady_streams()
-    parser = argparse.ArgumentParser(
-        prog="python -m cupynet.report",
-        description="Write report.html and curves.png into the folder of a run, finished, killed or going on.",
-        epilog="for example: python -m cupynet.report outputs/2026-05-01/12-30-05-123456 --open",
+    parser = Arguments(
+        "python -m cupynet.report",
+        "Write report.html and curves.png into the folder of a run, finished, killed or going on.",
+        "for example: python -m cupynet.report outputs/latest --open",
     )
     parser.add_argument("run_folder", type=Path, help="a folder that cupynet.train has written")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
