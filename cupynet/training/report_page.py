@@ -78,6 +78,12 @@ class ReportPage(Callback):
 
     def close(self) -> None:
         """Ask for the last page and wait for it; where an error ends the run, leave it to be made."""
+        try:
+            self._finish()
+        finally:
+            self._run = None
+
+    def _finish(self) -> None:
         failing = sys.exc_info()[1] is not None
         if not failing:
             self._say(b"last\n")

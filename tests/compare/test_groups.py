@@ -28,13 +28,8 @@ def cells(comparison: Comparison, name: str, sort: str | None = "run") -> list[s
 
 def test_settings_that_differ_are_told_and_no_others(tmp_path: Path) -> None:
     made(tmp_path / "0", workers=1, averaging_frequency=1, seed=1)
-    made(
-        tmp_path / "1",
-        workers=2,
-        averaging_frequency=1,
-        seed=2,
-        extra="resume: x\ncallbacks:\n  progress: {style: bar}\n",
-    )
+    idle = "  progress: {style: bar}\n  report: {enabled: false}\n  checkpoint: {keep_last: 9}\n"
+    made(tmp_path / "1", workers=2, averaging_frequency=1, seed=2, extra=f"resume: x\ncallbacks:\n{idle}")
     assert of(tmp_path).varied == ["workers"]
     made(tmp_path / "2", workers=2, averaging_frequency=3)
     comparison = of(tmp_path)
