@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CHECKED = 1000  # images, by default
 EXAMPLES = """examples:
   python -m cupynet.export outputs/latest --onnx model.onnx
-  python -m cupynet.export outputs/latest --torch model.safetensors --torch-module model.py
-  python -m cupynet.export outputs/latest/checkpoints/step-00001234 --safetensors weights.safetensors"""
+  python -m cupynet.export outputs/latest --torch net.safetensors --torch-module net.py
+  python -m cupynet.export outputs/latest/checkpoints/step-00001234 --onnx model.onnx"""
 
 
 def main() -> None:

@@ -79,7 +79,10 @@ class Trained:
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not self.run.summary_path.is_file():
             steps = sorted(self.run.checkpoints_path.glob("step-*[0-9]"))
-            way_out = f"name its checkpoint {steps[-1]}" if steps else "name a folder under outputs/"
+            jobs = sorted(self.path.glob("[0-9]*/summary.json"))  # of a sweep, which outputs/latest may lead to
+            way_out = "name a folder under outputs/"
+            if steps or jobs:
+                way_out = f"name its checkpoint {steps[-1]}" if steps else f"name one of its jobs, {jobs[0].parent}"
             raise ConfigError(f"{self.path}: is not a finished run, it has no {self.run.summary_path.name}: {way_out}")
 
     @cached_property

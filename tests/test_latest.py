@@ -126,3 +126,14 @@ def test_a_command_makes_it_when_a_run_begins(command, here):  # noqa: F811
     assert command("hydra.run.dir=elsewhere", task=task)[0] == 0
     assert seen[-1][0] == three
     assert command("workrs=1")[0] == 2 and os.readlink(LATEST) == three
+
+
+def test_of_what_is_part_of_a_sweep_or_a_search_that_is_meant(here):
+    """Its jobs may be processes, each of which begins a run."""
+    job, trial = made("outputs/sweeps/day/time/0"), made("outputs/tune/day/time/trials/0000")
+    (job.parent / "multirun.yaml").write_text("{}")
+    (trial.parents[1] / "study.db").write_text("")
+    resume.mark_latest(job)
+    assert os.readlink(LATEST) == "sweeps/day/time"
+    resume.mark_latest(trial)
+    assert os.readlink(LATEST) == "tune/day/time"

@@ -201,6 +201,13 @@ def test_classes_of_ones_own_are_built_where_the_caller_trusts_them(
     )
 
 
+def test_of_a_sweep_one_of_its_jobs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"it has no summary.json: name one of its jobs, {tmp_path}/0"):
+        load_model(tmp_path)
+
+
 def small() -> Model:
     layers = {"flat": cupynet.Flatten(), "output": cupynet.Dense(3)}
     return Model(cupynet.Sequential(layers), cupynet.Image(4, 5, 1), cupynet.create_backend("numpy"), 1)

@@ -184,8 +184,10 @@ def _filters(path: Path, start: dict[str, Any]) -> tuple[str, Any] | None:
 
 
 def _examples(path: Path) -> Any:
+    if path.stat().st_size > MOST_WEIGHTS:
+        raise DataError(f"expected at most {MOST_WEIGHTS:,} bytes")
     images = load_weights(path).get("images")
-    if images is None or images.ndim != 4 or images.dtype.str != "|u1":
+    if images is None or images.ndim != 4 or images.dtype.str != "|u1" or 0 in images.shape:
         raise DataError("expected images (M, H, W, C) of bytes")
     return images
 

@@ -457,9 +457,9 @@ class ParallelWrapper:
         synchronizer = copy.deepcopy(self.synchronizer)
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
         if first and self.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
-            callbacks.insert(0, Progress(self.progress))
-        if first:  # before all others: what they see, and the states that they keep to go back to, has what it was told
-            callbacks.insert(0, self._rows)
+            callbacks.append(Progress(self.progress))
+        if first:
+            callbacks.append(self._rows)
         world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
         return Trainer(
             replica,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cupynet.errors import ConfigError, OutputError
+from cupynet.files import save_weights
 from cupynet.lock import Hold
 from cupynet.report import page as pages
 from cupynet.report.folder import look
@@ -208,6 +209,7 @@ def test_an_old_run_without_what_came_later_has_a_page(tmp_path):
 
 DAMAGE = {
     "cut": "{", "null": "null", "list": "[1, 2]", "text": '"x"', "binary": "\x00\x01", "deep": "[" * 100_000,
+    "half a character": '{"dataset": "\\ud800", "class_names": ["\\udfff", "b", "c"]}\n',
     "empty": "", "long number": '{"epochs": 1' + "0" * 5000 + "}",
 }  # fmt: skip
 
@@ -263,12 +265,20 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, make):
         look(tmp_path / "x")
 
 
+def test_examples_without_a_pixel_are_told(tmp_path):
+    folder = finished(tmp_path)
+    save_weights(folder / "examples.safetensors", {"images": np.zeros((3, 8, 8, 0), np.uint8)})
+    assert "cannot be read: examples.safetensors" in page(look(folder), [])
+
+
 def test_links_in_a_folder_are_not_followed(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text('{"dataset": "a secret"}')
     folder = unfinished(tmp_path)
     (folder / "summary.json").symlink_to(secret)
     assert "a secret" not in page(look(folder), [])
+    (folder / "gone").symlink_to("nowhere")
+    assert "<code>gone</code>" in page(look(folder), [])
 
 
 def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
@@ -335,3 +345,10 @@ def test_many_classes_and_images_of_all_kinds_are_shown(tmp_path):
     parsed = made(finished(tmp_path, test=test | {"mistakes": test["mistakes"][:1]}, class_names=None))
     assert [image["alt"] for image in parsed.all("img")] == ["confusion matrix", "filters of conv1.weight"]
     assert "1 98.0%" not in parsed.text and "0 98.0%" in parsed.text
+
+
+def test_a_page_by_way_of_a_link_names_the_run_itself(tmp_path):
+    folder = finished(tmp_path)
+    link = tmp_path / "latest"
+    link.symlink_to(folder)
+    assert f"cupynet · {folder.parent.name}/{folder.name} " in page(look(link, over=True), [])
