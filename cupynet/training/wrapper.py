@@ -458,8 +458,8 @@ class ParallelWrapper:
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
         if first and self.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
             callbacks.append(Progress(self.progress))
-        if first:
-            callbacks.append(self._rows)
+        if first:  # before all others: who is told of an epoch finds it in the history
+            callbacks.insert(0, self._rows)
         world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
         return Trainer(
             replica,
