@@ -24,6 +24,7 @@ FORMATS = ("PNG", "JPEG")
 GREY = ("1", "L", "LA")  # Pillow's modes
 DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
 MOST_PIXELS = 1 << 26  # of a picture that is looked at: a small file may unfold into any number
+PART = 1 << 20  # pixels that are computed with at once
 COLOURS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits in each channel, or brought to it
 
 
@@ -239,9 +240,10 @@ def _levels(opened: Any, channels: int, ground: bool) -> Array:
         opened = images.fromarray((np.asarray(opened).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
     if ground and (opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info):
         drawn = opened.convert("RGBA")
-        alpha = np.asarray(drawn.getchannel("A"), np.float64)
-        grey = np.asarray(drawn.convert("RGB").convert("L"), np.float64)
-        light = alpha.any() and (grey * alpha).sum() / alpha.sum() > 127.5
+        alpha, grey = np.asarray(drawn.getchannel("A")), np.asarray(drawn.convert("RGB").convert("L"))
+        parts = (slice(at, at + PART) for at in range(0, alpha.size, PART))  # a small file may be a large picture
+        shown = sum(int((grey.ravel()[each].astype(np.uint32) * alpha.ravel()[each]).sum()) for each in parts)
+        light = alpha.any() and shown / int(alpha.sum(dtype=np.int64)) > 127.5
         paper = images.new("RGBA", drawn.size, "black" if light and alpha.min() < 128 else "white")
         opened = images.alpha_composite(paper, drawn).convert("RGB")
     pixels = opened.convert("L" if channels == 1 else "RGB")
