@@ -15,6 +15,7 @@ from cupynet.errors import ConfigError, DataError
 from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
+MOST_LOOKED_AT = 20  # runs, for an offer at the beginning of another
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 
@@ -178,8 +179,11 @@ def _unfinished(*, patient: bool = True) -> Path | None:
 
     patient: take the time to see whether a run of another machine is still going on.
     """
-    runs = {path.parent for path in Path("outputs").glob("*/*/checkpoints") if _checkpoints(path.parent)}
-    runs = {run for run in runs if not run.parent.is_symlink()}  # `latest` may lead to a sweep, of which none is meant
+    found = list(Path("outputs").glob("*/*/checkpoints"))
+    found = [each for each in found if not each.parents[1].is_symlink()]  # `latest` may lead to a sweep: none is meant
+    if not patient:  # of very many it is not worth its time
+        found = sorted(found, key=_touched, reverse=True)[:MOST_LOOKED_AT]
+    runs = [path.parent for path in found if _checkpoints(path.parent)]
     return next(
         (
             run
@@ -188,6 +192,14 @@ def _unfinished(*, patient: bool = True) -> Path | None:
         ),
         None,
     )
+
+
+def _touched(path: Path) -> float:
+    """When something was last made or removed in a folder."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _checkpoints(run: Path) -> list[Path]:

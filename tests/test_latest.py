@@ -137,3 +137,15 @@ def test_of_what_is_part_of_a_sweep_or_a_search_that_is_meant(here):
     assert os.readlink(LATEST) == "sweeps/day/time"
     resume.mark_latest(trial)
     assert os.readlink(LATEST) == "tune/day/time"
+
+
+def test_a_run_is_offered_from_among_the_newest_alone(here):
+    """A thousand runs would be looked at whenever another begins."""
+    old = made("outputs/day/old")
+    for number in range(resume.MOST_LOOKED_AT):
+        newer = made(f"outputs/day/{number}")
+        (newer / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+        os.utime(newer / "checkpoints", (4e9, 4e9))
+    assert resume.offer() == "" and resume.find("latest", []) == old
+    (newer / "summary.json").unlink()
+    assert str(newer) in resume.offer()

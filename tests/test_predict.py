@@ -6,6 +6,7 @@ import io
 import json
 import os
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,20 @@ def test_what_is_no_picture_is_named(name: str, tmp_path: Path) -> None:
         picture(path, 1)
     assert expected in str(caught.value) and str(caught.value).startswith(f"{tmp_path}/a??.png: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_large_picture_of_a_small_file_is_not_unfolded_again_and_again(tmp_path: Path) -> None:
+    pixels = np.zeros((1500, 1500, 4), np.uint8)
+    pixels[700:800, 700:800] = 255
+    Pictures.fromarray(pixels).save(tmp_path / "a.png")
+    tracemalloc.start()
+    try:
+        found = picture(tmp_path / "a.png", 1, ground=True)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found[0, 0, 0], found[750, 750, 0]) == (0, 255)  # light, and so on black
+    assert most < 16 * 1500 * 1500  # bytes; three arrays of double precision would be 24 to a pixel
 
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:

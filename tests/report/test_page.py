@@ -16,7 +16,7 @@ from cupynet.errors import ConfigError, OutputError
 from cupynet.files import save_weights
 from cupynet.lock import Hold
 from cupynet.report import page as pages
-from cupynet.report.folder import look
+from cupynet.report.folder import MOST_ROWS, look
 from cupynet.report.make import Maker
 from cupynet.report.page import Entry, Markup, document, element, escape, table
 from cupynet.report.run import clock, page, repeat, state
@@ -256,6 +256,16 @@ def test_a_row_that_is_being_written_is_left_for_later(tmp_path):
         file.write('{"kind": "epoch", "epo')
     seen = look(folder)
     assert len(seen.epochs) == 1 and not seen.damaged
+
+
+def test_of_very_many_reports_some_are_read_and_all_epochs(tmp_path):
+    rows = [row for row in history(1, reports=1) if row["kind"] == "report"]
+    lines = [json.dumps(rows[0] | {"iteration": at}) + "\n" for at in range(3 * MOST_ROWS)]
+    lines[7] = lines[7777] = json.dumps(history()[-1]) + "\n"
+    folder = unfinished(tmp_path)
+    (folder / "history.jsonl").write_text("".join(lines))
+    seen = look(folder)
+    assert len(seen.epochs) == 2 and MOST_ROWS / 2 < len(seen.reports) <= MOST_ROWS and not seen.damaged
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()], ids=["missing", "empty"])
