@@ -45,7 +45,12 @@ class ReportPage(Callback):
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        if not self.enabled or run is None or self._child is not None:
+        if run is not None:
+            self.begin(run)
+
+    def begin(self, run: Run) -> None:
+        """Start the other process, if it was not: while data are loaded there is a core to spare for its imports."""
+        if not self.enabled or self._run is not None:
             return
         self._run = run
         _left_alone[:] = [child for child in _left_alone if child.poll() is None]
@@ -116,6 +121,8 @@ class ReportPage(Callback):
                 child.stdin.close()
             with child.stdout:
                 answer = _answer(child.stdout.fileno(), 1.0)
+            if child.poll() is None:
+                _left_alone.append(child)
             self._give_up(answer or f"exit code {child.wait()}")
 
     def _give_up(self, why: str) -> None:

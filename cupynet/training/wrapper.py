@@ -454,7 +454,7 @@ class ParallelWrapper:
         synchronizer = copy.deepcopy(self.synchronizer)
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
         if first and self.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
-            callbacks.insert(0, Progress(self.progress))
+            callbacks.append(Progress(self.progress))
         if world.rank == self._launcher.first == 0:
             callbacks.append(self._rows)
         world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
