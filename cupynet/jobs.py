@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cupynet.resume import PART
+
 if TYPE_CHECKING:
     from cupynet.sweeps.shares import Share
 
@@ -36,7 +38,7 @@ class Job:
     def __init__(self, module: str, arguments: Sequence[str], share: Share) -> None:
         answers, asks = os.pipe(), os.pipe()
         theirs = answers[0], asks[1]
-        environment = {**os.environ, **share.environment(), ASKS: ",".join(map(str, theirs))}
+        environment = {**os.environ, **share.environment(), ASKS: ",".join(map(str, theirs)), PART: "search"}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the job
         try:
             with share.held():

@@ -16,6 +16,7 @@ from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
+PART = "CUPYNET_PART"  # in the environment of a process whose run is one of a sweep's or of a search's
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 
 
@@ -61,7 +62,12 @@ def _where_it_leads(path: Path) -> Path:
 
 
 def mark_latest(folder: Path) -> None:
-    """Let outputs/latest lead to this run, or sweep, if it lies in outputs/. What cannot be linked is not."""
+    """Let outputs/latest lead to this run, or sweep, if it lies in outputs/. What cannot be linked is not.
+
+    Who starts processes for the runs of a sweep or a search has said that none of them is meant.
+    """
+    if PART in os.environ:
+        return
     link, new = LATEST, LATEST.with_name(f".latest-{os.getpid()}-{threading.get_ident()}")
     try:
         inside = folder.resolve().relative_to(link.parent.resolve())

@@ -20,6 +20,7 @@ from typing import IO, NamedTuple, Protocol
 
 from cupynet import interrupts
 from cupynet.exits import say_error
+from cupynet.resume import PART
 from cupynet.sweeps.shares import Share
 
 WARNING = re.compile(r"\[\d\d:\d\d:\d\d\] (warning: .*)")
@@ -112,7 +113,7 @@ class SideBySide:
 
     def _start(self, command: Command, share: Share, ended: queue.Queue[_Running]) -> None:
         self._sweep.began(command.number, command.overrides, command.folder)
-        environment = {**os.environ, **share.environment(devices=not command.own_devices)}
+        environment = {**os.environ, **share.environment(devices=not command.own_devices), PART: "sweep"}
         with share.held():
             process = subprocess.Popen(
                 [*self._program, *command.arguments], env=environment, stdin=subprocess.DEVNULL,

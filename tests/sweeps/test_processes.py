@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cupynet.backend import available_cores, usable_cores
+from cupynet.resume import PART
 from cupynet.sweeps import shares as shares_module
 from cupynet.sweeps.processes import Command, SideBySide
 from cupynet.sweeps.shares import VISIBLE, Share, shares
@@ -61,6 +62,11 @@ def test_as_many_as_there_are_shares_work_at_once(tmp_path: Path) -> None:
     beside.run([Command(n, [f"n={n}"], tmp_path, [met, str(tmp_path), str(n)]) for n in range(4)])
     assert told.most == 2 and told.ends == dict.fromkeys(range(4), (0, "")) and beside.signal == 0
     assert [number for kind, number, *_ in told.events if kind == "began"] == [0, 1, 2, 3]
+
+
+def test_a_job_knows_that_it_is_one_of_several(tmp_path: Path) -> None:
+    told, _ = work([f"import os, sys; sys.exit(os.environ.get({PART!r}) != 'sweep')"], 1, tmp_path)
+    assert told.ends == {0: (0, "")}
 
 
 def test_one_that_fails_ends_no_other_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
