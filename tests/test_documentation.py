@@ -218,7 +218,7 @@ def check(command: Command) -> None:
     described = hydra_arguments(module)
     for option in options:
         assert described and option.startswith("--config-dir") or f'"{option.partition("=")[0]}"' in text, option
-    given = [word for word in words if re.match(r"[+~]*[\w.]+=", word) and not PLACEHOLDER.search(word)]
+    given = [word for word in words if re.match(r"[+~]*[\w./]+=", word) and not PLACEHOLDER.search(word)]
     if module == "cupynet.doctor":
         given = [word for word in given if not word.startswith(("json=", "check=", "timeout_s="))]
     if described is not None:

@@ -301,7 +301,7 @@ def profile_table(profile: dict[str, Any], longest: int, folder: Path | None) ->
         figures = f"{piece['calls']:>8,}{piece['total_ms']:>12,.1f}{piece['mean_ms']:>12.3f}{piece['share']:>9.1%}"
         lines.append(f"{name:<36}{figures}")
     if folder is not None:
-        lines.append(f"all of it: profile.json and trace.json in {folder}")
+        lines.append(f"all of it: profile.json and trace.json in {near(folder)}")
     console = _Terminal(soft_wrap=True, highlight=False)
     for line in lines:
         console.print(Text(line))
