@@ -215,6 +215,10 @@ class Experiment:
         model.class_names = tuple(self.source.class_names)
         return model
 
+    def own_callbacks(self) -> list[Callback]:
+        """Those of the settings, for one run."""
+        return [*copy.deepcopy(self.callbacks), *self.pools(), *self.profile()]
+
     def wrapper(
         self, run: Run | None = None, callbacks: Sequence[Callback] | None = None, **changes: Any
     ) -> ParallelWrapper:
@@ -222,7 +226,7 @@ class Experiment:
 
         callbacks: in place of the settings' own; changes: other arguments of `ParallelWrapper`.
         """
-        parallel, own = self.settings.parallel, [*copy.deepcopy(self.callbacks), *self.pools(), *self.profile()]
+        parallel, own = self.settings.parallel, self.own_callbacks() if callbacks is None else callbacks
         arguments: dict[str, Any] = {
             "workers": self.placement.workers,
             "devices": self.placement.devices or None,
@@ -239,9 +243,7 @@ class Experiment:
             "report_every": self.settings.report_every_iterations,
             "progress": "none",  # the settings' callbacks have it, or somebody took it out
         }
-        return ParallelWrapper(
-            self.model(), callbacks=own if callbacks is None else callbacks, run=run, **arguments | changes
-        )
+        return ParallelWrapper(self.model(), callbacks=own, run=run, **arguments | changes)
 
     # data -----------------------------------------------------------------------------------------------------------
 

@@ -193,7 +193,9 @@ def picture(found: RateTest, width: int = WIDTH, *, plain: bool = False) -> list
     def column(rate: float) -> int:
         return min(max(round((math.log10(rate) - low) * scale), 0), columns - 1)
 
-    losses = [(rate, loss) for rate, loss in zip(found.rates, _below(found, _top(found)), strict=True) if loss]
+    losses = [
+        (rate, loss) for rate, loss in zip(found.rates, _below(found, _top(found)), strict=True) if loss is not None
+    ]
     bottom, top = min(loss for _, loss in losses), max(loss for _, loss in losses)
     rows = [[" "] * columns for _ in range(HEIGHT)]
     if found.suggestion is not None:

@@ -8,7 +8,6 @@ takes root, `ip` and `tc`. Without them the two are two groups of processes and 
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import stat
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError, Interrupted
-from cupynet.exits import steady_streams, tell
+from cupynet.exits import Arguments, steady_streams, tell
 from cupynet.mpiexec import find_mpiexec
 from cupynet.settings import AS_RANKS
 
@@ -40,17 +39,17 @@ echo "no machine has the address $address" >&2; exit 1
 def main() -> None:
     """The command."""
     steady_streams()
-    parser = argparse.ArgumentParser(
-        prog="python -m cupynet.machines",
-        description="Train as two machines that a slow cable connects, on this one.",
-        epilog="key=value: settings of cupynet.train, such as experiment=several_machines",
+    parser = Arguments(
+        "python -m cupynet.machines",
+        "Train as two machines that a slow cable connects, on this one.",
+        "key=value: settings of cupynet.train, such as experiment=several_machines",
     )
     parser.add_argument("--rate", default="100mbit", help="of the cable, as tc writes it (%(default)s)")
     parser.add_argument("--delay", default="1ms", help="of the cable, each way, where the kernel can (%(default)s)")
     parser.add_argument("--ranks", type=int, default=1, help="on each machine (%(default)s)")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="of cupynet.train")
-    asked = parser.parse_args()
     try:
+        asked = parser.parse_args()
         code = train(asked.rate, asked.delay, asked.ranks, asked.settings)
     except BaseException as error:
         raise SystemExit(tell(error)) from None

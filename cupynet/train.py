@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cupynet.parallel import PipelineSpeed
     from cupynet.runs import Run, Start, Summary
     from cupynet.sweeps.record import Sweep
-    from cupynet.training import Evaluation, ParallelWrapper, Spent
+    from cupynet.training import Callback, Evaluation, ParallelWrapper, Spent
 
 log = logging.getLogger(__name__)
 
@@ -85,16 +85,23 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     from dataclasses import asdict
 
     from cupynet.runs import Run
+    from cupynet.training import ReportPage
 
-    run = Run(folder, asdict(experiment.settings))
+    run, callbacks = Run(folder, asdict(experiment.settings)), experiment.own_callbacks()
+    pages = [each for each in callbacks if isinstance(each, ReportPage) and experiment.rank == 0]
     try:
         with interrupts.handled(interrupts.leave):
-            return _train(experiment, run)
+            for page in pages:
+                page.begin(run)
+            return _train(experiment, run, callbacks)
     except KeyboardInterrupt as stopped:
         raise Interrupted.by(stopped, _left(run)) from None
+    finally:
+        for page in pages:
+            page.close()  # where it did not come to a wrapper that does
 
 
-def _train(experiment: Experiment, run: Run) -> float | None:
+def _train(experiment: Experiment, run: Run, callbacks: list[Callback]) -> float | None:
     """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
     from cupynet import config
     from cupynet.training import StopReason, unlearned
@@ -118,7 +125,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         if settings.fast_dev_run:
             run.mark_trial(int(settings.fast_dev_run))
     split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
-    with experiment.wrapper(run) as wrapper:
+    with experiment.wrapper(run, callbacks) as wrapper:
         if wrapper.blas_threads:
             log.info("BLAS threads per worker: %d", wrapper.blas_threads)
         experiment.limit_memory()

@@ -22,7 +22,16 @@ from cupynet.config.door import settings_first
 from cupynet.config.explain import GROUPS
 from cupynet.errors import ConfigError, DataError, DivergedError, Interrupted, annotate
 from cupynet.parts import build, build_as
-from cupynet.settings import BackendSettings, BenchSettings, PlanSettings, PrioritySettings, Settings, ShardSettings
+from cupynet.settings import (
+    BackendSettings,
+    BenchSettings,
+    PlanSettings,
+    PrioritySettings,
+    RateSettings,
+    Settings,
+    ShardSettings,
+    TuneSettings,
+)
 
 REPOSITORY = Path(config.__file__).parents[2]
 
@@ -549,12 +558,15 @@ def test_questions_are_answered_and_start_nothing(
     assert list(in_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["config", "bench", "plan", "shard"])
+@pytest.mark.parametrize("name", ["config", "bench", "plan", "shard", "find_rate", "tune"])
 def test_help_is_a_page_that_tells_the_truth(
     name: str, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every group in one line, with files that are there; examples that compose; the exit codes."""
-    schema = {"config": Settings, "bench": BenchSettings, "plan": PlanSettings, "shard": ShardSettings}[name]
+    schema = {
+        **{"config": Settings, "bench": BenchSettings, "plan": PlanSettings, "shard": ShardSettings},
+        **{"find_rate": RateSettings, "tune": TuneSettings},
+    }[name]
     monkeypatch.setattr(sys, "argv", ["x", "--help"])
     config.run(lambda settings, folder: None, lambda settings: settings, name, schema)
     page = capsys.readouterr().out.replace("test_config", "train").splitlines()  # where the job is defined
@@ -572,6 +584,9 @@ def test_help_is_a_page_that_tells_the_truth(
         for example in examples:
             asked = [word for word in example if "=" in word and "," not in word and not word.startswith("resume")]
             assert config.compose(asked)
+    if name in ("find_rate", "tune"):
+        completion = next(line for line in page if line.startswith("Completion"))
+        assert completion.split("(")[1].split()[0] in (Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8")
     codes = [int(code) for code in re.findall(r"\d+", next(line for line in page if line.startswith("Exit codes")))]
     assert codes == [0, 1, 2, 3, 65, 74, 130, 143]
 

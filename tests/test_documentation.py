@@ -65,7 +65,7 @@ def anchors(text: str) -> set[str]:
 
 
 def links(text: str) -> list[str]:
-    return [re.sub(r"\s+", " ", target) for target in re.findall(r"\]\(([^)\s]+)\)", prose(text))]
+    return [*re.findall(r"\]\(([^)\s]+)\)", prose(text)), *re.findall(r'<img src="([^"]+)"', prose(text))]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -97,7 +97,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 SCRIPTS = tuple(re.findall(r"^(cupynet-\S+) = \"(\S+):main\"", (ROOT / "pyproject.toml").read_text("utf-8"), re.M))
 STARTS = re.compile(r"^(\S*python -m (cupynet|tests)\b|mpiexec |make [a-z]|cupynet-[a-z])")
 PLACEHOLDER = re.compile(r"\.\.\.|<|^[A-Z_]+$|\*")
-FOLDERS = ("resume=", "--config-dir")
+FOLDERS = ("resume=", "--config-dir", "hydra/launcher=")
 
 
 class Command(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import logging
 import os
@@ -196,6 +197,18 @@ class OutOfMemoryError(Exception):
 
 class CUDARuntimeError(RuntimeError):
     """Likewise."""
+
+
+@pytest.mark.parametrize(
+    "command", ["report", "compare", "doctor", "machines", "predict", "export", "evaluate"], ids=str
+)
+def test_a_wrong_option_is_told_in_one_line(command, capsys, monkeypatch):
+    path = f"cupynet.{command}" if command not in ("report", "compare", "doctor") else f"cupynet.{command}.__main__"
+    monkeypatch.setattr(sys, "argv", [command, "--speed"])
+    with pytest.raises(SystemExit) as left:
+        importlib.import_module(path).main()
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and said.startswith("cupynet: ") and said.count("\n") == 1 and "--help" in said
 
 
 def test_what_is_out_of_memory():

@@ -24,13 +24,14 @@ PAGE = "compare.html"
 HIDDEN = ("state", "folder", "accuracy_low", "accuracy_high")  # on a terminal, unless they are asked for
 EXAMPLES = """\
 examples:
-  python -m cupynet.compare outputs/sweeps/2026-11-22/09-30-00-000000
+  python -m cupynet.compare outputs/latest        (after a sweep, that sweep)
   python -m cupynet.compare outputs/latest outputs/2026-11-21/17-05-12-345678
   python -m cupynet.compare 'outputs/sweeps/*/*' --sort train_s --csv runs.csv
-  python -m cupynet.compare outputs/sweeps/2026-11-22/09-30-00-000000 --to 0.99 --columns workers,accuracy,time_to
+  python -m cupynet.compare outputs/latest --to 0.99 --columns workers,time_to
 
-Runs that differ in nothing but their seed are one row: the mean, the lowest and the highest. * marks runs that no other
-beats in both accuracy and training time. Speed-up is images/s over those of one worker with the same settings.
+Runs that differ in nothing but their seed are one row: the mean, the lowest and
+the highest. * marks runs that no other beats in both accuracy and training time.
+Speed-up is images/s over those of one worker with the same settings.
 """
 
 

@@ -15,7 +15,10 @@ from cupynet.sweeps.table import shortened
 
 SEED = "seed"
 # what does not change what a run comes to
-IDLE = ("resume", "trusted_modules", "report_every_iterations", "callbacks.history", "callbacks.progress")
+IDLE = (
+    "resume", "trusted_modules", "report_every_iterations",
+    *(f"callbacks.{name}" for name in ("history", "progress", "report", "checkpoint")),
+)  # fmt: skip
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975)
 ABSENT = "-"
 

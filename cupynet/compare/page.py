@@ -143,7 +143,7 @@ def _curves(comparison: Comparison, groups: Sequence[Group]) -> list[Chart]:
             )
             for group, colour, dashed in _coloured(groups)
         ]  # fmt: skip
-        found.append(Chart(title, label, "accuracy", lines, percent=True, note=note))
+        found.append(Chart(title, label, "accuracy (%)", lines, percent=True, note=note))
     return found
 
 
@@ -163,7 +163,7 @@ def _pareto(comparison: Comparison) -> Chart:
     lines.append(Line("others", [x for x, _ in behind], [y for _, y in behind], 0, width=0.0, points=True))
     if len(judged) < 2:
         lines = []
-    return Chart("Accuracy against training time", "seconds of training", "accuracy", lines, percent=True)
+    return Chart("Accuracy against training time", "seconds of training", "accuracy (%)", lines, percent=True)
 
 
 def _speed_up(comparison: Comparison) -> Chart:

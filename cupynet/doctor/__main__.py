@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from cupynet.checks import number, one_line, one_of
 from cupynet.doctor import machine, surroundings
 from cupynet.doctor.finding import Finding
 from cupynet.errors import ConfigError
-from cupynet.exits import steady_streams, tell
+from cupynet.exits import Arguments, steady_streams, tell
 from cupynet.mpiexec import started
 
 Check = Callable[[list[str]], Iterator[Finding]]
@@ -44,15 +43,16 @@ CHECKS: dict[str, Check] = {
 def main() -> None:
     """The command."""
     steady_streams()
-    parser = argparse.ArgumentParser(
-        prog="python -m cupynet.doctor",
-        description="Say what this machine has and lacks for training.",
-        epilog="key=value: settings of cupynet.train, such as backend=cupy; of this command: json=true prints JSON, "
-        f"check={'|'.join(CHECKS)} makes one check alone, timeout_s={LIMIT_S:.0f} is the limit of each",
+    parser = Arguments(
+        "python -m cupynet.doctor",
+        "Say what this machine has and lacks for training.",
+        "key=value: settings of cupynet.train, such as backend=cupy; of this command: json=true\n"
+        f"prints JSON, timeout_s={LIMIT_S:.0f} is the limit of each check, and this makes one alone:\n"
+        f"check={'|'.join(CHECKS)}",
     )
     parser.add_argument("settings", nargs="*", metavar="key=value")
-    given = parser.parse_args().settings
     try:
+        given = parser.parse_args().settings
         if started() is not None:
             raise ConfigError("doctor looks at one machine, in one process: start it without mpiexec")
         own, asked = divided(given)

@@ -4,8 +4,8 @@ It is told by a line on stdin that there is more to show (`more`), or that the r
 line or with the end of stdin, which comes too when the training process is killed.
 
 While the run goes on pages are made by a second process, a fork of this one, which works when nobody else wants to and
-takes about a hundredth of the time that passes: what it is told in between is shown later. The last page is waited for,
-so this one makes it itself, with all that it needs imported long before.
+takes less than a hundredth of the time that passes: what it is told in between is shown later. The last page is
+waited for, so this one makes it itself, with all that it needs imported long before.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from cupynet.lock import at_work
 from cupynet.report import charts
 from cupynet.report.make import Maker
 
-SHARE = 0.005  # of the time passed, for the page, and as much for its charts
-ALLOWANCE_S = 0.3  # in advance, so that the first is there soon
+SHARE = 0.002  # of the time passed, for the page
+DRAWING = 0.005  # and for its charts
+FIRST_S = 5.0  # until the first charts: there is little to be seen in them before
 LONGEST_S = 120  # for all that is left when the run is over
 LETTING_GO_S = 3.0  # after the end of stdin, until the run's folder is free: its log is complete then
 
@@ -33,17 +34,16 @@ class Pace:
     """How often something may be done, so that it takes no more than a share of the time passed.
 
     Args:
-        share: of the time since this was made.
-        allowance_s: seconds that may be spent before.
+        share: of the time since it may be done.
+        first_s: seconds from now until then.
     """
 
-    def __init__(self, share: float, allowance_s: float) -> None:
-        self._share, self._allowance_s = share, allowance_s
-        self._began, self._spent_s = time.monotonic(), 0.0
+    def __init__(self, share: float, first_s: float = 0.0) -> None:
+        self._share, self._began, self._spent_s = share, time.monotonic() + first_s, 0.0
 
     def wait_s(self) -> float:
         """How long until it may be done again."""
-        due = self._began + (self._spent_s - self._allowance_s) / self._share
+        due = self._began + self._spent_s / self._share
         return max(due - time.monotonic(), 0.0)
 
     def spend(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ def _fork(folder: Path, niceness: int) -> tuple[int, int]:
 
 def _meanwhile(maker: Maker, told: int) -> None:
     """Make pages until nobody is there any more to tell."""
-    page, drawing = Pace(SHARE, ALLOWANCE_S), Pace(SHARE, ALLOWANCE_S)
+    page, drawing = Pace(SHARE), Pace(DRAWING, FIRST_S)
     more = True
     while True:
         ready, _, _ = select.select([told], [], [], page.wait_s() if more else None)

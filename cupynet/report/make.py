@@ -10,6 +10,8 @@ from cupynet.report import charts, curves, run
 from cupynet.report.folder import Seen, look
 from cupynet.report.page import Markup
 
+PICTURED = 2  # of the charts are in curves.png: loss and accuracy
+
 
 class Maker:
     """Makes the page of the run in one folder, again and again.
@@ -48,7 +50,7 @@ class Maker:
         if draw:
             self._drawn = [(chart, charts.svg(chart, f"chart{index}")) for index, chart in enumerate(shown)]
         page = run.page(seen, self._drawn, self.missing).encode()
-        png = charts.png(shown) if picture and shown else None
+        png = charts.png(shown[:PICTURED]) if picture and shown else None
         if ready is not None:
             ready()
         write_whole(seen.run.report_path, page)

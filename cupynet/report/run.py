@@ -145,7 +145,7 @@ def _head(seen: Seen) -> Markup:
         marks.append(mark(f"commit {commit.partition('-')[0][:10]}"))
         marks += [mark("uncommitted changes", "warn")] if dirty else []
     started = seen.text("started")
-    over = f"cupynet · {'/'.join(seen.run.folder.absolute().parts[-2:])}{f' · started {started}' if started else ''}"
+    over = f"cupynet · {'/'.join(seen.run.folder.resolve().parts[-2:])}{f' · started {started}' if started else ''}"
     notices = [element("p", sentence, class_=f"notice {kind}")] if sentence else []
     if seen.running:
         whole = _asked(seen)

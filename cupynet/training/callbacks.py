@@ -208,6 +208,10 @@ class Rows(Callback):
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
+        self._trainer: TrainerView | None = None
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        self._trainer = trainer
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
         self.kept.append(report_row(report))
@@ -216,11 +220,11 @@ class Rows(Callback):
         self.kept.append(epoch_row(record))
 
     def state(self) -> dict[str, Any]:
-        return {"rows": len(self.kept)}
+        return {"iteration": 0 if self._trainer is None else self._trainer.iteration}
 
     def rewind(self, state: dict[str, Any]) -> None:
         """What came after is going to be told again."""
-        del self.kept[int(state["rows"]) :]
+        self.kept = [row for row in self.kept if row["iteration"] <= state["iteration"]]
 
 
 def _finite(value: Any) -> Any:

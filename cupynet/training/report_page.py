@@ -43,7 +43,12 @@ class ReportPage(Callback):
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        if not self.enabled or run is None or self._child is not None:
+        if run is not None:
+            self.begin(run)
+
+    def begin(self, run: Run) -> None:
+        """Start the other process, if it was not: while data are loaded there is a core to spare for its imports."""
+        if not self.enabled or self._run is not None:
             return
         self._run = run
         _left_alone[:] = [child for child in _left_alone if child.poll() is None]
@@ -73,6 +78,12 @@ class ReportPage(Callback):
 
     def close(self) -> None:
         """Ask for the last page and wait for it; where an error ends the run, leave it to be made."""
+        try:
+            self._finish()
+        finally:
+            self._run = None
+
+    def _finish(self) -> None:
         failing = sys.exc_info()[1] is not None
         if not failing:
             self._say(b"last\n")

@@ -194,7 +194,7 @@ def tested(run: Path, trusted_modules: Sequence[str]) -> dict[str, float]:
 
     summary = Run(run).summary()
     settings = config.load(run, [f"workers={summary.workers}"], trusted_modules)
-    experiment = Experiment(normalized_as(without_training(settings), summary))
+    experiment = Experiment(normalized_as(without_training(settings), summary.normalize))
     data = experiment.load()
     check_same_data(data.name, summary)
     with experiment.wrapper(callbacks=()) as wrapper:

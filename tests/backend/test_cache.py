@@ -89,7 +89,7 @@ def test_a_whole_network_is_found_again(tmp_path):
         "layers = {'conv1': Conv2D(4, 3), 'pool1': MaxPool2D(2), 'output': Dense(10)}\n"
         "data = Synthetic(train=40, test=10).load()\n"
         "model = Model(Sequential(layers), Image(28, 28, 1), create_backend('numba'))\n"
-        "with ParallelWrapper(model, workers=1) as wrapper:\n"  # of two threads one finds what the other made
+        "with ParallelWrapper(model, workers=1, progress='none') as wrapper:\n"  # of two one finds what the other made
         "    wrapper.fit(Loader(data.train, 10), 1)\n"
         "print(len(found) - found.count(None), found.count(None))\n"
     )

@@ -28,13 +28,8 @@ def cells(comparison: Comparison, name: str, sort: str | None = "run") -> list[s
 
 def test_settings_that_differ_are_told_and_no_others(tmp_path: Path) -> None:
     made(tmp_path / "0", workers=1, averaging_frequency=1, seed=1)
-    made(
-        tmp_path / "1",
-        workers=2,
-        averaging_frequency=1,
-        seed=2,
-        extra="resume: x\ncallbacks:\n  progress: {style: bar}\n",
-    )
+    idle = "  progress: {style: bar}\n  report: {enabled: false}\n  checkpoint: {keep_last: 9}\n"
+    made(tmp_path / "1", workers=2, averaging_frequency=1, seed=2, extra=f"resume: x\ncallbacks:\n{idle}")
     assert of(tmp_path).varied == ["workers"]
     made(tmp_path / "2", workers=2, averaging_frequency=3)
     comparison = of(tmp_path)
@@ -149,7 +144,8 @@ def test_runs_without_a_result_are_listed(tmp_path: Path) -> None:
     [
         ("train_s", "soon"), ("images_per_s", True), ("test_accuracy", [0.9]), ("workers", 1.5), ("dataset", 3),
         ("train_s", float("nan")), ("environment", None), ("test", "all"), ("seed", None), ("stages", "2"),
-        ("workers", 0), pytest.param("train_s", 10**400, id="train_s-long"), ("commit", ["abc"]), ("fallback", "no"), ("devices", None),
+        ("workers", 0), pytest.param("train_s", 10**400, id="train_s-long"),
+        ("commit", ["abc"]), ("fallback", "no"), ("devices", None),
     ],
 )  # fmt: skip
 def test_figures_that_are_none_are_told_of_their_run(name: str, value: Any, tmp_path: Path) -> None:

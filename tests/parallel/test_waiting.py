@@ -72,7 +72,9 @@ class Slow(Callback):
                 time.sleep(0.01)
 
 timeout_s = float(sys.argv[2])
-with ParallelWrapper(small_model(), 2, 1, callbacks=[Slow()], timeout_s=timeout_s, launcher=sys.argv[1]) as wrapper:
+with ParallelWrapper(
+    small_model(), 2, 1, callbacks=[Slow()], timeout_s=timeout_s, launcher=sys.argv[1], progress="none"
+) as wrapper:
     wrapper.fit(small_dataset(40), batch_size=4)
     if wrapper.trainer.rank == 0:
         print("trained", wrapper.trainer.iteration, flush=True)

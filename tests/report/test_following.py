@@ -298,15 +298,15 @@ def test_niceness_and_patience_are_checked():
 def test_pages_take_their_share_of_the_time_and_no_more(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pace = Pace(share=0.01, allowance_s=0.5)
+    pace = Pace(share=0.01, first_s=3)
+    assert pace.wait_s() == 3
+    now[0] += 4
     assert pace.wait_s() == 0
-    pace.spend(0.4)
-    assert pace.wait_s() == 0  # in advance
-    pace.spend(0.3)
-    assert pace.wait_s() == pytest.approx(20)
+    pace.spend(0.2)
+    assert pace.wait_s() == pytest.approx(19)  # of the 20 that this is a hundredth of
     now[0] += 15
-    assert pace.wait_s() == pytest.approx(5)
-    now[0] += 5
+    assert pace.wait_s() == pytest.approx(4)
+    now[0] += 4
     assert pace.wait_s() == 0
 
 

@@ -355,3 +355,10 @@ def test_many_classes_and_images_of_all_kinds_are_shown(tmp_path):
     parsed = made(finished(tmp_path, test=test | {"mistakes": test["mistakes"][:1]}, class_names=None))
     assert [image["alt"] for image in parsed.all("img")] == ["confusion matrix", "filters of conv1.weight"]
     assert "1 98.0%" not in parsed.text and "0 98.0%" in parsed.text
+
+
+def test_a_page_by_way_of_a_link_names_the_run_itself(tmp_path):
+    folder = finished(tmp_path)
+    link = tmp_path / "latest"
+    link.symlink_to(folder)
+    assert f"cupynet · {folder.parent.name}/{folder.name} " in page(look(link, over=True), [])

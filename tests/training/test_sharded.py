@@ -126,7 +126,10 @@ def test_the_wrapper_takes_shards_and_evaluates_on_them(tmp_path):
         parts = [shards.open(rank).dataset for rank in range(2)]  # as one data set, each worker has the same batch
         images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", "labels"))
         whole = Loader(Dataset("whole", images, labels, 3), len(parts[0]), shuffle=False)
-        assert wrapper.evaluate(shards).to_dict() == wrapper.evaluate(whole).to_dict()
+        found, expected = (wrapper.evaluate(each).to_dict() for each in (shards, whole))
+        for mistake in (*found["mistakes"], *expected["mistakes"]):
+            del mistake["sample"]  # shards have kept the numbers of the whole set
+        assert found == expected
         assert wrapper.evaluate(shards).confusion.tolist() == wrapper.evaluate(small_dataset(60)).confusion.tolist()
         assert wrapper.evaluate(test).samples == 9
 
