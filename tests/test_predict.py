@@ -225,7 +225,7 @@ def test_a_large_picture_of_a_small_file_is_not_unfolded_again_and_again(tmp_pat
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
     tracemalloc.start()
     try:
-        found = picture(tmp_path / "a.png", 1, ground=True)
+        found = picture(tmp_path / "a.png", 1, drawn=True)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

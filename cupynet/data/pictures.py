@@ -247,13 +247,13 @@ def _levels(opened: Any, channels: int, drawn: bool) -> Array:
     if opened.mode in DEEP:
         opened = images.fromarray((np.asarray(opened).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
     if drawn and (opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info):
-        picture = opened.convert("RGBA")
-        alpha, grey = np.asarray(picture.getchannel("A")), np.asarray(picture.convert("RGB").convert("L"))
+        shown = opened.convert("RGBA")
+        alpha, grey = np.asarray(shown.getchannel("A")), np.asarray(shown.convert("RGB").convert("L"))
         parts = (slice(at, at + PART) for at in range(0, alpha.size, PART))  # a small file may be a large picture
-        shown = sum(int((grey.ravel()[each].astype(np.uint32) * alpha.ravel()[each]).sum()) for each in parts)
-        light = alpha.any() and shown / int(alpha.sum(dtype=np.int64)) > 127.5
-        paper = images.new("RGBA", picture.size, "black" if light and alpha.min() < 128 else "white")
-        opened = images.alpha_composite(paper, picture).convert("RGB")
+        levels = sum(int((grey.ravel()[each].astype(np.uint32) * alpha.ravel()[each]).sum()) for each in parts)
+        light = alpha.any() and levels / int(alpha.sum(dtype=np.int64)) > 127.5
+        paper = images.new("RGBA", shown.size, "black" if light and alpha.min() < 128 else "white")
+        opened = images.alpha_composite(paper, shown).convert("RGB")
     pixels = opened.convert("L" if channels == 1 else "RGB")
     return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
 
