@@ -104,8 +104,8 @@ def _about(trained: Trained, model: Model, input: str) -> dict[str, str]:
         "preprocessing": f"in the graph: pixels of 0 to 255 are {scaled}",
     }
     if summary is not None and trained.checkpoint is None:
-        about |= {"dataset": summary.dataset, "test_accuracy": str(summary.test_accuracy)}
-        about["commit"] = str(summary.commit)
+        known = {"dataset": summary.dataset, "test_accuracy": summary.test_accuracy, "commit": summary.commit}
+        about |= {name: str(value) for name, value in known.items() if value is not None}
     return about
 
 

@@ -32,7 +32,8 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        part.unlink(missing_ok=True)  # of a killed process of this number; or somebody's link, to be written through
+        with part.open("xb") as file:
             for piece in [content] if isinstance(content, bytes) else content:
                 file.write(piece)
             file.flush()

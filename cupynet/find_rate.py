@@ -5,8 +5,6 @@ A range test on the training path as it is configured, told as a picture and as 
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import math
 import shutil
@@ -138,14 +136,17 @@ def write(found: RateTest, folder: Path) -> None:
     """find_rate.csv, and find_rate.png where matplotlib is installed. OutputError."""
     from cupynet.files import write_whole
     from cupynet.report import charts
+    from cupynet.sweeps.table import Column, as_csv
 
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["iteration", "learning_rate", "loss", "smoothed_loss"])
-    writer.writerows(
-        (place, *row) for place, row in enumerate(zip(found.rates, found.losses, found.smoothed, strict=True), 1)
-    )
-    write_whole(folder / "find_rate.csv", text.getvalue().encode())
+    iterations = range(1, len(found.rates) + 1)
+    rows = {
+        "iteration": iterations,
+        "learning_rate": found.rates,
+        "loss": found.losses,
+        "smoothed_loss": found.smoothed,
+    }
+    table = [Column(name, name, (), values) for name, values in rows.items()]
+    write_whole(folder / "find_rate.csv", as_csv(table).encode())
     if not charts.available():
         log.info("find_rate.png is left out: %s", charts.MISSING)
         return
@@ -192,7 +193,9 @@ def picture(found: RateTest, width: int = WIDTH, *, plain: bool = False) -> list
     def column(rate: float) -> int:
         return min(max(round((math.log10(rate) - low) * scale), 0), columns - 1)
 
-    losses = [(rate, loss) for rate, loss in zip(found.rates, _below(found, _top(found)), strict=True) if loss]
+    losses = [
+        (rate, loss) for rate, loss in zip(found.rates, _below(found, _top(found)), strict=True) if loss is not None
+    ]
     bottom, top = min(loss for _, loss in losses), max(loss for _, loss in losses)
     rows = [[" "] * columns for _ in range(HEIGHT)]
     if found.suggestion is not None:

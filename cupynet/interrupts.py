@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from cupynet.errors import Interrupted
 from cupynet.mpiexec import started
 
+LIFELINE = "CUPYNET_LIFELINE"  # in the environment of a process that works for another: see `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -87,6 +88,7 @@ def command(main: Callable[[], None]) -> None:
     main is done a signal comes too late to change anything: whatever is still waited for, main's exit code counts.
     """
     code = 1
+    _tie()
     try:
         with handled(_end):
             main()
@@ -109,6 +111,38 @@ def command(main: Callable[[], None]) -> None:
             for number in NUMBERS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, lambda number, frame: os._exit(code))
+
+
+@contextmanager
+def lifeline() -> Iterator[tuple[int, ...]]:
+    """What processes are given (`pass_fds`, and its number as `LIFELINE`) that are told to end when this one is killed.
+
+    A pipe that nobody writes to: it ends when this process does, however it ends. Nothing where none can be given.
+    """
+    if os.name != "posix":
+        yield ()
+        return
+    theirs, ours = os.pipe()
+    try:
+        yield (theirs,)
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def _tie() -> None:
+    """Where this process was given a lifeline, its end is as good as SIGTERM: nobody is left to work for."""
+    number = os.environ.pop(LIFELINE, "")
+    if not number:
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.set_inheritable(int(number), False)
+            os.read(int(number), 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="cupynet-lifeline", daemon=True).start()
 
 
 def _end(number: int) -> None:

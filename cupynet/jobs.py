@@ -1,4 +1,4 @@
-"""A command of this package in a process of its own, which asks whoever started it what to do.
+"""Processes that work for this one: how they begin and end, and hear of signals; and one that asks what to do.
 
 It asks over a pair of pipes, a line each way. When one of the two processes is no more, the other's pipe says so.
 """
@@ -12,22 +12,74 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cupynet.resume import PART
+from cupynet import interrupts
 
 if TYPE_CHECKING:
     from cupynet.sweeps.shares import Share
 
 ASKS = "CUPYNET_ASKS"  # in a job's environment: its ends of the two pipes, for reading and for writing
 OWN = "cupynet: "  # how a command's errors begin, each a line
+IMPATIENT = 3  # signals after which processes are not asked any more
+
+
+def begun(words: Sequence[str], share: Share, environment: Mapping[str, str], **how: Any) -> subprocess.Popen[Any]:
+    """A process in its share of the machine, and in a session of its own: Ctrl-C on the terminal does not reach it.
+
+    how: what else `Popen` is told. OSError where none can be started.
+    """
+    with share.held():
+        return subprocess.Popen(
+            words, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True, **how
+        )
+
+
+def came_to(process: subprocess.Popen[Any]) -> tuple[int, str]:
+    """The exit code of a process that has ended, that of shells after a signal, and which that was, else ""."""
+    code = process.returncode
+    if code >= 0:
+        return code, ""
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return 128 - code, f"ended by {name}"
+
+
+class HandedOn:
+    """Signals that tell this process to end, each handed on to those that work for it; a third one ends those at once.
+
+    Args:
+        said: what the first one leads to.
+
+    Attributes:
+        first: which it was; 0 while none has come.
+    """
+
+    def __init__(self, said: str) -> None:
+        self.first, self._said = 0, said
+        self._came = self._handed_on = 0
+
+    def __call__(self, number: int) -> None:
+        """One has come: a handler for `interrupts.handled`."""
+        self.first, self._came = self.first or number, self._came + 1
+        if self._came == 1:
+            interrupts.say(f"cupynet: {signal.Signals(number).name}: {self._said}; again: at once\n")
+
+    def hand_on(self, tell: Iterable[Callable[[int], object]]) -> None:
+        """Those that came since the last time. tell: sends one of these processes a signal."""
+        told = list(tell)
+        while self._handed_on < self._came:
+            self._handed_on += 1
+            for each in told:
+                with contextlib.suppress(ProcessLookupError):
+                    each(signal.SIGKILL if self._handed_on >= IMPATIENT else self.first)
 
 
 class Job:
-    """A command of this package that is running.
-
-    It is in a session of its own: Ctrl-C on the terminal reaches who started it, who may hand it on (`tell`).
+    """A command of this package that is running, and asks.
 
     Args:
         module: as `python -m` takes it.
@@ -38,19 +90,12 @@ class Job:
     def __init__(self, module: str, arguments: Sequence[str], share: Share) -> None:
         answers, asks = os.pipe(), os.pipe()
         theirs = answers[0], asks[1]
-        environment = {**os.environ, **share.environment(), ASKS: ",".join(map(str, theirs)), PART: "search"}
+        environment = {**share.environment(), ASKS: ",".join(map(str, theirs))}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the job
         try:
-            with share.held():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._errors,
-                    env=environment,
-                    pass_fds=theirs,
-                    start_new_session=True,
-                )
+            words = [sys.executable, "-m", module, *arguments]
+            how = {"stdout": subprocess.DEVNULL, "stderr": self._errors, "pass_fds": theirs}
+            self._process = begun(words, share, environment, **how)
         except BaseException:
             os.close(answers[1])
             os.close(asks[0])
@@ -78,20 +123,18 @@ class Job:
 
     def tell(self, number: int) -> None:
         """Send it a signal."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        self._process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
         """Wait until it has ended: its exit code, that of shells after a signal; what it said of its error, or ""."""
-        code = self._process.wait()
+        self._process.wait()
+        code, ended_by = came_to(self._process)
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").splitlines()
         self.close()
+        if ended_by:
+            return code, ended_by + ", as the system does where no memory is left" * (code == 128 + signal.SIGKILL)
         reason = next((line.removeprefix(OWN) for line in reversed(said) if line.startswith(OWN)), "")
-        if code < 0:
-            name = signal.Signals(-code).name
-            memory = ", as the system does where no memory is left" * (-code == signal.SIGKILL)
-            return 128 - code, f"ended by {name}{memory}"
         return code, reason or (said[-1] if said and code else "")
 
     def close(self) -> None:

@@ -30,6 +30,8 @@ SILENT_S = 20.0  # a process that has not touched its file for so long is taken 
 LONG_SILENT_S = 600.0  # and for so long, without another look: no clocks differ that much
 PATIENCE_S = 0.5  # whoever only looks (`at_work`) holds the lock for a moment
 _POLL_S = 0.1
+# in a folder that somebody has sent a link would have its target emptied, and a pipe be waited for
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 @contextlib.contextmanager
@@ -108,7 +110,7 @@ class Hold:
         """The file, open and locked, and whether there are locks. OSError, ConfigError."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o644)
             held = _flock(descriptor)
             if held is not False and _is_file(descriptor, self._path):  # else who had it has just removed it
                 return descriptor, held is True
@@ -143,7 +145,7 @@ def at_work(folder: Path, *, patient: bool = True) -> bool:
     """Whether a run is going on in a folder. patient: take a while, where it may be on another machine; else it may."""
     path = folder / NAME
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | _PLAIN)
     except OSError:
         return False
     try:

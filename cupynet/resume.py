@@ -15,8 +15,8 @@ from cupynet.errors import ConfigError, DataError
 from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
+MOST_LOOKED_AT = 20  # runs, for an offer at the beginning of another
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
-PART = "CUPYNET_PART"  # in the environment of a process whose run is one of a sweep's or of a search's
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 
 
@@ -40,16 +40,16 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
         if own:
             run = Path(unquoted(own[-1]))
-            _refuse_links(run)
+            refuse_links(run)
             return run if _checkpoints(run) else None  # at its end or not: it must not be begun anew
         run_there = _unfinished()
         if run_there is not None:
-            _refuse_links(run_there)
+            refuse_links(run_there)
         return run_there
     if not os.path.isfile(run_of(Path(value)) / ".hydra" / "config.yaml"):  # which knows of names that cannot be
         raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
     path = _where_it_leads(Path(value))
-    _refuse_links(run_of(path))
+    refuse_links(run_of(path))
     return path
 
 
@@ -62,15 +62,13 @@ def _where_it_leads(path: Path) -> Path:
 
 
 def mark_latest(folder: Path) -> None:
-    """Let outputs/latest lead to this run, or sweep, if it lies in outputs/. What cannot be linked is not.
+    """Let outputs/latest lead to this run, if it lies in outputs/, or to the sweep or the search that it is part of.
 
-    Who starts processes for the runs of a sweep or a search has said that none of them is meant.
+    What cannot be linked is not.
     """
-    if PART in os.environ:
-        return
     link, new = LATEST, LATEST.with_name(f".latest-{os.getpid()}-{threading.get_ident()}")
     try:
-        inside = folder.resolve().relative_to(link.parent.resolve())
+        inside = _whole(folder.resolve()).relative_to(link.parent.resolve())
         if not inside.parts or (link.exists() and not link.is_symlink()):
             return  # somebody's own
         os.symlink(inside, new, target_is_directory=True)
@@ -82,17 +80,31 @@ def mark_latest(folder: Path) -> None:
         return
 
 
+def _whole(run: Path) -> Path:
+    """The folder of the sweep or of the search that a run is part of, by the files which these have; else its own."""
+    if (run.parent / "multirun.yaml").is_file():
+        return run.parent
+    return run.parent.parent if (run.parent.parent / "study.db").is_file() else run
+
+
 def offer() -> str:
     """A line about the run that `latest` would go on with; empty where there is none, or it takes long to know."""
     run = _unfinished(patient=False)
     return "" if run is None else f"the run in {run} was not finished: resume=latest goes on with it"
 
 
-def _refuse_links(run: Path) -> None:
-    """Refuse a run whose files lie elsewhere: what goes on would be written there. DataError."""
-    for name in ("history.jsonl", "train.log", ".hydra", "checkpoints", "summary.json", "weights.safetensors"):
-        if (run / name).is_symlink():
-            raise DataError(f"{run / name}: is a link, and going on would write where it leads: put a plain file there")
+def refuse_links(folder: Path) -> None:
+    """Refuse the folder of a run, or of a search, whose files lie elsewhere: what goes on would be written there.
+
+    Whatever they are called: databases and event files bring files of their own along. DataError.
+    """
+    try:
+        inside = sorted(folder.iterdir()) if os.path.isdir(folder) else []
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror})") from error
+    for path in inside:
+        if path.is_symlink():
+            raise DataError(f"{path}: is a link, and going on would write where it leads: put a plain file there")
 
 
 def run_of(path: Path) -> Path:
@@ -167,8 +179,11 @@ def _unfinished(*, patient: bool = True) -> Path | None:
 
     patient: take the time to see whether a run of another machine is still going on.
     """
-    runs = {path.parent for path in Path("outputs").glob("*/*/checkpoints") if _checkpoints(path.parent)}
-    runs = {run for run in runs if not run.parent.is_symlink()}  # `latest` may lead to a sweep, of which none is meant
+    found = list(Path("outputs").glob("*/*/checkpoints"))
+    found = [each for each in found if not each.parents[1].is_symlink()]  # `latest` may lead to a sweep: none is meant
+    if not patient:  # of very many it is not worth its time
+        found = sorted(found, key=_touched, reverse=True)[:MOST_LOOKED_AT]
+    runs = [path.parent for path in found if _checkpoints(path.parent)]
     return next(
         (
             run
@@ -177,6 +192,14 @@ def _unfinished(*, patient: bool = True) -> Path | None:
         ),
         None,
     )
+
+
+def _touched(path: Path) -> float:
+    """When something was last made or removed in a folder."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _checkpoints(run: Path) -> list[Path]:

@@ -37,7 +37,7 @@ def load_model(
     Args:
         run: the folder of a finished run, its `Run`, or one of its checkpoints.
         backend: numpy, numba, cupy, or auto: the best that works here.
-        dtype: half, bfloat16, float or double; by default the run's own.
+        dtype: half, bfloat16, float or double; by default the run's own, which may be float with products in TF32.
         trusted_modules: modules of your own whose classes the run's settings name. What the run itself says of them
             does not count.
 
@@ -143,8 +143,8 @@ class Trained:
         if checks.one_of("backend", backend, ("auto", *checks.BACKENDS)) == "auto":
             priorities = asked.priority
             backend, _ = select_backend(gpu_priority=priorities.gpu, cpu_priority=priorities.cpu)
+        tf32 = asked.tf32 and backend == "cupy" and dtype is None  # who asks for float is given float
         dtype = checks.dtype("dtype", settings.dtype if dtype is None else dtype)
-        tf32 = asked.tf32 and backend == "cupy" and dtype == "float"
         block, grid = asked.max_block_size, asked.max_grid_size
         where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
         try:
@@ -152,9 +152,11 @@ class Trained:
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
             model.class_names = tuple(map(str, self._told.get("class_names") or ()))
-        except (TypeError, LookupError, ArithmeticError) as error:
+            self._check_channels(model)
+        except CupynetError:
+            raise
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise DataError(f"{self.path}: what it says of its images cannot be ({error})") from error
-        self._check_channels(model)
         try:
             model.load_weights(self.weights)
         except CupynetError as error:
@@ -165,7 +167,8 @@ class Trained:
     def _check_channels(self, model: Model) -> None:
         """Refuse numbers for other channels or classes than the model has. DataError."""
         channels, classes = model.input.shape[-1], model.output.features
-        if len(model.pixels.scale) not in (1, channels):
-            raise DataError(f"{self.path}: normalises {len(model.pixels.scale)} channels, and images have {channels}")
+        scales = len(model.pixels.scale), len(model.pixels.shift)
+        if scales not in ((1, 1), (channels, channels)):
+            raise DataError(f"{self.path}: normalises {scales[0]} channels, and images have {channels}")
         if model.class_names and len(model.class_names) != classes:
             raise DataError(f"{self.path}: names {len(model.class_names)} classes, and its network has {classes}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cupynet import DataError, History, ParallelWrapper, Run
+from cupynet import Callback, DataError, History, NonFinite, ParallelWrapper, Run
 from cupynet.columns import Columns
-from cupynet.training.callbacks import Rows
 from tests.training.conftest import small_dataset, small_model
 
 
@@ -32,13 +33,31 @@ def test_a_wrapper_keeps_what_a_run_writes_down(tmp_path: Path) -> None:
     assert found.epochs["learning_rate"] == [0.01] * 3
 
 
+class Poison(Callback):
+    """Spoils a weight once, after an iteration, and notes how many epochs the history had at the end of each."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration, self.wrapper, self.known = iteration, None, list[int]()
+
+    def on_iteration_end(self, trainer: Any) -> None:
+        if trainer.iteration == self.iteration:
+            self.iteration = 0
+            next(iter(trainer.params.named()))[1].master[...] = math.nan
+
+    def on_epoch_end(self, trainer: Any, record: Any) -> None:
+        self.known.append(len(self.wrapper.history.epochs["epoch"]))
+
+
 def test_what_a_rollback_takes_back_is_told_once() -> None:
-    rows = Rows()
-    rows.kept = [{"kind": "report", "iteration": number} for number in range(5)]
-    state = rows.state()
-    rows.kept += [{"kind": "report", "iteration": 5}]
-    rows.rewind(state)
-    assert [row["iteration"] for row in rows.kept] == [0, 1, 2, 3, 4]
+    """And what it does not, the epoch that is over, stays; a callback is told of it when the history has it."""
+    poison = Poison(8)
+    back = NonFinite("rollback", every_iterations=100)
+    with ParallelWrapper(small_model(), 1, report_every=2, callbacks=[back, poison]) as wrapper:
+        poison.wrapper = wrapper
+        wrapper.fit(small_dataset(60), 3, batch_size=10)  # from iteration 8 back to 6, the end of the first epoch
+        found = wrapper.history
+    assert poison.iteration == 0 and poison.known == [1, 2, 3]
+    assert found.epochs["epoch"] == [1, 2, 3] and found.reports["iteration"] == [2, 4, 6, 8, 10, 12, 14, 16, 18]
 
 
 def test_rows_of_several_kinds() -> None:

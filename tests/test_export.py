@@ -120,3 +120,15 @@ def test_a_graph_that_differs_is_not_written(
         export.main()
     assert left.value.code == 0 and (tmp_path / "a.onnx").exists()
     assert "unchecked: onnxruntime is not installed (pip install 'cupynet[onnx]')" in capsys.readouterr().out
+
+
+def test_what_is_not_known_is_not_in_the_file(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy, file = Path(shutil.copytree(finished, tmp_path / "copy")), tmp_path / "a.onnx"
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps({**summary, "commit": None, "test_accuracy": None}))
+    monkeypatch.setattr("sys.argv", ["export", str(copy), "--onnx", str(file), "--check", "0"])
+    with pytest.raises(SystemExit) as left:
+        export.main()
+    assert left.value.code == 0
+    told = {each.key: each.value for each in onnx.load(file).metadata_props}
+    assert told["dataset"] == "synthetic" and not {"commit", "test_accuracy"} & told.keys()

@@ -137,3 +137,12 @@ def test_pieces_are_written_one_after_the_other_or_not_at_all(tmp_path: Path) ->
     with pytest.raises(DataError):
         write_whole(tmp_path / "a", broken())
     assert (tmp_path / "a").read_bytes() == b"onetwo" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_link_in_place_of_the_half_written_file_is_not_written_through(tmp_path: Path) -> None:
+    """In a container the next process has the number that the last one had, and a folder may come from anybody."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / f".a.{os.getpid()}.part").symlink_to("victim")
+    write_whole(tmp_path / "a", b"mine")
+    assert (tmp_path / "a").read_bytes() == b"mine" and not (tmp_path / "a").is_symlink()
+    assert (tmp_path / "victim").read_text() == "precious" and sorted(os.listdir(tmp_path)) == ["a", "victim"]

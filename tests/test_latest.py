@@ -69,13 +69,6 @@ def test_where_there_are_no_links_nothing_is_said(fails, error, here, monkeypatc
     assert os.listdir("outputs") == ["day"] and capfd.readouterr() == ("", "")
 
 
-def test_a_run_that_is_one_of_several_is_not_meant(here, monkeypatch):
-    resume.mark_latest(made("outputs/sweep"))
-    monkeypatch.setenv(resume.PART, "sweep")
-    resume.mark_latest(made("outputs/sweep/0"))
-    assert os.readlink(LATEST) == "sweep"
-
-
 def test_a_link_to_what_is_gone_is_replaced(here):
     made("outputs/day/one")
     LATEST.symlink_to("day/gone")
@@ -133,3 +126,26 @@ def test_a_command_makes_it_when_a_run_begins(command, here):  # noqa: F811
     assert command("hydra.run.dir=elsewhere", task=task)[0] == 0
     assert seen[-1][0] == three
     assert command("workrs=1")[0] == 2 and os.readlink(LATEST) == three
+
+
+def test_of_what_is_part_of_a_sweep_or_a_search_that_is_meant(here):
+    """Its jobs may be processes, each of which begins a run."""
+    job, trial = made("outputs/sweeps/day/time/0"), made("outputs/tune/day/time/trials/0000")
+    (job.parent / "multirun.yaml").write_text("{}")
+    (trial.parents[1] / "study.db").write_text("")
+    resume.mark_latest(job)
+    assert os.readlink(LATEST) == "sweeps/day/time"
+    resume.mark_latest(trial)
+    assert os.readlink(LATEST) == "tune/day/time"
+
+
+def test_a_run_is_offered_from_among_the_newest_alone(here):
+    """A thousand runs would be looked at whenever another begins."""
+    old = made("outputs/day/old")
+    for number in range(resume.MOST_LOOKED_AT):
+        newer = made(f"outputs/day/{number}")
+        (newer / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+        os.utime(newer / "checkpoints", (4e9, 4e9))
+    assert resume.offer() == "" and resume.find("latest", []) == old
+    (newer / "summary.json").unlink()
+    assert str(newer) in resume.offer()

@@ -169,3 +169,13 @@ def test_of_many_that_come_at_once_one_gets_it(tmp_path: Path, monkeypatch) -> N
         thread.join()
     assert most == [1] and got[0] > 6
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_is_not_written_through_and_a_pipe_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / NAME).symlink_to("victim")
+    assert Hold(tmp_path).warning.endswith("nothing keeps a second run out of this folder") and not at_work(tmp_path)
+    assert (tmp_path / "victim").read_text() == "precious"
+    (tmp_path / NAME).unlink()
+    os.mkfifo(tmp_path / NAME)
+    assert not at_work(tmp_path)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,19 @@ def test_centring_and_turning_on_request(finished: Path, tmp_path: Path) -> None
         seeing(finished).image(path)
 
 
+@pytest.mark.parametrize("ending", ["jpg", "png"])
+def test_a_photograph_of_a_drawing_is_turned_as_its_camera_was(ending: str, tmp_path: Path) -> None:
+    upright = np.zeros((16, 24), np.uint8)
+    upright[:8] = 255
+    noted = Pictures.Exif()
+    noted[0x0112] = 6  # orientation: the first row is on the right, the first column on top
+    path = tmp_path / f"a.{ending}"
+    Pictures.fromarray(np.rot90(upright).copy()).save(path, exif=noted, quality=95)
+    found = picture(path, 1, drawn=True)[:, :, 0]
+    assert found.shape == upright.shape and np.abs(found.astype(int) - upright).max() < 40
+    assert picture(path, 1).shape == (24, 16, 1)  # as `Folder` has it
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
@@ -162,7 +176,7 @@ def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
     made = Pictures.fromarray(grey.astype(np.uint16) * 257) if mode == "I;16" else made.convert(mode)
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
     made.save(path, **({"quality": 100} if mode == "CMYK" else {}))
-    found = picture(path, channels, ground=True)
+    found = picture(path, channels, drawn=True)
     assert found.shape == (12, 9, channels) and found.dtype == np.uint8
     np.testing.assert_allclose(found.astype(int).mean(axis=2), grey, atol=12 if mode == "CMYK" else 0)
 
@@ -203,6 +217,20 @@ def test_what_is_no_picture_is_named(name: str, tmp_path: Path) -> None:
         picture(path, 1)
     assert expected in str(caught.value) and str(caught.value).startswith(f"{tmp_path}/a??.png: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_large_picture_of_a_small_file_is_not_unfolded_again_and_again(tmp_path: Path) -> None:
+    pixels = np.zeros((1500, 1500, 4), np.uint8)
+    pixels[700:800, 700:800] = 255
+    Pictures.fromarray(pixels).save(tmp_path / "a.png")
+    tracemalloc.start()
+    try:
+        found = picture(tmp_path / "a.png", 1, ground=True)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found[0, 0, 0], found[750, 750, 0]) == (0, 255)  # light, and so on black
+    assert most < 16 * 1500 * 1500  # bytes; three arrays of double precision would be 24 to a pixel
 
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:

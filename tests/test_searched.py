@@ -104,6 +104,8 @@ def test_settings_as_a_file_are_those_of_the_command_line(tmp_path: Path) -> Non
     text = config.as_file([*chosen, "~callbacks.history"], ["the best"])
     (tmp_path / "experiment" / "best.yaml").write_text(text)
     assert "# the best" in text and "# on the command line add: ~callbacks.history" in text
+    lines = config.as_file(["~callbacks.x='a\nmodel: b'"]).splitlines()  # a file of somebody's may say so
+    assert all(line.startswith("#") for line in lines[: lines.index("defaults:")]) and "model: b'" not in lines
     typed = config.compose(chosen)
     assert asdict(config.compose(["experiment=best"], tmp_path)) == asdict(typed)
     assert typed.optimizer["_target_"].endswith("SGD") and typed.epochs == 6

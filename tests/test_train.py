@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from cupynet import evaluate
+from tests import warm
 from tests.mpi import NO_MPI
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,14 +38,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def run(folder: Path, *arguments: str, command: str = "train", code: int = 0, **more: str) -> tuple[str, str]:
     """Run a command in `folder`; its stdout and stderr. Fails the test where the exit code is another."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"cupynet.{command}", *arguments],
-        cwd=folder,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = warm.command(f"cupynet.{command}", arguments, folder, environment(**more), 300, **more)
     assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     return done.stdout, done.stderr
 

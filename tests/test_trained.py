@@ -88,6 +88,19 @@ def test_stages_are_put_together(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.predict(images().images), expected.predict(images().images))
 
 
+@pytest.mark.standin
+@pytest.mark.parametrize(("dtype", "tf32"), [(None, True), ("float", False), ("double", False)])
+def test_who_asks_for_float_is_given_no_products_of_fewer_digits(
+    dtype: str | None, tf32: bool, finished: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
+    path = copy / ".hydra" / "config.yaml"
+    text = path.read_text()
+    assert "tf32: false" in text
+    path.write_text(text.replace("tf32: false", "tf32: true"))
+    assert load_model(copy, "cupy", dtype).backend.options["tf32"] == tf32
+
+
 def rewritten(folder: Path, **changes: Any) -> None:
     path = folder / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -117,6 +130,21 @@ SPOILT = {
         lambda run: rewritten(run, normalize={"mean": [0, 1], "deviation": [1, 1]}),
         DataError,
         "normalises 2 channels, and images have 1",
+    ),
+    "no digits": (
+        lambda run: rewritten(run, normalize={"mean": ["a"], "deviation": [1]}),
+        DataError,
+        "what it says of its images cannot",
+    ),
+    "no deviation": (
+        lambda run: rewritten(run, normalize={"mean": [0], "deviation": [0]}),
+        DataError,
+        "what it says of its images cannot",
+    ),
+    "one deviation": (
+        lambda run: rewritten(run, normalize={"mean": [0, 1], "deviation": [1]}),
+        DataError,
+        "what it says of its images cannot",
     ),
     "names": (lambda run: rewritten(run, class_names=["cat"]), DataError, "names 1 classes, and its network has 10"),
     "trust": (

@@ -360,7 +360,7 @@ def test_what_a_run_that_goes_on_would_do(override: str, said: str, run: Path, r
 def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
     victim = run.parent / "victim"
     victim.write_text("precious")
-    for name in ("history.jsonl", "train.log", ".hydra/overrides.yaml"):
+    for name in ("history.jsonl", "train.log", ".hydra/overrides.yaml", "running.json", "tensorboard"):
         kept = (run / name).read_bytes() if (run / name).exists() else None
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(victim)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from cupynet.compare.columns import chosen, columns, in_order, records
 from cupynet.compare.found import find, is_run
 from cupynet.compare.groups import Comparison, Group, compared
 from cupynet.errors import ConfigError, OutputError
-from cupynet.exits import Arguments, say_error, steady_streams, tell
+from cupynet.exits import Arguments, leave_after, say_error, steady_streams
 from cupynet.files import write_whole
 from cupynet.sweeps.table import Column, Screen, as_csv, as_markdown, show
 
@@ -39,19 +38,12 @@ Speed-up is images/s over those of one worker with the same settings.
 def main() -> None:
     """The command."""
     steady_streams()
-    try:
-        arguments = _parser().parse_args()
-        _compare(arguments)
-    except BaseException as error:
-        raise SystemExit(tell(error)) from None
+    leave_after(lambda: _compare(_parser().parse_args()))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Arguments(
-        "python -m cupynet.compare",
-        "Compare runs: which settings differ, what came of them, and which to use.",
-        EXAMPLES,
-    )
+def _parser() -> Arguments:
+    about = "Compare runs: which settings differ, what came of them, and which to use."
+    parser = Arguments("python -m cupynet.compare", about, EXAMPLES)
     parser.add_argument("folders", nargs="+", help="of runs, of sweeps, or with such in them; patterns are looked up")
     parser.add_argument(
         "--sort", metavar="COLUMN", help="order of the rows, -COLUMN for the largest first: --sort=-loss"
@@ -93,7 +85,6 @@ def _compare(arguments: argparse.Namespace) -> None:
     else:
         _print(comparison, groups, table, asked, [text, *notes])
     _write_page(arguments, comparison, groups, quiet=arguments.json or arguments.markdown)
-    sys.stdout.flush()
 
 
 def _print(

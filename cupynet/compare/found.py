@@ -13,12 +13,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cupynet import config
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError, CupynetError, DataError
 from cupynet.lock import at_work
+from cupynet.report.folder import finite, texts
 from cupynet.runs import Run, Summary
 
 DEEP = 5  # folders below the one that is named
@@ -26,8 +27,10 @@ LOG_BYTES = 1 << 16  # at the end of a log
 MOST_HISTORY = 1 << 26  # bytes
 ERROR = re.compile(r"\S+ \S+ ERROR [\w.]+: (?:job \d+: )?(.*)")
 NUMBERS = ("images_per_s", "train_s", "wall_s", "test_accuracy", "test_loss", "validation_accuracy")
-COUNTS = ("workers", "seed", "epochs", "batch_size", "iterations", "images")
+COUNTS = ("seed", "epochs", "batch_size", "iterations", "images")
+PLACES = ("workers", "stages")
 WORDS = ("dataset", "backend", "dtype")
+OPTIONAL = ("test_accuracy", "test_loss", "validation_accuracy")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Found:
         settings: dotted keys -> values as they were written; choices: which file was taken of each group.
         summary: what came of it; None where nothing did.
         trouble: why it has no result, or is not what was asked for; "" where all is well.
-        epochs: its history; losses: (iteration, training loss).
+        epochs: its history.
     """
 
     folder: Path
@@ -65,7 +68,6 @@ class Found:
     summary: Summary | None
     trouble: str = ""
     epochs: list[Epoch] = field(default_factory=list, repr=False)
-    losses: list[tuple[int, float]] = field(default_factory=list, repr=False)
 
     def time_to(self, accuracy: float, split: str) -> float | None:
         """Seconds of training until an evaluation was at least so good; None where none was."""
@@ -151,8 +153,7 @@ def read(folder: Path, name: str) -> Found:
         settings = {**(settings or _of(summary)), "workers": summary.workers}
         if summary.stop_reason in ("signal", "request", "diverged"):
             trouble.append(f"stopped: {one_line(summary.stopped_by)}")
-    epochs, losses = _history(run)
-    return Found(folder, name, settings, choices, summary, "; ".join(trouble), epochs, losses)
+    return Found(folder, name, settings, choices, summary, "; ".join(trouble), _history(run))
 
 
 def _within(error: CupynetError, folder: Path) -> str:
@@ -162,14 +163,16 @@ def _within(error: CupynetError, folder: Path) -> str:
 
 def _check(summary: Summary, run: Run) -> None:
     """Refuse a summary whose figures are none. DataError."""
-    for names, kinds in ((NUMBERS, (int, float)), (COUNTS, (int,)), (WORDS, (str,))):
+    for names, kind, least in ((NUMBERS, float, -math.inf), (COUNTS, int, 0), (PLACES, int, 1)):
         for name in names:
             value = getattr(summary, name)
-            optional = value is None and name in ("test_accuracy", "test_loss", "validation_accuracy")
-            good = isinstance(value, kinds) and not isinstance(value, bool)
-            if not optional and not (good and (isinstance(value, str) or math.isfinite(value))):
+            known = finite(value)
+            good = known is not None and known >= least and (kind is float or isinstance(value, int))
+            if not good and not (value is None and name in OPTIONAL):
                 raise DataError(f"{run.summary_path}: {name}={value!r:.40}: is no figure of a run")
-    if not isinstance(summary.environment, dict) or not isinstance(summary.test, dict | None):
+    words = all(isinstance(getattr(summary, name), str) for name in WORDS)
+    told = isinstance(summary.commit, str | None) and isinstance(summary.fallback, bool) and texts(summary.devices)
+    if not words or not told or not isinstance(summary.environment, dict) or not isinstance(summary.test, dict | None):
         raise DataError(f"{run.summary_path}: is not the summary of a run")
 
 
@@ -188,43 +191,42 @@ def _unfinished(folder: Path) -> str:
     if at_work(folder, patient=False):
         return "going on"
     try:
-        with (folder / "train.log").open("rb") as log:
+        with _plain(folder / "train.log") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+            lines = log.read(LOG_BYTES).decode(errors="replace").splitlines()
     except OSError:
         lines = []
     told = [found[1] for line in lines if (found := ERROR.fullmatch(line))]
     return f"failed: {one_line(told[-1])}" if told else "unfinished"
 
 
-def _history(run: Run) -> tuple[list[Epoch], list[tuple[int, float]]]:
-    """Its epochs and its training losses, as far as they can be read: a run that was killed has half a row."""
+def _history(run: Run) -> list[Epoch]:
+    """Its epochs, as far as they can be read: a run that was killed has half a row."""
     try:
-        with run.history_path.open("rb") as file:
+        with _plain(run.history_path) as file:
             lines = file.read(MOST_HISTORY).decode(errors="replace").splitlines()
     except OSError:
-        return [], []
+        return []
     epochs: list[Epoch] = []
-    losses: list[tuple[int, float]] = []
     train_s = 0.0
     for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(row, dict) or (iteration := _number(row.get("iteration"))) is None:
+        if not isinstance(row, dict) or row.get("kind") != "epoch":
             continue
-        loss = _number(row.get("loss"))
-        if row.get("kind") == "report" and loss is not None:
-            losses.append((int(iteration), loss))
-        elif row.get("kind") == "epoch":
-            train_s += _number(row.get("train_s")) or 0.0
-            found = {split: _number(row.get(f"{split}_accuracy")) for split in ("test", "validation")}
+        iteration = finite(row.get("iteration"))
+        if iteration is not None:
+            train_s += finite(row.get("train_s")) or 0.0
+            found = {split: finite(row.get(f"{split}_accuracy")) for split in ("test", "validation")}
             known = {split: value for split, value in found.items() if value is not None}
-            epochs.append(Epoch(int(_number(row.get("epoch")) or 0), int(iteration), train_s, known))
-    return epochs, losses
+            epochs.append(Epoch(int(finite(row.get("epoch")) or 0), int(iteration), train_s, known))
+    return epochs
 
 
-def _number(value: Any) -> float | None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
+def _plain(path: Path) -> BinaryIO:
+    """A file, open. OSError where it is none of this folder: a link may lead to one without an end, a pipe waits."""
+    if path.is_symlink() or not path.is_file():
+        raise FileNotFoundError(path)
+    return path.open("rb")

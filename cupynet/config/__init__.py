@@ -6,7 +6,7 @@ varies.
 """
 
 from cupynet.config.composing import compose, conf_folder
-from cupynet.config.door import Gate, Ranks, in_sweep, run
+from cupynet.config.door import Gate, Ranks, in_sweep, own_folder, run
 from cupynet.config.explain import GROUPS
 from cupynet.config.searched import Searched, as_file, searched, split
 from cupynet.config.stored import load, overrides_of, own_folder_of, written
@@ -22,6 +22,7 @@ __all__ = [
     "in_sweep",
     "load",
     "overrides_of",
+    "own_folder",
     "own_folder_of",
     "run",
     "searched",

@@ -233,19 +233,27 @@ def _refuse_unknown(arguments: Sequence[str], settings: Sequence[str]) -> None:
 
 def _refuse_other_primary(arguments: Sequence[str], config_name: str) -> None:
     """Refuse another file to begin with: from it Hydra takes where code is found, before anything can be looked at."""
-    for place, option in enumerate(arguments):
-        name, _, value = option.partition("=")
-        if name.startswith(("-cn", "-cp", "--config-n", "--config-p")):
+    for option in arguments:
+        if option.partition("=")[0].startswith(("-cn", "-cp", "--config-n", "--config-p")):
             raise ConfigError(
                 f"{option}: a command begins with its own settings: name a folder of yours with --config-dir"
             )
+    folder = own_folder(arguments)
+    if folder is not None and (folder / f"{config_name}.yaml").exists():
+        raise ConfigError(
+            f"--config-dir={folder}: {folder / config_name}.yaml would take the place of this command's own settings: "
+            "put them into a file of a group, such as experiment/"
+        )
+
+
+def own_folder(arguments: Sequence[str]) -> Path | None:
+    """The folder of files of one's own that a command line names with --config-dir, last; None where it names none."""
+    found = None
+    for place, option in enumerate(arguments):
+        name, _, value = option.partition("=")
         if name.startswith(CONFIG_DIR):
-            folder = Path(value or next(iter(arguments[place + 1 :]), ""))
-            if (folder / f"{config_name}.yaml").exists():
-                raise ConfigError(
-                    f"{option}: {folder / config_name}.yaml would take the place of this command's own settings: put "
-                    "them into a file of a group, such as experiment/"
-                )
+            found = Path(value or next(iter(arguments[place + 1 :]), ""))
+    return found
 
 
 class _Leave(BaseException):
@@ -321,7 +329,8 @@ class _Door(Generic[S, T]):
         self._sweep: Path | None = None  # that of all jobs of a sweep
         self._sweeping = sweeping
         self.account: Sweeping | None = None  # of the sweep's jobs
-        self._program = program()
+        folder = own_folder(sys.argv[1:])
+        self._program = [*program(), *([] if folder is None else [f"--config-dir={folder}"])]
         self.typed = trust.typed(sys.argv[1:])  # keys that no file gave
 
     def go_on(self) -> None:
@@ -340,7 +349,7 @@ class _Door(Generic[S, T]):
             self._notes.append((logging.INFO, "resume=latest: there is nothing to go on with: a new run begins"))
         else:
             run = resume.run_of(path)
-            own = None if any(option.startswith(CONFIG_DIR) for option in given) else own_folder_of(run)
+            own = None if own_folder(given) is not None else own_folder_of(run)
             folder = [] if own is None else [f"--config-dir={own}"]
             sys.argv[1:] = [*resume.arguments(given, overrides_of(run), path), *folder]
             self.typed += "hydra.run.dir", "hydra.output_subdir"
@@ -375,8 +384,6 @@ class _Door(Generic[S, T]):
             HydraConfig.instance().set_config(config)
             self._hold(folder, make=True)
             self._sweep, self.account = folder.resolve(), account
-            if self.schema is Settings:
-                resume.mark_latest(folder)
             if account is not None:
                 if jobs is not None:
                     account.expected([overrides for overrides, _ in jobs])
@@ -561,8 +568,8 @@ class _Door(Generic[S, T]):
                 _log.log(*self._notes.pop(0))
             if self._resumed is not None and not self.rank:
                 store(config, Path(folder))
-            if self.schema is Settings and not self.rank and not sweep:
-                resume.mark_latest(own)
+            if self.schema is Settings and not self.rank:
+                resume.mark_latest(self._sweep if sweep and self._sweep is not None else own)
             result = self.task(self._prepared.pop(), Path(folder))
             self.codes.append(0)
             return result

@@ -201,7 +201,7 @@ def as_file(overrides: Sequence[str], comments: Sequence[str] = ()) -> str:
     for each in parsed:
         key, value = each.key_or_group, each.value()
         if each.is_delete():
-            told.append(f"on the command line add: {each.input_line}")
+            told.append(f"on the command line add: {one_line(each.input_line)}")
         elif key in GROUPS and isinstance(value, str) and key == "experiment":
             before.append(value)
         elif key in GROUPS and (value is None or isinstance(value, str)):

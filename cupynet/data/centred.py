@@ -26,7 +26,7 @@ LEAST = 16  # levels between paper and ink, of 255
 
 def is_dark_on_light(pixels: Array) -> bool:
     """Whether a picture (H, W, C) uint8 shows something dark on light ground, by what runs around it."""
-    grey = pixels.mean(axis=2)
+    grey = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels.mean(axis=2, dtype=np.float32)
     return _ground(grey) > (float(grey.min()) + float(grey.max())) / 2
 
 

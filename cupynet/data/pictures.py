@@ -24,6 +24,7 @@ FORMATS = ("PNG", "JPEG")
 GREY = ("1", "L", "LA")  # Pillow's modes
 DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
 MOST_PIXELS = 1 << 26  # of a picture that is looked at: a small file may unfold into any number
+PART = 1 << 20  # pixels that are computed with at once
 COLOURS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits in each channel, or brought to it
 
 
@@ -197,12 +198,13 @@ def _reason(error: BaseException) -> str:
 # a single picture -----------------------------------------------------------------------------------------------------
 
 
-def picture(path: Path, channels: int, *, ground: bool = False) -> Array:
+def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
     """A PNG or JPEG of whatever size and mode as (H, W, C) uint8, of 1 channel (grey) or 3.
 
     Args:
-        ground: whether what is transparent is laid on paper: white, or black where what is drawn is light. Else
-            transparency is dropped, as `Folder` does it.
+        drawn: whether it is of something that was drawn: what is transparent is laid on paper then, white, or black
+            where what is drawn is light, and a photograph is turned by what its camera has noted. Else transparency is
+            dropped and nothing turned, as `Folder` does it.
 
     Raises:
         DataError: it is not there, is no such file, damaged, empty, or too large.
@@ -220,7 +222,7 @@ def picture(path: Path, channels: int, *, ground: bool = False) -> Array:
                         f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
                         f"{opened.height}: make it smaller"
                     )
-                return _levels(opened, channels, ground)
+                return _levels(_turned(opened) if drawn else opened, channels, drawn)
     except DataError:
         raise
     except Exception as error:  # whatever a decoder makes of bytes that may be anything
@@ -232,18 +234,26 @@ def one_name(path: Path) -> str:
     return "".join(each if each.isprintable() else "?" for each in str(path))
 
 
-def _levels(opened: Any, channels: int, ground: bool) -> Array:
+def _turned(opened: Any) -> Any:
+    """An opened picture as its camera was held."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(opened)
+
+
+def _levels(opened: Any, channels: int, drawn: bool) -> Array:
     """(H, W, C) uint8 of an opened picture."""
     images = _pillow()
     if opened.mode in DEEP:
         opened = images.fromarray((np.asarray(opened).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
-    if ground and (opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info):
-        drawn = opened.convert("RGBA")
-        alpha = np.asarray(drawn.getchannel("A"), np.float64)
-        grey = np.asarray(drawn.convert("RGB").convert("L"), np.float64)
-        light = alpha.any() and (grey * alpha).sum() / alpha.sum() > 127.5
-        paper = images.new("RGBA", drawn.size, "black" if light and alpha.min() < 128 else "white")
-        opened = images.alpha_composite(paper, drawn).convert("RGB")
+    if drawn and (opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info):
+        picture = opened.convert("RGBA")
+        alpha, grey = np.asarray(picture.getchannel("A")), np.asarray(picture.convert("RGB").convert("L"))
+        parts = (slice(at, at + PART) for at in range(0, alpha.size, PART))  # a small file may be a large picture
+        shown = sum(int((grey.ravel()[each].astype(np.uint32) * alpha.ravel()[each]).sum()) for each in parts)
+        light = alpha.any() and shown / int(alpha.sum(dtype=np.int64)) > 127.5
+        paper = images.new("RGBA", picture.size, "black" if light and alpha.min() < 128 else "white")
+        opened = images.alpha_composite(paper, picture).convert("RGB")
     pixels = opened.convert("L" if channels == 1 else "RGB")
     return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
 

@@ -131,18 +131,21 @@ class _Graph:
         return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
 
     def images(self, model: Model, input: str) -> str:
-        """What the network is fed: pixels scaled as the model does it, and images with their channels first."""
+        """What the network is fed: pixels scaled as the model does it, and images with their channels first.
+
+        Its names begin without a slash, and have one: no layer's do, whatever it is called.
+        """
         per_pixel = 255.0 if input == "float" else 1.0
-        scale = self.constant("pixels.scale", np.array(model.pixels.scale) * per_pixel)
+        scale = self.constant("images/scale", np.array(model.pixels.scale) * per_pixel)
         x = (
             "images"
             if input == "float"
-            else self.add("Cast", "images", made="/pixels/Cast", to=self.onnx.TensorProto.FLOAT)
+            else self.add("Cast", "images", made="images/Cast", to=self.onnx.TensorProto.FLOAT)
         )
-        x = self.add("Mul", x, scale, made="/pixels/Mul")
+        x = self.add("Mul", x, scale, made="images/Mul")
         if any(model.pixels.shift):
-            x = self.add("Add", x, self.constant("pixels.shift", model.pixels.shift), made="/pixels/Add")
-        return self.add("Transpose", x, made="/pixels/Transpose", perm=[0, 3, 1, 2]) if _is_image(model.input) else x
+            x = self.add("Add", x, self.constant("images/shift", model.pixels.shift), made="images/Add")
+        return self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2]) if _is_image(model.input) else x
 
     def layer(self, layer: Layer, x: str) -> str:
         """What a layer makes of x."""

@@ -18,6 +18,8 @@ from cupynet.training import EpochRecord, TrainerView
 
 EVERY_S = 5.0  # between two writes
 MARKS = ("time/compute_s", "epoch/epoch")  # in every report, and in every epoch
+# where a server does not answer: by default MLflow asks for a quarter of an hour, in which workers take rank 0 for dead
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 MOST_METRICS, MOST_PARAMS, MOST_TEXT = 1000, 100, 6000  # that MLflow takes at once, and of the text of one
 
 
@@ -51,7 +53,8 @@ class MLflow(Logger):
         self._written = 0.0
 
     def _begin(self, beginning: Beginning) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        for variable, value in {"MLFLOW_DISABLE_TELEMETRY": "true", **PATIENCE}.items():
+            os.environ.setdefault(variable, value)
         # SQLAlchemy 2.1 says this of MLflow's own tables
         warnings.filterwarnings("ignore", message="The ``noload`` loader strategy", category=DeprecationWarning)
         from mlflow.entities import Param

@@ -10,7 +10,10 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from cupynet.exits import Arguments, say_error, stdout_is_gone, steady_streams, tell
+from cupynet.exits import Arguments, leave_after, say_error, stdout_is_gone, steady_streams
+
+EXAMPLES = """for example:
+  python -m cupynet.report outputs/latest --open"""
 
 
 def main() -> None:
@@ -19,21 +22,21 @@ def main() -> None:
     parser = Arguments(
         "python -m cupynet.report",
         "Write report.html and curves.png into the folder of a run, finished, killed or going on.",
-        "for example: python -m cupynet.report outputs/latest --open",
+        EXAMPLES,
     )
     parser.add_argument("run_folder", type=Path, help="a folder that cupynet.train has written")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     parser.add_argument("--follow", type=int, metavar="NICENESS", help=argparse.SUPPRESS)  # started so by training
-    try:
-        arguments = parser.parse_args()
-        if arguments.follow is not None:
-            from cupynet.report.follow import follow
+    leave_after(lambda: _report(parser.parse_args()))
 
-            follow(arguments.run_folder, arguments.follow)
-            return
-        _make(arguments.run_folder, show=arguments.open)
-    except BaseException as error:
-        raise SystemExit(tell(error)) from None
+
+def _report(asked: argparse.Namespace) -> None:
+    if asked.follow is None:
+        _make(asked.run_folder, show=asked.open)
+        return
+    from cupynet.report.follow import follow
+
+    follow(asked.run_folder, asked.follow)
 
 
 def _make(folder: Path, *, show: bool) -> None:

@@ -21,6 +21,8 @@ from cupynet.runs import Run
 
 MOST_TEXT = 1 << 20  # characters of a file of text that are read
 MOST_WEIGHTS = 64 << 20  # bytes of a file of weights that is read to show a picture of some
+MOST_ROWS = 10_000  # of a history, about: 25 to each point of a chart
+REPORT = b'{"kind": "report"'  # how the row of one begins
 T = TypeVar("T")
 
 
@@ -158,12 +160,19 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows as far as they are whole: the last of a run that goes on may be half-written."""
+    """The rows as far as they are whole: the last of a run that goes on may be half-written.
+
+    Where they are very many, all epochs and some of the reports: more would take hundreds of megabytes beside the run.
+    """
     rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
-        for line in file:
+        step = 1 + sum(1 for _ in file) // MOST_ROWS
+        file.seek(0)
+        for number, line in enumerate(file):
             if not line.endswith(b"\n"):
                 break
+            if number % step and line.startswith(REPORT):
+                continue
             row = json.loads(line)
             if isinstance(row, dict):
                 rows.append(row)
@@ -184,8 +193,10 @@ def _filters(path: Path, start: dict[str, Any]) -> tuple[str, Any] | None:
 
 
 def _examples(path: Path) -> Any:
+    if path.stat().st_size > MOST_WEIGHTS:
+        raise DataError(f"expected at most {MOST_WEIGHTS:,} bytes")
     images = load_weights(path).get("images")
-    if images is None or images.ndim != 4 or images.dtype.str != "|u1":
+    if images is None or images.ndim != 4 or images.dtype.str != "|u1" or 0 in images.shape:
         raise DataError("expected images (M, H, W, C) of bytes")
     return images
 

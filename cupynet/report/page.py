@@ -57,7 +57,7 @@ def document(title: str, *body: Text, refresh_s: int | None = None) -> str:
     """A whole page. refresh_s: after so many seconds the browser reads it again; None: it is complete."""
     style = (resources.files(__package__) / "style.css").read_text(encoding="utf-8")
     again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">\n'
-    return (
+    text = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
@@ -67,6 +67,7 @@ def document(title: str, *body: Text, refresh_s: int | None = None) -> str:
         f'{again}<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n'
         f"<body>\n<main>\n{join(body, chr(10))}\n</main>\n</body>\n</html>\n"
     )
+    return text.encode(errors="replace").decode()  # JSON may hold half a character, which no file can
 
 
 def header(title: Text, *, marks: Iterable[Text] = (), lead: Text = "", over: Text = "cupynet") -> Markup:

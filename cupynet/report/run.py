@@ -431,7 +431,7 @@ def _files(seen: Seen) -> Markup:
         for path in sorted(seen.run.folder.iterdir()):
             if path.name.startswith(".") and path.name != ".hydra":
                 continue
-            size = "folder" if path.is_dir() else amount(path.stat().st_size)
+            size = "folder" if path.is_dir() else amount(path.lstat().st_size)  # a link may lead nowhere
             rows.append((element("code", path.name + "/" * path.is_dir()), size))
     except OSError:
         return Markup("")

@@ -6,10 +6,8 @@ What a job says on its terminal is passed on as far as it is a warning or an err
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -20,13 +18,12 @@ from typing import IO, NamedTuple, Protocol
 
 from cupynet import interrupts
 from cupynet.exits import say_error
-from cupynet.resume import PART
+from cupynet.jobs import HandedOn, begun, came_to
 from cupynet.sweeps.shares import Share
 
 WARNING = re.compile(r"\[\d\d:\d\d:\d\d\] (warning: .*)")
 ERROR = re.compile(r"cupynet: (.*)")
 POLL_S = 0.2
-IMPATIENT = 3  # signals after which jobs are not asked any more
 
 
 class Told(Protocol):
@@ -69,67 +66,56 @@ class SideBySide:
         program: the words of a command line before its settings.
         sweep: is told when each begins and ends.
         shares: of the machine.
-
-    Attributes:
-        signal: that told all of it to end; 0 while none has.
     """
 
     def __init__(self, program: Sequence[str], sweep: Told, shares: Sequence[Share]) -> None:
-        self.signal = 0
+        self._signals = HandedOn("the jobs at work stop and save, no more begin")
         self._program, self._sweep, self._free = list(program), sweep, list(shares)
         self._running: list[_Running] = []
-        self._asked, self._passed_on = 0, 0  # signals
+        self._lifeline: tuple[int, ...] = ()
+
+    @property
+    def signal(self) -> int:
+        """That told all of it to end; 0 while none has."""
+        return self._signals.first
 
     def run(self, commands: Sequence[Command]) -> None:
         """All of them, in order; after a signal no more are begun, and those at work are told of it."""
         waiting, ended = list(commands), queue.Queue[_Running]()
-        with interrupts.handled(self._interrupted):
+        with interrupts.handled(self._signals), interrupts.lifeline() as self._lifeline:
             try:
                 while self._running or (waiting and not self.signal):
                     while waiting and self._free and not self.signal:
                         self._start(waiting.pop(0), self._free.pop(0), ended)
                     with contextlib.suppress(queue.Empty):
                         self._end(ended.get(timeout=POLL_S))
-                    self._pass_on()
+                    self._signals.hand_on(each.process.send_signal for each in self._running)
             finally:
                 for each in self._running:  # only where something failed here
                     each.process.kill()
                     each.process.wait()
 
-    def _interrupted(self, number: int) -> None:
-        self.signal, self._asked = self.signal or number, self._asked + 1
-        if self._asked == 1:
-            name = signal.Signals(number).name
-            interrupts.say(f"cupynet: {name}: the jobs at work stop and save, no more begin; again: at once\n")
-
-    def _pass_on(self) -> None:
-        """Signals that came meanwhile, to each job as often: a terminal does not reach processes of other sessions."""
-        while self._passed_on < self._asked:
-            self._passed_on += 1
-            number = signal.SIGKILL if self._passed_on >= IMPATIENT else self.signal
-            for each in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    each.process.send_signal(number)
-
     def _start(self, command: Command, share: Share, ended: queue.Queue[_Running]) -> None:
         self._sweep.began(command.number, command.overrides, command.folder)
-        environment = {**os.environ, **share.environment(devices=not command.own_devices), PART: "sweep"}
-        with share.held():
-            process = subprocess.Popen(
-                [*self._program, *command.arguments], env=environment, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-            )  # fmt: skip
+        environment = share.environment(devices=not command.own_devices)
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+        if self._lifeline:
+            environment[interrupts.LIFELINE], how["pass_fds"] = str(self._lifeline[0]), self._lifeline
+        try:
+            process = begun([*self._program, *command.arguments], share, environment, **how)
+        except OSError as error:  # no room for one more process now: the others are worth what they have done
+            self._free.append(share)
+            said = f"cannot be started ({error.strerror})"
+            say_error(f"job {command.number}: {said}")
+            self._sweep.ended(command.number, 1, said)
+            return
         running = _Running(command, process, share, [])
         self._running.append(running)
         threading.Thread(target=_wait, args=(running, ended), name="cupynet-job", daemon=True).start()
 
     def _end(self, running: _Running) -> None:
-        code = running.process.returncode
-        error = running.told[-1] if running.told else ""
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                error = error or f"ended by {signal.Signals(-code).name}"
-            code = 128 - code
+        code, ended_by = came_to(running.process)
+        error = running.told[-1] if running.told else ended_by
         self._running.remove(running)
         self._free.append(running.share)
         if code and not running.told:

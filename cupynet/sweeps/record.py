@@ -38,6 +38,7 @@ class Job:
         code: that it ended with; None while it has not.
         error: why, in a line; "" where all went well.
         summary: what came of it; None where nothing did.
+        before: the time of the summary that was in its folder when it began, of an older sweep; None where none was.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Job:
     code: int | None = None
     error: str = ""
     summary: Summary | None = field(default=None, repr=False)
+    before: int | None = field(default=None, repr=False)
 
     @property
     def accuracy(self) -> float | None:
@@ -121,15 +123,16 @@ class Sweep:
 
     def began(self, number: int, overrides: Sequence[str], folder: Path) -> None:
         """A job begins."""
-        self.jobs[number] = Job(number, asked(overrides), folder)
+        self.jobs[number] = Job(number, asked(overrides), folder, before=_written(folder))
         self._say(f"job {number}: {self._called(self.jobs[number])}")
 
     def ended(self, number: int, code: int, error: str = "") -> Job:
         """A job has ended; what is known of it."""
         job = self.jobs[number]
         job.code, job.error = code, one_line(error)
-        with contextlib.suppress(CupynetError):
-            job.summary = Run(job.folder).summary()
+        if _written(job.folder) != job.before:
+            with contextlib.suppress(CupynetError):
+                job.summary = Run(job.folder).summary()
         if job.summary is not None and code == 0:
             self._say(f"job {number}: {_outcome(job.summary)}")
         self._write()
@@ -252,6 +255,14 @@ def asked(overrides: Sequence[str]) -> dict[str, str]:
     """Setting -> value of a job's command line, as they were written."""
     parts = (each.partition("=") for each in overrides)
     return {name.lstrip("+"): value for name, _, value in parts}
+
+
+def _written(folder: Path) -> int | None:
+    """When the summary in a folder was written, in nanoseconds; None where there is none."""
+    try:
+        return Run(folder).summary_path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _summary(job: Job) -> Summary:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from rich.text import Text
 PIPED = 80  # columns where there is no terminal that has a width of its own
 GAP = 2  # between two columns
 LEAST = 5  # characters of a cell that is cut
+FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # how one begins; a minus by itself is none
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,25 @@ def show(columns: Sequence[Column], styles: Mapping[int, str], screen: Screen) -
 
 
 def as_csv(columns: Sequence[Column]) -> str:
-    """Comma-separated values, a line of names first; empty where there is none."""
+    """Comma-separated values, a line of names first; empty where there is none.
+
+    A text that a spreadsheet would take for a formula has an apostrophe before it: what a run was called may be
+    anybody's. Numbers, negative ones too, are as they are.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in columns])
-    writer.writerows(zip(*(column.values for column in columns), strict=True))
-    return text.getvalue()
+    writer.writerows(zip(*(map(_no_formula, column.values) for column in columns), strict=True))
+    return text.getvalue().encode(errors="replace").decode()  # a folder's name may be no text
+
+
+def _no_formula(value: Any) -> Any:
+    if not isinstance(value, str) or not FORMULA.match(value):
+        return value
+    with contextlib.suppress(ValueError):
+        float(value)
+        return value
+    return f"'{value}"
 
 
 def as_markdown(columns: Sequence[Column]) -> str:

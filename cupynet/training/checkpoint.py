@@ -25,6 +25,7 @@ from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
+from cupynet.training.clock import Losses
 from cupynet.training.early_stopping import DIRECTIONS
 from cupynet.training.records import EpochRecord, TrainerView
 from cupynet.training.regroup import filled, mean, regrouped, shares, trained_again
@@ -220,6 +221,8 @@ def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
     check_workers(stored, world.size, stages)
     workers, arrays = _content(stored)
     states = [together(each["numbers"], {name: arrays[at] for name, at in each["arrays"].items()}) for each in workers]
+    for state in states:  # one from before epochs had a training loss: that of this epoch is of what is left of it
+        state.setdefault("losses", Losses().state())
     then, now = stored.state.get("made_by"), made_by(trainer)
     others = differences(then if isinstance(then, dict) else {}, now)
     log.info("%s: %s", stored.path, others or "goes on exactly: same workers, backend, dtype, processor and BLAS")

@@ -296,7 +296,7 @@ def profile_table(profile: dict[str, Any], longest: int, folder: Path | None) ->
     lines = [head, f"{'':<36}{'calls':>8}{'total ms':>12}{'mean ms':>12}{'share':>9}"]
     for piece in profile["pieces"][:longest]:
         kind = f" {piece['kind']}" if piece["kind"] in ("forward", "backward", "evaluation") else ""
-        name = piece["name"] if piece["name"].endswith(kind.strip()) else f"{piece['name']}{kind}"
+        name = piece["name"] if kind.strip() in piece["name"].split() else f"{piece['name']}{kind}"
         name = name if len(name) < 36 else f"{name[:16]}...{name[-16:]}"
         figures = f"{piece['calls']:>8,}{piece['total_ms']:>12,.1f}{piece['mean_ms']:>12.3f}{piece['share']:>9.1%}"
         lines.append(f"{name:<36}{figures}")

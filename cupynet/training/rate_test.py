@@ -55,7 +55,7 @@ class RateTest:
 
     Attributes:
         rates: learning rates, in the order in which they were tried: growing.
-        losses: with each of them: the mean over all replicas' examples of that iteration, before its update.
+        losses: with each of them: the mean over all replicas of their batch's in that iteration, before its update.
         asked: how many iterations there were to be.
         ended: why it ended before, in words; "" where it did not.
     """
@@ -155,6 +155,8 @@ def find_rate(
     **wrapper: Any,
 ) -> RateTest:
     """Try growing learning rates on a copy of a model: which one to train with.
+
+        from cupynet.training import find_rate
 
         found = find_rate(model, data.train, optimizer=Adam(0.001), workers=2)
         ParallelWrapper(model, workers=2, optimizer=Adam(found.suggestion)).fit(data.train)

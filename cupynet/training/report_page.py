@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import subprocess
 import sys
-import time
 
 from cupynet.checks import flag, integer, number, one_line
 from cupynet.runs import Run
@@ -80,25 +78,24 @@ class ReportPage(Callback):
 
     def close(self) -> None:
         """Ask for the last page and wait for it; where an error ends the run, leave it to be made."""
+        try:
+            self._finish()
+        finally:
+            self._run = None
+
+    def _finish(self) -> None:
         failing = sys.exc_info()[1] is not None
         if not failing:
             self._say(b"last\n")
         child, self._child = self._child, None
-        if child is None or self._run is None:
+        if child is None:
             return
-        assert child.stdin is not None and child.stdout is not None
-        with contextlib.suppress(OSError):
-            child.stdin.close()
-        with child.stdout:
-            if failing:  # it finds the error in the log, a moment from now
-                _left_alone.append(child)
-                return
-            answer = _answer(child.stdout.fileno(), self.wait_s)
+        answer = None if failing else _answer(child, self.wait_s)
         if answer is None:
-            _left_alone.append(child)
-            log.warning("%s is not ready after %g s: it comes later", self._run.report_path, self.wait_s)
+            _leave_alone(child)
+            if not failing:  # else it finds the error in the log, a moment from now
+                log.warning("the report page is not ready after %g s: it comes later", self.wait_s)
             return
-        child.wait()
         done, _, lacks = answer.partition(": ")
         if done != DONE:
             self._give_up(answer or f"exit code {child.returncode}")
@@ -116,27 +113,26 @@ class ReportPage(Callback):
             pass  # it has enough to do
         except OSError:  # it is gone
             self._child = None
-            assert child.stdout is not None
-            with contextlib.suppress(OSError):
-                child.stdin.close()
-            with child.stdout:
-                answer = _answer(child.stdout.fileno(), 1.0)
-            if child.poll() is None:
-                _left_alone.append(child)
-            self._give_up(answer or f"exit code {child.wait()}")
+            answer = _answer(child, 1.0)
+            if answer is None:
+                _leave_alone(child)
+            self._give_up(answer or f"exit code {child.returncode}")
 
     def _give_up(self, why: str) -> None:
         log.warning("the report page is given up: %s; python -m cupynet.report %s makes it", one_line(why), self._run)
 
 
-def _answer(descriptor: int, wait_s: float) -> str | None:
-    """All that is written there until its end, which is a line; None where that takes longer."""
-    deadline, found = time.monotonic() + wait_s, b""
-    while True:
-        ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0.0))
-        if not ready:
-            return None
-        piece = os.read(descriptor, 4096)
-        if not piece:
-            return found.decode(errors="replace").strip()
-        found += piece
+def _answer(child: subprocess.Popen[bytes], wait_s: float) -> str | None:
+    """All that it says until its end, which is a line, once it is told no more; None where that takes longer."""
+    try:
+        return child.communicate(timeout=wait_s)[0].decode(errors="replace").strip()
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _leave_alone(child: subprocess.Popen[bytes]) -> None:
+    """Let go of its pipes: it ends by itself."""
+    for pipe in filter(None, (child.stdin, child.stdout)):
+        with contextlib.suppress(OSError):
+            pipe.close()
+    _left_alone.append(child)

@@ -46,6 +46,7 @@ from cupynet.training.console import STYLES, Progress
 from cupynet.training.failures import told
 from cupynet.training.memory import Demand, vectors_of, verdict
 from cupynet.training.metrics import Evaluation
+from cupynet.training.profile import Profile
 from cupynet.training.recorded import replica_of
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data
@@ -152,6 +153,8 @@ class ParallelWrapper:
             )
         self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
         self.callbacks.sort(key=lambda each: each.last)
+        if sum(isinstance(each, Profile) for each in self.callbacks) > 1:
+            raise ConfigError("callbacks: two Profiles would time each other: leave one out")
         self.progress = one_of("progress", progress, STYLES)
         self.report_every = integer("report_every", report_every, 0)
         self.accumulate = integer("accumulate", accumulate, 1)
@@ -274,12 +277,12 @@ class ParallelWrapper:
         return self
 
     def _end_fit(self) -> None:
-        """After an error too: what is of one fit alone is over, and the terminal is given back."""
+        """After an error too: what is of one fit alone is over, the terminal is given back, and no call is timed."""
         self._stop = None  # also a stop that came when some workers had left the fit already
         for trainer in filter(None, self._trainers):
             trainer.forget_stop()
             for callback in trainer.callbacks:
-                if isinstance(callback, Progress):
+                if isinstance(callback, Progress | Profile):
                     callback.close()
 
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
@@ -455,8 +458,8 @@ class ParallelWrapper:
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
         if first and self.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
             callbacks.append(Progress(self.progress))
-        if world.rank == self._launcher.first == 0:
-            callbacks.append(self._rows)
+        if first:  # before all others: who is told of an epoch finds it in the history
+            callbacks.insert(0, self._rows)
         world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
         return Trainer(
             replica,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config, resume
-from cupynet.errors import ConfigError, DataError
+from cupynet.errors import ConfigError
 from cupynet.settings import TuneSettings, own_names
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ MAY_DIFFER = ("trials", "timeout_s", "jobs", "trusted_modules")  # where a searc
 SHARE, MOST_HELD_OUT = 10, 5000  # one of so many training images is kept out by default, and no more than that
 MOST_CHECKED = 60  # settings that are composed before the first trial
 NOT_SEARCHED = ("resume", "trusted_modules", "experiment", "data.validation", "parallel.launcher")
-FILES = ("study.db", ".hydra", "trials", "experiment", "tune.csv", "tune.json", "train.log")
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,13 @@ class Given:
         folder = Path(value)
         if not (folder / "study.db").is_file() or not (folder / ".hydra" / "overrides.yaml").is_file():
             raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
-        for name in FILES:
-            if (folder / name).is_symlink():
-                raise DataError(f"{folder / name}: is a link, and going on would write where it leads")
+        resume.refuse_links(folder)
         for each in filter(_is_setting, now):
             if _name(each) not in MAY_DIFFER:
                 raise ConfigError(f"{each}: where a search goes on only {', '.join(MAY_DIFFER)} may be others")
         names = [*map(_name, now), "trusted_modules"]
         kept = [each for each in config.overrides_of(folder, TuneSettings) if _name(each) not in names]
-        own = None if any(each.startswith("--config-d") for each in now) else config.own_folder_of(folder)
+        own = None if config.own_folder(now) is not None else config.own_folder_of(folder)
         return cls(
             [*kept, *now, f"hydra.run.dir={resume.quoted(folder)}", *([] if own is None else [f"--config-dir={own}"])],
             folder,
@@ -72,11 +69,7 @@ class Given:
     @cached_property
     def folder(self) -> Path | None:
         """Of files of one's own, as --config-dir names it."""
-        for place, each in enumerate(self.arguments):
-            name, _, value = each.partition("=")
-            if name.startswith(("-cd", "--config-d")):
-                return Path(value or next(iter(self.arguments[place + 1 :]), "."))
-        return None
+        return config.own_folder(self.arguments)
 
     @property
     def shared(self) -> list[str]:

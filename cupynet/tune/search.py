@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cupynet import interrupts
 from cupynet.errors import ConfigError, DataError, DivergedError, OutputError
+from cupynet.jobs import HandedOn
 from cupynet.tune import tried as known
 from cupynet.tune.judged import GO_ON, PRUNED
 from cupynet.tune.tried import Tried
@@ -68,9 +69,6 @@ class Search:
         trials: how many are to count, in all.
         timeout_s: after which none begins; None for no limit.
         say: is told of each trial that has ended.
-
-    Attributes:
-        signal: that told it to end; 0 while none has.
     """
 
     def __init__(
@@ -85,21 +83,25 @@ class Search:
         self._study, self._begin, self._free, self._say = study, begin, list(shares), say
         self._most, self._deadline = trials, None if timeout_s is None else time.monotonic() + timeout_s
         self._running: list[_Trial] = []
-        self._handed_on, self._asked = 0, 0
-        self.signal = 0
+        self._signals = HandedOn("the trials at work stop, no more begin")
         self.late = False
         self._failure: tuple[int, str] | None = None
 
+    @property
+    def signal(self) -> int:
+        """That told it to end; 0 while none has."""
+        return self._signals.first
+
     def run(self) -> None:
         """All trials. DataError, OutputError: one of them met what no settings can change."""
-        with interrupts.handled(self._told), selectors.DefaultSelector() as selector:
+        with interrupts.handled(self._signals), selectors.DefaultSelector() as selector:
             try:
                 while self._running or self._more():
                     while self._free and self._more():
                         self._start(selector)
                     for key, _ in selector.select(POLL_S):
                         self._hear(key.data, selector)
-                    self._hand_on()
+                    self._signals.hand_on(each.job.tell for each in self._running)
             finally:
                 for each in self._running:  # only where something failed here
                     each.job.close()
@@ -124,8 +126,15 @@ class Search:
             self._study.tell(tried.number, known.REPEATED, figure=twin.figure, epochs=0, wall_s=0.0, reason=reason)
             self._say(self._study.tried()[tried.number])
             return
-        share = self._free.pop(0)
-        trial = _Trial(tried, self._begin(tried, share), share)
+        share = self._free[0]
+        try:
+            job = self._begin(tried, share)
+        except OSError as error:  # no room for one more process now: those at work come to their end
+            reason = f"cannot be started ({error.strerror})"
+            self._study.tell(tried.number, known.INTERRUPTED, figure=None, epochs=0, wall_s=0.0, reason=reason)
+            self._failure = OutputError.exit_code, f"trial {tried.number}: {reason}"
+            return
+        trial = _Trial(tried, job, self._free.pop(0))
         self._running.append(trial)
         selector.register(trial.job, selectors.EVENT_READ, trial)
 
@@ -159,20 +168,6 @@ class Search:
         number, seconds = trial.tried.number, time.monotonic() - trial.began
         self._study.tell(number, outcome, figure=figure, epochs=trial.epochs, wall_s=seconds, reason=reason)
         self._say(self._study.tried()[number])
-
-    def _told(self, number: int) -> None:
-        """A signal: no more trials begin, and those at work stop; a second one ends those at once."""
-        self.signal, self._asked = self.signal or number, self._asked + 1
-        if self._asked == 1:
-            name = signal.Signals(number).name
-            interrupts.say(f"cupynet: {name}: the trials at work stop, no more begin; again: at once\n")
-
-    def _hand_on(self) -> None:
-        """Signals that came meanwhile, to each trial as often."""
-        while self._handed_on < self._asked:
-            self._handed_on += 1
-            for each in self._running:
-                each.job.tell(self.signal if self._handed_on < 3 else signal.SIGKILL)
 
 
 def _outcome(trial: _Trial, code: int, reason: str, *, told: bool) -> tuple[str, str]:

@@ -141,7 +141,7 @@ def test_help_names_what_works(tmp_path: Path) -> None:
 class Seen(html.parser.HTMLParser):
     """What stands in a page: tags that are open, links, and text."""
 
-    VOID = ("meta", "link", "br", "img", "path", "use", "rect", "line", "stop", "wbr")
+    VOID = ("meta", "link", "br", "wbr", "img", "path", "use", "rect", "line", "stop")
 
     def __init__(self) -> None:
         super().__init__()

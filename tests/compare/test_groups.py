@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,9 @@ def test_runs_without_a_result_are_listed(tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("train_s", "soon"), ("images_per_s", True), ("test_accuracy", [0.9]), ("workers", 1.5), ("dataset", 3),
-        ("train_s", float("nan")), ("environment", None), ("test", "all"), ("seed", None),
+        ("train_s", float("nan")), ("environment", None), ("test", "all"), ("seed", None), ("stages", "2"),
+        ("workers", 0), pytest.param("train_s", 10**400, id="train_s-long"),
+        ("commit", ["abc"]), ("fallback", "no"), ("devices", None),
     ],
 )  # fmt: skip
 def test_figures_that_are_none_are_told_of_their_run(name: str, value: Any, tmp_path: Path) -> None:
@@ -171,13 +174,14 @@ def test_half_a_row_of_a_history_is_passed_over(tmp_path: Path) -> None:
     run = made(tmp_path / "0")
     with (run / "history.jsonl").open("a") as file:
         file.write(
-            '[1]\n{"kind": "epoch"}\n{"kind": "epoch", "iteration": 150, "train_s": null, "test_accuracy": "x"}\n{"ki'
+            '[1]\n{"kind": "epoch"}\n{"kind": "epoch", "iteration": 1'
+            + "0" * 400
+            + '}\n{"kind": "epoch", "iteration": 150, "train_s": null, "test_accuracy": "x"}\n{"ki'
         )
     (found,) = find([str(run)])
     assert [(each.iteration, each.train_s, each.accuracy) for each in found.epochs] == [
         (50, 5.0, {"test": 0.8}), (100, 10.0, {"test": 0.9}), (150, 10.0, {}),
     ]  # fmt: skip
-    assert found.losses == [(50, 0.5)]
 
 
 def test_a_run_without_stored_settings_is_known_by_its_summary(tmp_path: Path) -> None:
@@ -316,3 +320,14 @@ def test_records_are_plain_and_whole(tmp_path: Path) -> None:
 def test_found_runs_say_when_they_were_how_good(tmp_path: Path) -> None:
     (found,) = find([str(made(tmp_path / "0", accuracies=[0.3, 0.6]))])
     assert isinstance(found, Found) and found.time_to(0.6, "test") == 10.0 and found.time_to(0.6, "validation") is None
+
+
+def test_files_that_never_end_are_not_read(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        run = made(tmp_path / name)
+        (run / "summary.json").unlink()
+        (run / "history.jsonl").unlink()
+    for name in ("train.log", "history.jsonl"):
+        os.mkfifo(tmp_path / "0" / name)
+        (tmp_path / "1" / name).symlink_to("/dev/zero")
+    assert [run.trouble for run in find([str(tmp_path)])] == ["unfinished", "unfinished"]

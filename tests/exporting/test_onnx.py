@@ -15,7 +15,22 @@ from cupynet import ConfigError, export_onnx
 from cupynet.backend import create_backend
 from cupynet.data import Synthetic
 from cupynet.exporting import BOUND, difference, onnx_graph
-from cupynet.nn import BinaryCrossEntropy, Dense, Flat, Flatten, Hinge, Image, Layer, Loss, Model, Sequential
+from cupynet.nn import (
+    Activation,
+    BatchNorm,
+    BinaryCrossEntropy,
+    Conv2D,
+    Dense,
+    Flat,
+    Flatten,
+    Hinge,
+    Image,
+    Layer,
+    Loss,
+    Model,
+    Residual,
+    Sequential,
+)
 from cupynet.parts import build_as
 from tests.exporting.networks import everything_as_model, images_for, logits, model_of
 from tests.nn.networks import Around
@@ -67,6 +82,18 @@ def test_a_flattened_image_of_any_size(channels: int, side: int) -> None:
         model = model_of(Sequential(layers), Image(side, side, channels))
         found = difference(onnx_graph(model), model, 5)
         assert found is not None and found.logits <= BOUND
+
+
+@pytest.mark.parametrize("name", ["pixels", "images", "logits", "network"])
+def test_a_layer_may_be_called_as_something_else_in_the_graph(name: str) -> None:
+    inner = Residual({name: Conv2D(2, 1, activation="silu")})
+    layers = {name: BatchNorm(), "swish": Activation("silu"), "inner": inner, "output": Dense(3)}
+    model = model_of(Sequential(layers), Image(4, 4, 2))
+    found = difference(onnx_graph(model), model, 5)
+    assert found is not None and found.logits <= BOUND
+    whole = model_of(Sequential({name: Conv2D(2, 1, activation="silu"), "output": Dense(3)}), Image(4, 4, 2))
+    found = difference(onnx_graph(whole), whole, 5)
+    assert found is not None and found.logits <= BOUND
 
 
 def test_vectors_and_a_network_of_one_layer() -> None:

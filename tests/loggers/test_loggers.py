@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
+import time
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,7 +18,7 @@ import pytest
 from cupynet.config import compose
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
-from cupynet.loggers import Logger, MLflow, TensorBoard, WandB
+from cupynet.loggers import Logger, MLflow, TensorBoard, WandB, mlflow
 from cupynet.loggers.logger import flat
 from cupynet.optim import Nesterov
 from cupynet.runs import Run
@@ -42,6 +44,7 @@ pytestmark = pytest.mark.skipif(
 )
 DATA, TEST = small_dataset(96), small_dataset(30, seed=1)
 SETTINGS = {"workers": 2, "resume": None, "optimizer": {"learning_rate": 0.05, "name": "nesterov"}, "devices": [0, 1]}
+RETRIES, TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
 KINDS = ("tensorboard", "mlflow", "wandb")
 
 
@@ -295,6 +298,23 @@ def test_a_missing_package(kind: type[Logger], package: str, monkeypatch: pytest
     message = f"{kind.__name__}: {package} is not installed: pip install 'cupynet\\[{kind.extra}]'"
     with pytest.raises(ConfigError, match=message):
         kind()
+
+
+def test_a_server_that_does_not_answer_is_soon_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other workers wait for rank 0 meanwhile, by default 300 s."""
+    assert int(mlflow.PATIENCE[RETRIES]) * int(mlflow.PATIENCE[TIMEOUT]) < 60
+    monkeypatch.setattr(mlflow, "PATIENCE", {RETRIES: "0", TIMEOUT: "1"})
+    for name in (RETRIES, TIMEOUT):
+        monkeypatch.setenv(name, "")  # so that it is as it was after the test
+        monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as deaf, caplog.at_level(logging.WARNING, "cupynet"):
+        began = time.monotonic()
+        fit(Run.of(tmp_path / "run"), MLflow(f"http://127.0.0.1:{deaf.getsockname()[1]}"), epochs=1)
+    assert time.monotonic() - began < 30
+    (record,) = [each for each in caplog.records if each.name.startswith("cupynet.loggers")]
+    assert record.getMessage().startswith("MLflow logs nothing more")
 
 
 def test_sqlite_needs_sqlalchemy_and_a_server_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -251,6 +252,23 @@ def test_a_page_that_takes_long_is_not_waited_for(tmp_path, monkeypatch, caplog)
     assert "is not ready after 0.2 s: it comes later" in caplog.text
     child.kill()
     child.wait()
+
+
+def test_many_open_files_are_no_hindrance(tmp_path, monkeypatch, caplog):
+    """Of a notebook, or of many shards: `select` knows none beyond 1023."""
+    real, (soft, hard) = subprocess.Popen, resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **how: real([sys.executable, "-c", "print('done')"], **how))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard) if hard > 0 else 2048, hard))
+    opened = []
+    try:
+        opened += [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        with wrapper(ReportPage(), tmp_path) as made:
+            made.fit(data(), 1)
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "page" not in caplog.text
 
 
 def test_a_process_that_does_not_listen_delays_nothing(tmp_path, monkeypatch):

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from cupynet.errors import ConfigError, OutputError
+from cupynet.files import save_weights
 from cupynet.lock import Hold
 from cupynet.report import page as pages
-from cupynet.report.folder import look
+from cupynet.report.folder import MOST_ROWS, look
 from cupynet.report.make import Maker
 from cupynet.report.page import Entry, Markup, document, element, escape, table
 from cupynet.report.run import clock, page, repeat, state
@@ -208,6 +209,7 @@ def test_an_old_run_without_what_came_later_has_a_page(tmp_path):
 
 DAMAGE = {
     "cut": "{", "null": "null", "list": "[1, 2]", "text": '"x"', "binary": "\x00\x01", "deep": "[" * 100_000,
+    "half a character": '{"dataset": "\\ud800", "class_names": ["\\udfff", "b", "c"]}\n',
     "empty": "", "long number": '{"epochs": 1' + "0" * 5000 + "}",
 }  # fmt: skip
 
@@ -256,11 +258,27 @@ def test_a_row_that_is_being_written_is_left_for_later(tmp_path):
     assert len(seen.epochs) == 1 and not seen.damaged
 
 
+def test_of_very_many_reports_some_are_read_and_all_epochs(tmp_path):
+    rows = [row for row in history(1, reports=1) if row["kind"] == "report"]
+    lines = [json.dumps(rows[0] | {"iteration": at}) + "\n" for at in range(3 * MOST_ROWS)]
+    lines[7] = lines[7777] = json.dumps(history()[-1]) + "\n"
+    folder = unfinished(tmp_path)
+    (folder / "history.jsonl").write_text("".join(lines))
+    seen = look(folder)
+    assert len(seen.epochs) == 2 and MOST_ROWS / 2 < len(seen.reports) <= MOST_ROWS and not seen.damaged
+
+
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()], ids=["missing", "empty"])
 def test_a_folder_that_is_no_run_is_refused(tmp_path, make):
     make(tmp_path / "x")
     with pytest.raises(ConfigError, match="is not the folder of a run: name one under outputs/"):
         look(tmp_path / "x")
+
+
+def test_examples_without_a_pixel_are_told(tmp_path):
+    folder = finished(tmp_path)
+    save_weights(folder / "examples.safetensors", {"images": np.zeros((3, 8, 8, 0), np.uint8)})
+    assert "cannot be read: examples.safetensors" in page(look(folder), [])
 
 
 def test_links_in_a_folder_are_not_followed(tmp_path):
@@ -269,6 +287,8 @@ def test_links_in_a_folder_are_not_followed(tmp_path):
     folder = unfinished(tmp_path)
     (folder / "summary.json").symlink_to(secret)
     assert "a secret" not in page(look(folder), [])
+    (folder / "gone").symlink_to("nowhere")
+    assert "<code>gone</code>" in page(look(folder), [])
 
 
 def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):

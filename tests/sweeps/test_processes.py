@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from cupynet.backend import available_cores, usable_cores
-from cupynet.resume import PART
 from cupynet.sweeps import shares as shares_module
 from cupynet.sweeps.processes import Command, SideBySide
 from cupynet.sweeps.shares import VISIBLE, Share, shares
@@ -62,11 +62,6 @@ def test_as_many_as_there_are_shares_work_at_once(tmp_path: Path) -> None:
     beside.run([Command(n, [f"n={n}"], tmp_path, [met, str(tmp_path), str(n)]) for n in range(4)])
     assert told.most == 2 and told.ends == dict.fromkeys(range(4), (0, "")) and beside.signal == 0
     assert [number for kind, number, *_ in told.events if kind == "began"] == [0, 1, 2, 3]
-
-
-def test_a_job_knows_that_it_is_one_of_several(tmp_path: Path) -> None:
-    told, _ = work([f"import os, sys; sys.exit(os.environ.get({PART!r}) != 'sweep')"], 1, tmp_path)
-    assert told.ends == {0: (0, "")}
 
 
 def test_one_that_fails_ends_no_other_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +149,59 @@ def children() -> set[str]:
     """Processes that this one has started and not waited for, where the system tells."""
     found = Path(f"/proc/self/task/{threading.main_thread().native_id}/children")
     return set(found.read_text().split()) if found.is_file() else set()
+
+
+def test_a_job_that_cannot_be_started_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, asked = subprocess.Popen, []
+
+    def scarce(words: list[str], **how: object) -> object:
+        asked.append(words)
+        if len(asked) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return real(words, **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", scarce)
+    told, _ = work(["import time; time.sleep(0.3)"] * 3, 2, tmp_path)
+    said = "cannot be started (Resource temporarily unavailable)"
+    assert told.ends == {0: (0, ""), 1: (1, said), 2: (0, "")}
+    assert capsys.readouterr().err == f"cupynet: job 1: {said}\n"
+
+
+ORPHANED = """
+import signal, sys, time
+from cupynet import interrupts
+def work():
+    with interrupts.handled(lambda number: sys.exit(100 + number)):
+        print("[10:00:00] warning: ready", flush=True)
+        time.sleep(60)
+try:
+    interrupts.command(work)
+except SystemExit as left:
+    open(sys.argv[1], "w").write(str(left.code))
+"""
+KILLED = f"""
+import sys
+from cupynet.sweeps.processes import Command, SideBySide
+from cupynet.sweeps.shares import Share
+class Told:
+    def began(self, *_): pass
+    def ended(self, *_): pass
+SideBySide([sys.executable, "-c"], Told(), [Share()]).run([Command(0, [], None, [{ORPHANED!r}, sys.argv[1]])])
+"""
+
+
+def test_jobs_stop_and_save_when_who_began_them_is_killed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "told")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as sweep:
+        assert sweep.stdout is not None and b"ready" in sweep.stdout.readline()
+        sweep.kill()
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "told").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.05)
+    assert (tmp_path / "told").read_text() == f"{100 + signal.SIGTERM}"
 
 
 def test_nothing_is_left_of_the_jobs(tmp_path: Path) -> None:

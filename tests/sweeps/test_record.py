@@ -163,3 +163,19 @@ def test_other_forms_of_a_table() -> None:
     ]
     assert as_csv(columns) == 'a,c\n1,"p,q"\nx|y,\n'
     assert as_markdown(columns) == "| a b | c_d |\n|---:|---|\n| 1 | p,q |\n| x\\|y |  |\n"
+
+
+def test_a_spreadsheet_takes_nothing_for_a_formula() -> None:
+    values = ["=1+1", "+1+1", "-1+1", "@x", "\t=1", " =1", "-1e-3", "+5", "-", -2, -0.5, None, "a=b"]
+    (_, *rows) = csv.reader(as_csv([Column("x", "x", [], values), Column("y", "y", [], values)]).splitlines())
+    assert [cell for cell, _ in rows[:6]] == [f"'{value}" for value in values[:6]]
+    assert [cell for cell, _ in rows[6:]] == ["-1e-3", "+5", "-", "-2", "-0.5", "", "a=b"]
+
+
+def test_what_an_older_sweep_has_left_is_no_result_of_this_one(tmp_path: Path) -> None:
+    made(tmp_path / "0", test_accuracy=0.99)
+    sweep = Sweep(tmp_path)
+    sweep.began(0, JOBS[0], tmp_path / "0")
+    assert sweep.ended(0, 65, "damaged").summary is None
+    with (tmp_path / "sweep.csv").open() as file:
+        assert [row["test_accuracy"] for row in csv.DictReader(file)] == [""]

@@ -105,25 +105,33 @@ def test_a_job_leaves_nothing_on_devices(tmp_path: Path) -> None:
 
 
 def test_jobs_as_processes_come_to_the_same(tmp_path: Path) -> None:
+    own = tmp_path / "mine" / "experiment" / "small.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("# @package _global_\ndata:\n  limit: 32\n")
     settings = [
-        "data.limit=32",
+        "experiment=small",
+        "--config-dir=mine",
         "workers=1",
         "seed=1,2",
         "+callbacks.mine=null",
-        f"hydra.sweep.dir={tmp_path / 'sweep'}",
+        "hydra.sweep.dir=outputs/sweep",
     ]
     done = subprocess.run(
         [sys.executable, "-m", "cupynet.train", "-m", *TINY, *settings, "hydra/launcher=processes"], cwd=tmp_path,
         capture_output=True, text=True, timeout=200, env={**os.environ, "CUPYNET_DATA": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == f"python -m cupynet.compare {tmp_path / 'sweep'}"
-    rows = (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()
+    assert done.stdout.splitlines()[-1] == "python -m cupynet.compare outputs/sweep"
+    assert os.readlink(tmp_path / "outputs" / "latest") == "sweep"
+    sweep = tmp_path / "outputs" / "sweep"
+    rows = (sweep / "sweep.csv").read_text().splitlines()
     assert rows[0].startswith("job,seed,test_accuracy") and [row.split(",")[:2] for row in rows[1:]] == [
         ["0", "1"],
         ["1", "2"],
     ]
     for number in "01":
-        asked = (tmp_path / "sweep" / number / ".hydra" / "overrides.yaml").read_text().splitlines()
-        assert f"- seed={int(number) + 1}" in asked and "- data.limit=32" in asked and "- +callbacks.mine=null" in asked
-        assert json.loads((tmp_path / "sweep" / number / "summary.json").read_text())["images"] == 32
+        asked = (sweep / number / ".hydra" / "overrides.yaml").read_text().splitlines()
+        assert (
+            f"- seed={int(number) + 1}" in asked and "- experiment=small" in asked and "- +callbacks.mine=null" in asked
+        )
+        assert json.loads((sweep / number / "summary.json").read_text())["images"] == 32

@@ -217,3 +217,16 @@ def test_a_checkpoint_that_does_not_say_what_made_it(tmp_path, caplog):
     with wrapper_of(tmp_path, 2) as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)
     assert "maybe not bit for bit: it does not say with which workers, backend, dtype" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_one_from_before_epochs_had_a_loss_is_gone_on_with(tmp_path, workers):
+    path = left_by(tmp_path, 2, 7)
+    stored = read(path)
+    for worker in stored.state["workers"]:
+        del worker["numbers"]["losses"]
+    Checkpoints(path.parent).save(7, stored.state, stored.arrays)
+    with wrapper_of(tmp_path, workers) as wrapper:
+        wrapper.restore(path)
+        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
+        assert wrapper.trainer.epoch == 3 and np.isfinite(wrapper.history.epochs["loss"]).all()

@@ -165,6 +165,18 @@ def test_what_no_settings_can_change_ends_the_search(tmp_path: Path, code: int, 
         assert opened.counted == 0 and len(opened.tried()) == 1
 
 
+def test_a_trial_that_cannot_be_started_lets_the_others_come_to_their_end(tmp_path: Path) -> None:
+    def begin(tried: Tried, share: Share) -> Scripted:
+        if tried.number == 1:
+            raise BlockingIOError(11, "no room for a process")
+        return trains(tried, share)
+
+    with study(tmp_path) as opened:
+        with pytest.raises(OutputError, match=r"trial 1: cannot be started \(no room for a process\)"):
+            went(opened, 3, begin, jobs=2)
+        assert [each.outcome for each in opened.tried()] == ["complete", "interrupted"]
+
+
 def test_what_is_worse_than_half_is_pruned_but_not_in_its_last_epoch(tmp_path: Path) -> None:
     begun: list[Scripted] = []
 

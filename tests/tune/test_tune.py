@@ -208,7 +208,7 @@ def test_a_search_goes_on_with_its_own_command_line(tmp_path: Path) -> None:
     assert settings_of(again).search == [RATE]
     with pytest.raises(ConfigError, match="epochs=3: where a search goes on only"):
         Given.of([f"resume={tmp_path}", "epochs=3"])
-    (tmp_path / "tune.csv").symlink_to("/tmp")
+    (tmp_path / "study.db-journal").symlink_to("/tmp")  # to which SQLite would write
     with pytest.raises(DataError, match="is a link"):
         Given.of([f"resume={tmp_path}"])
 

@@ -1,0 +1,159 @@
+"""Commands in processes of their own that need not import anything: what takes a command longest is its imports.
+
+A process that does nothing else has imported them, and read the compiled kernels; for each command it forks. What is
+forked does what `python -m` does, in the folder, with the environment and the arguments that it is told. It is no
+new interpreter: who tests what an interpreter reads when it starts (PYTHON..., where kernels lie, how many threads BLAS
+has) starts one.
+
+    python -m tests.warm      # reads a line of JSON for each command, and answers with its exit code
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+READ_AT_THE_START = ("PYTHON", "NUMBA", "OPENBLAS", "OMP", "MKL", "LD_", "LC_", "LANG", "HOME", "XDG", "TMP")
+
+
+class Done(NamedTuple):
+    """What a command came to."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+_server: subprocess.Popen[str] | None = None
+
+
+def command(
+    module: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], timeout: float, **more: str
+) -> Done:
+    """`python -m MODULE ARGUMENTS` in a folder, with an environment in which `more` is not what this process has."""
+    if not hasattr(os, "fork") or any(name.startswith(READ_AT_THE_START) for name in more):
+        line = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+        return Done(done.returncode, done.stdout, done.stderr)
+    global _server
+    if _server is None or _server.poll() is not None:
+        _server = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm"],
+            cwd=ROOT,
+            env={**env, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(_end, _server)
+    assert _server.stdin is not None and _server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(Path(folder, name)) for name in ("stdout", "stderr")]
+        asked = {"module": module, "arguments": [*arguments], "cwd": str(cwd), "env": dict(env), "files": files}
+        _server.stdin.write(json.dumps({**asked, "timeout": timeout}) + "\n")
+        _server.stdin.flush()
+        answer = _server.stdout.readline()
+        texts = [Path(file).read_bytes().decode(errors="replace") for file in files]
+    code = int(answer or "1")
+    if code == -signal.SIGALRM:
+        raise subprocess.TimeoutExpired([module, *arguments], timeout, *texts)
+    return Done(code, *texts)
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    with server:
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+def main() -> None:
+    """Fork for each line of stdin, and say how that ended."""
+    _import_all()
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        number = os.fork()
+        if not number:
+            _become(asked)
+        print(_ended(number, asked["timeout"]), flush=True)
+
+
+def _import_all() -> None:
+    """What commands import, but for the commands themselves, and the kernels of a small network."""
+    import cupynet.data.synthetic
+    import cupynet.experiment
+    import cupynet.training.console  # noqa: F401
+    from cupynet import Conv2D, Dense, Image, MaxPool2D, Model, Nesterov, Sequential, create_backend
+    from cupynet.training import Replica
+
+    layers = [Conv2D(2, 5), MaxPool2D(2), Dense(10, activation="relu"), Dense(10)]
+    Replica(Model(Sequential(layers), Image(28, 28, 1), create_backend("auto"), 1), Nesterov(0.1)).warm_up(4)
+
+
+def _become(asked: dict[str, Any]) -> None:
+    """This process is a command from here on."""
+    code: object = 1
+    try:
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+        os.chdir(asked["cwd"])
+        os.environ.clear()
+        os.environ.update(asked["env"])
+        for descriptor, file in enumerate([os.devnull, *asked["files"]]):
+            opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
+        sys.argv = [asked["module"], *asked["arguments"]]
+        sys.path[0] = asked["cwd"]
+        try:
+            runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as left:
+            code = left.code
+            if code is not None and not isinstance(code, int):
+                print(code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _ended(number: int, timeout: float) -> int:
+    """A process' exit code, that of subprocess after a signal; SIGALRM's where it had to be ended."""
+    until = time.monotonic() + timeout
+    pause = 0.001
+    while True:
+        found, status = os.waitpid(number, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            os.kill(number, signal.SIGALRM)
+            os.waitpid(number, 0)
+            return -signal.SIGALRM
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+
+
+if __name__ == "__main__":
+    main()
