@@ -69,13 +69,6 @@ def test_where_there_are_no_links_nothing_is_said(fails, error, here, monkeypatc
     assert os.listdir("outputs") == ["day"] and capfd.readouterr() == ("", "")
 
 
-def test_a_run_that_is_one_of_several_is_not_meant(here, monkeypatch):
-    resume.mark_latest(made("outputs/sweep"))
-    monkeypatch.setenv(resume.PART, "sweep")
-    resume.mark_latest(made("outputs/sweep/0"))
-    assert os.readlink(LATEST) == "sweep"
-
-
 def test_a_link_to_what_is_gone_is_replaced(here):
     made("outputs/day/one")
     LATEST.symlink_to("day/gone")

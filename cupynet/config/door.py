@@ -384,8 +384,6 @@ class _Door(Generic[S, T]):
             HydraConfig.instance().set_config(config)
             self._hold(folder, make=True)
             self._sweep, self.account = folder.resolve(), account
-            if self.schema is Settings:
-                resume.mark_latest(folder)
             if account is not None:
                 if jobs is not None:
                     account.expected([overrides for overrides, _ in jobs])
@@ -570,8 +568,8 @@ class _Door(Generic[S, T]):
                 _log.log(*self._notes.pop(0))
             if self._resumed is not None and not self.rank:
                 store(config, Path(folder))
-            if self.schema is Settings and not self.rank and not sweep:
-                resume.mark_latest(own)
+            if self.schema is Settings and not self.rank:
+                resume.mark_latest(self._sweep if sweep and self._sweep is not None else own)
             result = self.task(self._prepared.pop(), Path(folder))
             self.codes.append(0)
             return result

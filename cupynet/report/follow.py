@@ -99,11 +99,14 @@ def _fork(folder: Path, niceness: int) -> tuple[int, int]:
 
 
 def _meanwhile(maker: Maker, told: int) -> None:
-    """Make pages until nobody is there any more to tell."""
+    """Make pages until nobody is there any more to tell.
+
+    The first is of what the run sets out to do, when it begins; it does not put off that with the first figures.
+    """
     page, drawing = Pace(SHARE), Pace(DRAWING, FIRST_S)
-    more = True
+    more, first = False, True
     while True:
-        ready, _, _ = select.select([told], [], [], page.wait_s() if more else None)
+        ready, _, _ = select.select([told], [], [], min(page.wait_s(), drawing.wait_s()) if more else None)
         if ready:
             if not os.read(told, 4096):
                 return
@@ -112,8 +115,9 @@ def _meanwhile(maker: Maker, told: int) -> None:
             draws, began = drawing.wait_s() == 0, time.process_time()
             with contextlib.suppress(CupynetError):  # of a full disk, say: the last page tells
                 maker.make(draw=draws, picture=False)
-            (drawing if draws else page).spend(time.process_time() - began)
-            more = False
+            if not first:
+                (drawing if draws else page).spend(time.process_time() - began)
+            more = first = False
 
 
 def _finish(maker: Maker, drawing: int | None, *, over: bool) -> None:

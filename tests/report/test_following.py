@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from cupynet.config import compose
 from cupynet.data import Dataset
 from cupynet.errors import ConfigError
 from cupynet.nn import Dense, Image, Model, Sequential
+from cupynet.report import follow
 from cupynet.report.follow import Pace
 from cupynet.training import ParallelWrapper, ReportPage
 
@@ -317,3 +320,28 @@ def test_drawing_needs_nothing_that_computes():
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"
+
+
+def test_the_first_page_is_of_a_run_that_has_begun_and_puts_off_no_figures():
+    made = queue.Queue()
+
+    class Slow:
+        def make(self, *, draw, picture):
+            until = time.process_time() + 0.05  # after which the next would be due in half a minute
+            while time.process_time() < until:
+                pass
+            made.put(draw)
+
+    here, there = os.pipe()
+    working = threading.Thread(target=follow._meanwhile, args=(Slow(), here))
+    working.start()
+    try:
+        time.sleep(0.2)
+        assert made.empty()  # nobody has said that there is anything to show
+        for _ in range(2):
+            os.write(there, b"\n")
+            assert made.get(timeout=5) is False
+    finally:
+        os.close(there)
+        working.join(10)
+        os.close(here)
