@@ -344,7 +344,7 @@ def summarise(
         left_out=_left_out(wrapper),
         skipped_steps=wrapper.trainer.skipped_steps,
         memory=_memory(wrapper),
-        advice=None if spent is None else _advice(experiment, wrapper, data, spent),
+        advice=None if spent is None or settings.fast_dev_run else _advice(experiment, wrapper, data, spent),
         normalize=data.train.pixels.normalization(),
         class_names=list(wrapper.model.class_names) or None,
         image_shape=list(wrapper.model.input.shape),

@@ -29,7 +29,7 @@ def test_one_batch_of_everything(asked, batches, tmp_path):
     assert summary.fast_dev_run == batches and summary.dataset.startswith("synthetic, ")
     assert summary.dataset.endswith(f"{batches} batch{'es' * (batches > 1)}: a fast dev run")
     assert (summary.images, summary.iterations, summary.epochs) == (32 * batches, batches, 1)
-    assert summary.test is not None and summary.test["samples"] == 32 * batches
+    assert summary.test is not None and summary.test["samples"] == 32 * batches and summary.advice is None
     assert "no results" in trial.trial_path.read_text()
     rows = trial.history()
     assert [row["kind"] for row in rows] == ["report"] * batches + ["epoch"]
