@@ -21,6 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["CUPYNET_REPORT"] = "false"
 
 # Central differences and the like: thousands of operations, of which nothing is learned but that they are the same.
+# What takes longest begins first: else one process works at the end while the others have nothing left.
+FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
 LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_learns_what_float_learns")
 
 
@@ -34,6 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: has an address in its name: give it ids")
         if item.get_closest_marker("standin") and any(name in item.name for name in LONG_ON_THE_STANDIN):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
 def pytest_collection_finish() -> None:

@@ -175,7 +175,7 @@ def die_at(place: str, number: int) -> Callable[[], None]:
 
     def opening(path: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
         file = real_open(path, mode, *rest, **named)
-        if not path.name.endswith(".part") or "w" not in mode:
+        if not path.name.endswith(".part") or mode[0] not in "wx":
             return file
         if ".tmp-" in path.parent.name:
             written = {"temporary file open", "mid-write"}

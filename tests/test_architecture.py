@@ -182,7 +182,13 @@ class Source(NamedTuple):
 
     @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.path)
+        return parsed(self.text, self.path)
+
+
+@cache
+def parsed(text: str, path: str) -> ast.Module:
+    """What a file says, read once for all rules."""
+    return ast.parse(text, path)
 
 
 SOURCES = [Source(p.relative_to(PACKAGE).as_posix(), p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,7 @@ DEFINED = {
 }
 
 
+@cache
 def calls(source: Source) -> set[str]:
     """The last names of all that a file calls."""
     return {called(node) for node in ast.walk(source.tree) if isinstance(node, ast.Call)}
