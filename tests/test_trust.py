@@ -489,13 +489,15 @@ def test_an_array_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     "name", ["run.tar", "run.zip", "a\0b", "a" * 5000, "../nothing", "/nothing", "run/checkpoints/step-1/../.."]
 )
 def test_no_run_at_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     for kind in ("tar", "zip"):
-        (tmp_path / f"run.{kind}").write_bytes(archive(kind))
-    before = tree(tmp_path.parent)
+        (here / f"run.{kind}").write_bytes(archive(kind))
+    before = tree(tmp_path)
     with pytest.raises(ConfigError, match="is neither the folder of a run nor one of its checkpoints"):
         resume.find(name, [])
-    assert tree(tmp_path.parent) == before
+    assert tree(tmp_path) == before
 
 
 # the state of a checkpoint, with the right digests --------------------------------------------------------------------
