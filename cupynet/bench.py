@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cupynet import config
+from cupynet.checks import percent
 from cupynet.errors import ConfigError
 from cupynet.settings import BenchSettings
 
@@ -214,7 +215,7 @@ def table(result: Row) -> list[str]:
     batch += f" in {result['accumulate']} parts" * (result["accumulate"] > 1)
     lines += ["", f"{batch:<48}{'ms':>10}{'GFLOP/s':>10}{'ceiling':>10}"]
     for row in result["operations"]:
-        arithmetic = f"{row['gflop_per_s']:>10.0f}{row['share_of_ceiling']:>10.0%}" if "mflop" in row else ""
+        arithmetic = f"{row['gflop_per_s']:>10.0f}{percent(row['share_of_ceiling'], 0):>10}" if "mflop" in row else ""
         lines.append(f"{row['operation']:<48}{row['ms']:>10.3f}{arithmetic}")
     total = sum(row["ms"] for row in result["operations"])
     lines += [f"{'sum':<48}{total:>10.3f}", "", f"{'':<48}{'images/s':>10}"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cupynet import measure
 from cupynet.backend import cuda
 from cupynet.backend.environment import commit, environment
+from cupynet.checks import percent
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.experiment import Experiment
 from cupynet.files import write_json
@@ -200,13 +201,13 @@ def table(result: Row) -> list[str]:
     about = f"an epoch of {result['epoch']['images']:,} images"
     lines += ["", f"{about:<40}{seconds['median']:>12.3f} s, {seconds['least']:.3f} to {seconds['most']:.3f}"]
     reached = [each["seconds"] for each in result["to_accuracy"] if each["seconds"] is not None]
-    about = f"{TARGET:.1%} on the test images"
+    about = f"{percent(TARGET, 1)} on the test images"
     if reached:
         between = f"{statistics.median(reached):>12.2f} s, {min(reached):.2f} to {max(reached):.2f}"
         lines.append(f"{about:<40}{between}, {len(reached)} of {len(result['to_accuracy'])} seeds")
     else:
         best = max((max(each["accuracies"]) for each in result["to_accuracy"]), default=0.0)
-        lines.append(f"{about:<40}{'not reached':>12}, {best:.2%} at best")
+        lines.append(f"{about:<40}{'not reached':>12}, {percent(best)} at best")
     lines += ["", f"{'loop on one device, images/s':<40}" + "".join(f"{f'workers={each}':>12}" for each in WORKERS)]
     for dtype, row in result["loop_images_per_s"].items():
         rates = [row[str(workers)] for workers in WORKERS]

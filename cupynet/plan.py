@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config
-from cupynet.checks import STAGED_MODES
+from cupynet.checks import STAGED_MODES, percent
 from cupynet.errors import ConfigError
 from cupynet.settings import PlanSettings
 from cupynet.train import ranks
@@ -326,8 +326,10 @@ def verdict(rows: Sequence[Checked]) -> str:
     """How far the forecasts can be trusted, in one sentence."""
     near = [each for each in rows if abs(each.ratio - 1) <= NEAR]
     worst = max(rows, key=lambda each: abs(each.ratio - 1))
-    furthest = f"the furthest, {worst.mode} with {worst.workers} {worst.kind}, is off by {worst.ratio - 1:+.0%}"
-    return f"{len(near)} of {len(rows)} forecasts are within {NEAR:.0%} of what was measured; {furthest}."
+    furthest = (
+        f"the furthest, {worst.mode} with {worst.workers} {worst.kind}, is off by {100 * (worst.ratio - 1):+.0f} %"
+    )
+    return f"{len(near)} of {len(rows)} forecasts are within {percent(NEAR, 0)} of what was measured; {furthest}."
 
 
 # telling --------------------------------------------------------------------------------------------------------------
@@ -345,7 +347,7 @@ def foundation(costs: Costs, here: Cluster) -> list[str]:
     return [
         "",
         f"measured    one worker alone {costs.alone_images_per_s:,.0f} images/s, {ms * costs.alone_s:.1f} ms an "
-        f"iteration; {costs.cores} at once {costs.alone_s / costs.busy_s:.0%} of that each",
+        f"iteration; {costs.cores} at once {percent(costs.alone_s / costs.busy_s, 0)} of that each",
         f"            gradients and update {ms * costs.step_s:.1f} ms, give or take {ms * costs.spread_s:.2f} ms",
         f"            together: average of {average.size / 1e6:.1f} MB {ms * average.local_s:.2f} ms, gradients "
         f"{ms * costs.gradients.local_s:.2f} ms{decoded}",
@@ -374,9 +376,9 @@ def table(found: dict[int, list[Forecast]], *, ascii_only: bool = False) -> Any:
                 f"{workers:,}" if number == 0 else "",
                 each.name,
                 f"{each.images_per_s:,.0f}",
-                f"{each.efficiency:.0%}",
+                percent(each.efficiency, 0),
                 bar(each, ascii_only),
-                f"{each.communication:.0%}",
+                percent(each.communication, 0),
                 f"{each.bytes_sent / 1e6:.1f}",
                 end_section=number == len(rows) - 1,
             )
@@ -410,7 +412,9 @@ def advice(best: dict[int, Forecast], here: Cluster) -> str:
     said = []
     for mode, alike, last in groups:
         several = f"{alike[0]:,}" if len(alike) == 1 else f"{alike[0]:,} to {alike[-1]:,}"
-        said.append(f"{mode} with {several} workers ({last.images_per_s:,.0f} images/s, {last.efficiency:.0%} of each)")
+        said.append(
+            f"{mode} with {several} workers ({last.images_per_s:,.0f} images/s, {percent(last.efficiency, 0)} of each)"
+        )
     idle = [workers for workers in best if here.place(workers).turns > 1]
     more = f"; from {min(idle):,} workers on they take turns and nothing is gained" if idle else ""
     return f"Recommended over {here.link.name}: {'; '.join(said)}{more}."

@@ -45,7 +45,6 @@ SHARED = (
     "described",
     "sweeps",
     "trained",
-    "jobs",
 )  # what the commands share: settings turned into the objects of a run; measuring
 DOOR = (
     "config",

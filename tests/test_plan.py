@@ -94,7 +94,7 @@ def test_the_middle_of_several_sittings() -> None:
 def test_the_verdict_counts_what_is_near_and_names_the_furthest() -> None:
     rows = [Checked("threads", 2, "averaging every 3", 90.0, 100.0), Checked("ranks", 4, "gradients", 150.0, 100.0)]
     assert plan.verdict(rows) == (
-        "1 of 2 forecasts are within 25% of what was measured; the furthest, gradients with 4 ranks, is off by +50%."
+        "1 of 2 forecasts are within 25 % of what was measured; the furthest, gradients with 4 ranks, is off by +50 %."
     )
     lines = printed(plan.check_table(rows))
     assert lines[1].split() == ["2", "threads", "averaging", "every", "3", "90", "100", "0.90"]
@@ -230,7 +230,7 @@ def test_a_check_trains_and_compares(tmp_path) -> None:
     threads = [row for row in rows if row["kind"] == "threads"]
     assert [row["workers"] for row in threads] == [1, 2] and all(row["measured"] > 0 for row in rows)
     assert all(row["ratio"] == pytest.approx(row["predicted"] / row["measured"]) for row in rows)
-    assert "forecasts are within 25% of what was measured" in stdout
+    assert "forecasts are within 25 % of what was measured" in stdout
 
 
 def test_a_pipeline_has_a_row_of_its_own() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cupynet.checks import percent
 from cupynet.compare.found import Found
 from cupynet.compare.groups import Comparison, Figure, Group, summary_of
 
@@ -31,7 +32,7 @@ def answer(comparison: Comparison) -> tuple[str, list[str]]:
     else:
         text = (
             f"Use {chosen.name}: {_figures(chosen)}, the fastest within 0.1 points of the best accuracy "
-            f"({_of(best.accuracy):.2%} in {_seconds(_of(best.train_s))}: {best.name})."
+            f"({percent(_of(best.accuracy))} in {_seconds(_of(best.train_s))}: {best.name})."
         )
     return text, [*_chance(comparison, chosen, judged), *doubts]
 
@@ -97,8 +98,8 @@ def _chance(comparison: Comparison, chosen: Group, judged: Sequence[Group]) -> l
         ]  # fmt: skip
         if rivals:
             said.append(
-                f"Over {min(seeds)} seeds its accuracy lies in {low:.2%} to {chosen.accuracy.high:.2%}, which overlaps "
-                f"with {len(rivals)} other{'s' * (len(rivals) > 1)}: between these the time decides."
+                f"Over {min(seeds)} seeds its accuracy lies in {percent(low)} to {percent(chosen.accuracy.high)}, "
+                f"which overlaps with {len(rivals)} other{'s' * (len(rivals) > 1)}: between these the time decides."
             )
     if comparison.split == "test" and len(judged) > 1:
         said.append(
@@ -130,7 +131,7 @@ def _runs(count: int, of: int) -> str:
 
 
 def _figures(group: Group) -> str:
-    return f"{_of(group.accuracy):.2%} in {_seconds(_of(group.train_s))} of training"
+    return f"{percent(_of(group.accuracy))} in {_seconds(_of(group.train_s))} of training"
 
 
 def _seconds(value: float) -> str:

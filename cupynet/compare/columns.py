@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cupynet.checks import nearest
+from cupynet.checks import nearest, percent
 from cupynet.compare.groups import ABSENT, Comparison, Figure, Group, ordered, summary_of
 from cupynet.errors import ConfigError
 from cupynet.sweeps.table import Column, heading, shortened
@@ -13,10 +13,6 @@ from cupynet.sweeps.table import Column, heading, shortened
 FRONT = "*"
 
 Form = Callable[[float], str]
-
-
-def percent(value: float) -> str:
-    return f"{value:.2%}"
 
 
 def seconds(value: float) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from cupynet.checks import percent
 from cupynet.compare.answer import answer, comparable
-from cupynet.compare.columns import columns, figure_of, percent, rate, seconds
+from cupynet.compare.columns import columns, figure_of, rate, seconds
 from cupynet.compare.found import Found
 from cupynet.compare.groups import ABSENT, Comparison, Group, summary_of
 from cupynet.report import charts, page

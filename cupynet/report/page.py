@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import NamedTuple, TypeAlias
 
+from cupynet.checks import percent
+
 
 class Markup(str):
     """HTML: it is put into a page as it stands."""
@@ -188,11 +190,11 @@ def bars(rows: Iterable[tuple[Text, Sequence[float]]], entries: Sequence[Entry])
                 "span",
                 class_=f"c{entry.colour}",
                 style=f"width:{100 * min(max(share, 0.0), 1.0):.2f}%",
-                title=f"{entry.name} {share:.1%}",
+                title=f"{entry.name} {percent(share, 1)}",
             )
             for share, entry in zip(shares, entries, strict=True)
         ]
-        said = ", ".join(f"{entry.name} {share:.0%}" for share, entry in zip(shares, entries, strict=True))
+        said = ", ".join(f"{entry.name} {percent(share, 0)}" for share, entry in zip(shares, entries, strict=True))
         lines.append(
             join(
                 (element("dt", name), element("dd", element("div", *pieces, class_="bar", role="img", aria_label=said)))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupynet import __version__
+from cupynet.checks import amount, percent
 from cupynet.report import pictures
 from cupynet.report.curves import SECONDS
 from cupynet.report.folder import Seen, finite, mapping, numbers, texts
@@ -127,7 +128,9 @@ def _title(seen: Seen) -> str:
         whole = _asked(seen)
         now = _epochs(seen) + 1
         return f"{_dataset(seen)}: epoch {now if whole is None else min(now, whole)}{f'/{whole}' if whole else ''}"
-    return f"{_dataset(seen)}: {word}" if found is None else f"{_dataset(seen)}: {found[1]:.2%} {found[0]} accuracy"
+    return (
+        f"{_dataset(seen)}: {word}" if found is None else f"{_dataset(seen)}: {percent(found[1])} {found[0]} accuracy"
+    )
 
 
 def _head(seen: Seen) -> Markup:
@@ -187,15 +190,6 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60:,}:{minutes % 60:02} h"
 
 
-def amount(count: float) -> str:
-    """Bytes in the unit that keeps them short."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
-
-
 def _tiles(seen: Seen) -> Markup:
     """The figures at the top. (Over 40 lines: one after the other.)"""
     rows: list[tuple[str, str, str]] = []
@@ -206,9 +200,10 @@ def _tiles(seen: Seen) -> Markup:
         more = []
         if not seen.running and finite(test.get("f1")) is not None:
             more.append(f"macro F1 {finite(test.get('f1')):.4f}")
-        if not seen.running and finite(seen.summary.get("validation_accuracy")) is not None and split == "test":
-            more.append(f"validation {finite(seen.summary.get('validation_accuracy')):.2%}")
-        rows.append((f"{split} accuracy", f"{accuracy:.2%}", ", ".join(more)))
+        validation = finite(seen.summary.get("validation_accuracy"))
+        if not seen.running and validation is not None and split == "test":
+            more.append(f"validation {percent(validation)}")
+        rows.append((f"{split} accuracy", percent(accuracy), ", ".join(more)))
         loss = finite(last.get(f"{split}_loss"))
         loss = finite(seen.summary.get(f"{split}_loss")) if loss is None else loss
         trained = finite(last.get("loss"))
@@ -262,7 +257,7 @@ def _time(seen: Seen) -> Markup:
     times = [(said, duration(value)) for name, said in names if (value := finite(seen.summary.get(name))) is not None]
     sent = seen.number("bytes_sent")
     if sent:
-        times.append(("sent between workers", amount(sent)))
+        times.append(("sent between workers", amount(round(sent))))
     if times:
         body.append(facts(times))
     advice = seen.text("advice")
@@ -326,7 +321,7 @@ def _mistakes(seen: Seen) -> Markup:
     told = []
     for row in map(mapping, rows):
         confidence = finite(row.get("confidence"))
-        said = "–" if confidence is None else f"{confidence:.1%}" if 0 <= confidence <= 1 else f"{confidence:.3g}"
+        said = "–" if confidence is None else percent(confidence, 1) if 0 <= confidence <= 1 else f"{confidence:.3g}"
         told.append((str(row.get("sample")), name(row.get("label")), name(row.get("guess")), said))
     return pictures.mistakes(images if images is not None and len(images) == len(told) else None, told)
 

@@ -18,7 +18,7 @@ from typing import IO, NamedTuple, Protocol
 
 from cupynet import interrupts
 from cupynet.exits import say_error
-from cupynet.jobs import HandedOn, begun, came_to
+from cupynet.sweeps.jobs import HandedOn, begun, came_to
 from cupynet.sweeps.shares import Share
 
 WARNING = re.compile(r"\[\d\d:\d\d:\d\d\] (warning: .*)")

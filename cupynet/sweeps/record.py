@@ -6,12 +6,12 @@ import contextlib
 import gc
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cupynet.checks import one_line
+from cupynet.checks import one_line, percent
 from cupynet.errors import CupynetError, OutputError
 from cupynet.exits import Console, say_error
 from cupynet.files import write_whole
@@ -213,11 +213,11 @@ class Sweep:
         ]  # fmt: skip
         found = [job.summary for job in jobs]
         figures = [
-            _figure("test_accuracy", "test\naccuracy", "{:.2%}", found, 9),
-            _figure("validation_accuracy", "validation\naccuracy", "{:.2%}", found, 9),
-            _figure("test_loss", "test\nloss", "{:.4g}", found, 5),
-            _figure("images_per_s", "images/s", "{:,.0f}", found, 6),
-            _figure("train_s", "train\ntime", "{:.1f} s", found, 4),
+            _figure("test_accuracy", "test\naccuracy", percent, found, 9),
+            _figure("validation_accuracy", "validation\naccuracy", percent, found, 9),
+            _figure("test_loss", "test\nloss", lambda loss: f"{loss:.4g}", found, 5),
+            _figure("images_per_s", "images/s", lambda rate: f"{rate:,.0f}", found, 6),
+            _figure("train_s", "train\ntime", lambda seconds: f"{seconds:.1f} s", found, 4),
         ]
         outcome = ["" if job.code == 0 else f"{job.code}: {job.error}" if job.error else f"{job.code}" for job in jobs]
         return [
@@ -243,10 +243,11 @@ class Sweep:
                 )
         if left:
             screen.print(f"no room for {', '.join(column.key for column in left)}: see {NAME}")
-        if best is not None:
+        if best is not None and best.accuracy is not None:
             split = "test" if _summary(best).validation_accuracy is None else "validation"
             screen.print(
-                f"best: job {best.number} ({self._called(best)}), {split} accuracy {best.accuracy:.2%}", soft_wrap=True
+                f"best: job {best.number} ({self._called(best)}), {split} accuracy {percent(best.accuracy)}",
+                soft_wrap=True,
             )
         screen.print(f"python -m cupynet.compare {shlex.quote(str(self.folder))}", soft_wrap=True)
 
@@ -273,11 +274,13 @@ def _summary(job: Job) -> Summary:
 def _outcome(summary: Summary) -> str:
     split = "test" if summary.validation_accuracy is None else "validation"
     accuracy = getattr(summary, f"{split}_accuracy")
-    judged = "" if accuracy is None else f"{split} accuracy {accuracy:.2%}, "
+    judged = "" if accuracy is None else f"{split} accuracy {percent(accuracy)}, "
     return f"{judged}{summary.images_per_s:,.0f} images/s, trained in {summary.train_s:.1f} s"
 
 
-def _figure(name: str, title: str, form: str, found: Sequence[Summary | None], weight: int) -> Column:
+def _figure(
+    name: str, title: str, form: Callable[[float], str], found: Sequence[Summary | None], weight: int
+) -> Column:
     """A column of one of the figures of a summary."""
     values = [None if summary is None else getattr(summary, name) for summary in found]
-    return Column(name, title, [NO_RESULT if v is None else form.format(v) for v in values], values, weight=weight)
+    return Column(name, title, [NO_RESULT if v is None else form(v) for v in values], values, weight=weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean, median
 
+from cupynet.checks import percent
 from cupynet.parallel import Adaptive, PipelineSpeed, PostLocal, When
 from cupynet.training.metrics import Evaluation
 from cupynet.training.records import Spent
@@ -46,8 +47,8 @@ def advise(
         found.append(_pipeline(spent, speed, cores))
     cost, sentence = max(found)
     if cost < STANDS_OUT:
-        return f"nothing stands out: {fmean(spent.share('compute_s')):.0%} of the time is computing".replace("%", " %")
-    return sentence.replace("%", " %")
+        return f"nothing stands out: {percent(fmean(spent.share('compute_s')), 0)} of the time is computing"
+    return sentence
 
 
 def averages(frequency: int, always: int | None = None) -> float:
@@ -80,26 +81,26 @@ def _averaging(
     spent: Spent, frequency: int | str | When | None, always: int | None, stages: int, cores: int | None
 ) -> tuple[float, str]:
     ranks, share = len(spent.rounds_s), min(spent.share("averaging_s"))
-    said = f"averaging costs {share:.0%} of the time"
+    said = f"averaging costs {percent(share, 0)} of the time"
     if cores is not None and ranks > cores:
         return share, f"{said}: {_turns(ranks, cores, 'worker' if stages == 1 else 'stage')}"
     if isinstance(frequency, Adaptive):
         return share, f"{said}: raise its target, or most"
     if isinstance(frequency, PostLocal):
-        return share, f"averaging costs {share:.0%}: fewer PostLocal epochs, or higher frequency"
+        return share, f"averaging costs {percent(share, 0)}: fewer PostLocal epochs, or higher frequency"
     if frequency == "epoch":
         return share, f"{said}: once an epoch is too often"
     if isinstance(frequency, int) and always is not None and frequency >= always:
         return share, f"{said}: evaluate fewer epochs"
     if isinstance(frequency, int) and share >= STANDS_OUT and frequency < MOST_RARELY:
         other = rarer(share, frequency, always)
-        return share, f"{said}: frequency {other} would cost {share_at(share, frequency, other, always):.0%}"
+        return share, f"{said}: frequency {other} would cost {percent(share_at(share, frequency, other, always), 0)}"
     return share, f"{said}: larger batches make it rarer"
 
 
 def _data(spent: Spent) -> tuple[float, str]:
     share = max(spent.share("data_s"))
-    return share, f"waiting for batches costs {share:.0%} of the time: raise prefetch_buffer"
+    return share, f"waiting for batches costs {percent(share, 0)} of the time: raise prefetch_buffer"
 
 
 def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
@@ -125,10 +126,10 @@ def _pipeline(spent: Spent, speed: PipelineSpeed | None, cores: int | None) -> t
         workers = ranks if cores is None else min(ranks, cores)
         return lost, f"{speed.speed_up:.2f} times one worker: try workers={workers} without a pipeline"
     if cores is not None and ranks > cores:
-        return share, f"stages wait {share:.0%} of the time: {_turns(ranks, cores, 'stage')}"
+        return share, f"stages wait {percent(share, 0)} of the time: {_turns(ranks, cores, 'stage')}"
     if speed is not None:
-        return share, f"stages wait {share:.0%} of the time: at best {speed.bound:.2f} times one worker"
-    return share, f"stages wait for each other {share:.0%} of the time"
+        return share, f"stages wait {percent(share, 0)} of the time: at best {speed.bound:.2f} times one worker"
+    return share, f"stages wait for each other {percent(share, 0)} of the time"
 
 
 def _turns(ranks: int, cores: int, name: str) -> str:
@@ -157,6 +158,6 @@ def unlearned(evaluation: Evaluation, chance: float | None) -> str | None:
     if not loss <= (math.inf if chance is None else chance) or loss == math.inf:
         way_out = "lower learning_rate"
     return (
-        f"it has not learned: accuracy {evaluation.accuracy:.2%} on {samples:,} images, naming the commonest class "
-        f"alone gives {share:.2%}; loss {loss:.4g}{beside}: {way_out}"
-    ).replace("%", " %")
+        f"it has not learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, naming the commonest "
+        f"class alone gives {percent(share)}; loss {loss:.4g}{beside}: {way_out}"
+    )

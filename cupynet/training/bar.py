@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from cupynet.checks import amount, percent
+
 LEAST, MOST = 8, 40  # cells of the bar
 GAP = 2  # between two parts of the line
 GIVEN_UP = ("memory", "workers", "rate", "accuracy", "bar", "loss", "left", "share")  # the first of them first
@@ -20,20 +22,6 @@ GIVEN_UP = ("memory", "workers", "rate", "accuracy", "bar", "loss", "left", "sha
 def figure(value: float) -> str:
     """A loss in four digits, however large or small it is."""
     return f"{value:.4g}"
-
-
-def percent(share: float) -> str:
-    """An accuracy: 98.90 %."""
-    return f"{100 * share:.2f} %"
-
-
-def amount(count: float) -> str:
-    """Bytes in the unit that keeps them short: 1.2 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def duration(seconds: float) -> str:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from cupynet import terminal
-from cupynet.checks import one_line, one_of
+from cupynet.checks import amount, one_line, one_of, percent
 from cupynet.runs import Run, Summary
 from cupynet.terminal import wrapped
-from cupynet.training.bar import Bar, amount, figure, percent
+from cupynet.training.bar import Bar, figure
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import EpochRecord, Report, Spent, TrainerView
 
@@ -183,7 +183,7 @@ def _spent(spent: Spent, summary: Summary) -> str:
     parts, sent = f"averaging {between('averaging_s')}, data {between('data_s')}", amount(summary.bytes_sent)
     if summary.stages > 1:
         return f"waiting {between('waiting_s')}, {parts}; sent {sent}"
-    return f"{parts}; sent {sent}, {amount(summary.bytes_sent / max(summary.iterations, 1))} a round"
+    return f"{parts}; sent {sent}, {amount(summary.bytes_sent // max(summary.iterations, 1))} a round"
 
 
 def _replicas(summary: Summary) -> dict[str, str]:
@@ -298,7 +298,9 @@ def profile_table(profile: dict[str, Any], longest: int, folder: Path | None) ->
         kind = f" {piece['kind']}" if piece["kind"] in ("forward", "backward", "evaluation") else ""
         name = piece["name"] if kind.strip() in piece["name"].split() else f"{piece['name']}{kind}"
         name = name if len(name) < 36 else f"{name[:16]}...{name[-16:]}"
-        figures = f"{piece['calls']:>8,}{piece['total_ms']:>12,.1f}{piece['mean_ms']:>12.3f}{piece['share']:>9.1%}"
+        figures = (
+            f"{piece['calls']:>8,}{piece['total_ms']:>12,.1f}{piece['mean_ms']:>12.3f}{percent(piece['share'], 1):>9}"
+        )
         lines.append(f"{name:<36}{figures}")
     if folder is not None:
         lines.append(f"all of it: profile.json and trace.json in {near(folder)}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import interrupts
+from cupynet.checks import percent
 from cupynet.errors import CupynetError, DivergedError, Interrupted
 from cupynet.settings import TuneSettings
 
@@ -69,8 +70,8 @@ def search(asked: Asked, folder: Path) -> float | None:
 
 
 def _searched(asked: Asked, folder: Path, study: Study) -> float | None:
-    from cupynet.jobs import Job
     from cupynet.resume import quoted
+    from cupynet.sweeps.jobs import Job
     from cupynet.sweeps.shares import shares
     from cupynet.sweeps.table import shortened
     from cupynet.tune import told
@@ -170,12 +171,13 @@ def _lines(
     matters = study.importances()
     lines = [""]
     if matters:
-        shares = ", ".join(f"{key.lstrip('+')} {share:.0%}" for key, share in matters.items())
+        shares = ", ".join(f"{key.lstrip('+')} {percent(share, 0)}" for key, share in matters.items())
         lines.append(f"what matters    {shares}")
     lines += [
         f"best trial      {best.number}, {asked.settings.objective} "
         f"{told.figure(best.figure, asked.settings.objective)} of the validation images",
-        f"test images     accuracy {test['accuracy']:.2%}, loss {test['loss']:.4g} (looked at once, by this trial)",
+        f"test images     accuracy {percent(test['accuracy'])}, loss {test['loss']:.4g} (looked at once, "
+        "by this trial)",
         f"its run         {run}",
         f"the same again  {told.command([*asked.shared, *told.settings_of(best, asked.space)])}",
         f"or              {told.command([f'--config-dir={folder}', 'experiment=best'])}",

@@ -9,7 +9,7 @@ from cupynet.runs import Run
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, TrainerView
 
 if TYPE_CHECKING:
-    from cupynet.jobs import Asking
+    from cupynet.sweeps.jobs import Asking
 
 GO_ON, PRUNED = "go on", "pruned: other trials were better after as many epochs"
 ALONE = "the search that this trial belonged to is no more"

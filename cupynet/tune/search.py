@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cupynet import interrupts
 from cupynet.errors import ConfigError, DataError, DivergedError, OutputError
-from cupynet.jobs import HandedOn
+from cupynet.sweeps.jobs import HandedOn
 from cupynet.tune import tried as known
 from cupynet.tune.judged import GO_ON, PRUNED
 from cupynet.tune.tried import Tried

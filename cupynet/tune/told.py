@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cupynet import config
+from cupynet.checks import percent
 from cupynet.config import Searched
 from cupynet.files import write_json, write_whole
 from cupynet.sweeps.table import Column, Screen, as_csv, heading, shortened, show
@@ -24,7 +25,7 @@ def figure(value: float | None, objective: str) -> str:
     """What a trial came to: shares of images in percent."""
     if value is None:
         return "-"
-    return f"{value:.2%}" if objective == "accuracy" else f"{value:.4f}" if objective == "f1" else f"{value:.4g}"
+    return percent(value) if objective == "accuracy" else f"{value:.4f}" if objective == "f1" else f"{value:.4g}"
 
 
 def line(tried: Tried, count: str, objective: str, best: Tried | None, keys: Mapping[str, str]) -> str:

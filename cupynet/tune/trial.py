@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cupynet import interrupts, jobs
+from cupynet import interrupts
 from cupynet.settings import Settings
+from cupynet.sweeps import jobs
 
 if TYPE_CHECKING:
     from cupynet.experiment import Experiment

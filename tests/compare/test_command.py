@@ -62,9 +62,9 @@ def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
     assert err == "" and "\x1b" not in out and max(map(len, out.splitlines()[:-1])) <= 80
     lines = out.splitlines()
     assert lines[0].split() == ["averaging_", "test", "test", "speed-", "time", "to", "train"]
-    assert lines[2].split()[:4] == ["0", "1", "1", "94.00%"]
+    assert lines[2].split()[:5] == ["0", "1", "1", "94.00", "%"]
     assert any(line.startswith("4 (workers=4 parallel.averaging_frequency=1): damaged: summary.json") for line in lines)
-    assert "Use workers=1 averaging_frequency=1: 94.00% in 20.0 s of training" in out
+    assert "Use workers=1 averaging_frequency=1: 94.00 % in 20.0 s of training" in out
     assert lines[-1] == str(sweep / "compare.html") and (sweep / "compare.html").is_file()
     with (tmp_path / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -77,7 +77,7 @@ def test_other_forms(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     code, out, err = here(sweep, "--markdown", "--no-html", monkeypatch=monkeypatch, capsys=capsys)
     lines = out.splitlines()
     assert (code, err) == (0, "") and lines[0].startswith("| run | workers | averaging_frequency | test accuracy |")
-    assert set(lines[1]) == set("|-:") and lines[2].startswith("| 0 | 1 | 1 | 94.00% |")
+    assert set(lines[1]) == set("|-:") and lines[2].startswith("| 0 | 1 | 1 | 94.00 % |")
     assert "| 4 | 4 | 1 | - |" in out and not (sweep / "compare.html").exists()
     code, out, err = here(sweep, "--json", "--sort=-workers", "--to", "0.9", monkeypatch=monkeypatch, capsys=capsys)
     found = json.loads(out)
@@ -88,7 +88,7 @@ def test_other_forms(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert (sweep / "compare.html").is_file()  # and not a word of it in the JSON
     arguments = (sweep, "--columns", "averaging_frequency,accuracy")
     code, out, err = here(*arguments, monkeypatch=monkeypatch, capsys=capsys)
-    assert out.splitlines()[2].split() == ["1", "94.00%"]
+    assert out.splitlines()[2].split() == ["1", "94.00", "%"]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_page_shows_all_of_it(sweep: Path) -> None:
 def test_the_page_without_matplotlib_has_all_but_charts(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     text, seen = page_of(sweep)
-    assert "<svg" not in text and "pip install 'cupynet[plots]'" in seen.text and "94.00%" in seen.text
+    assert "<svg" not in text and "pip install 'cupynet[plots]'" in seen.text and "94.00 %" in seen.text
 
 
 def test_nothing_that_was_read_is_part_of_the_page(tmp_path: Path) -> None:

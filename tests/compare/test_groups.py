@@ -219,7 +219,7 @@ def test_the_fastest_close_to_the_best_is_recommended(tmp_path: Path) -> None:
     made(tmp_path / "2", workers=4, test_accuracy=0.9880, train_s=9.0, test=many)
     text, notes = answer(of(tmp_path))
     assert text == (
-        "Use workers=2: 98.91% in 16.0 s of training, the fastest within 0.1 points of the best accuracy (99.00% in "
+        "Use workers=2: 98.91 % in 16.0 s of training, the fastest within 0.1 points of the best accuracy (99.00 % in "
         "30.0 s: workers=1)."
     )
     assert notes == [
@@ -227,7 +227,7 @@ def test_the_fastest_close_to_the_best_is_recommended(tmp_path: Path) -> None:
     ]
     made(tmp_path / "3", workers=8, test_accuracy=0.9950, train_s=40.0, test=many)
     assert answer(of(tmp_path))[0].startswith(
-        "Use workers=8: 99.50% in 40.0 s of training, the best accuracy, and nothing"
+        "Use workers=8: 99.50 % in 40.0 s of training, the best accuracy, and nothing"
     )
 
 
@@ -247,7 +247,7 @@ def test_seeds_that_overlap_are_told(tmp_path: Path) -> None:
         for seed, accuracy in enumerate(found):
             made(tmp_path / f"{workers}-{seed}", workers=workers, seed=seed, test_accuracy=accuracy)
     assert answer(of(tmp_path))[1][0] == (
-        "Over 2 seeds its accuracy lies in 99.00% to 99.20%, which overlaps with 1 other: between these the time "
+        "Over 2 seeds its accuracy lies in 99.00 % to 99.20 %, which overlaps with 1 other: between these the time "
         "decides."
     )
 
@@ -294,7 +294,7 @@ def test_validation_images_decide_where_all_have_some(tmp_path: Path) -> None:
     made(tmp_path / "0", validation_accuracy=0.91, test_accuracy=0.99, extra=extra)
     made(tmp_path / "1", workers=2, validation_accuracy=0.98, test_accuracy=0.90, extra=extra)
     comparison = of(tmp_path)
-    assert comparison.split == "validation" and answer(comparison)[0].startswith("Use workers=2: 98.00%")
+    assert comparison.split == "validation" and answer(comparison)[0].startswith("Use workers=2: 98.00 %")
     made(tmp_path / "2", workers=4)
     assert of(tmp_path).split == "test"
 
@@ -304,7 +304,7 @@ def test_nothing_to_choose_from(tmp_path: Path) -> None:
     assert answer(of(tmp_path))[0] == "No run came to its end: there is nothing to choose from."
     made(tmp_path / "1", workers=2)
     text, notes = answer(of(tmp_path))
-    assert text.startswith("There is one result, 90.00% in 10.0 s of training")
+    assert text.startswith("There is one result, 90.00 % in 10.0 s of training")
     assert notes == ["1 run did not come to the end, and is left out."]
 
 

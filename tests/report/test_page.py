@@ -83,9 +83,9 @@ def check_alone(text: str) -> None:
 def test_the_page_of_a_finished_run_shows_what_it_came_to(tmp_path):
     parsed = made(finished(tmp_path))
     for text in (
-        "mnist: 93.33% test accuracy", "finished", "2 workers", "commit 0123456789", "uncommitted changes",
+        "mnist: 93.33 % test accuracy", "finished", "2 workers", "commit 0123456789", "uncommitted changes",
         "3,210/s", "1:15 min", "averaged every 3 iterations", "computing", "nothing stands out", "cat", "dog", "owl",
-        "98.0%", "conv1", "Conv2D", "conv1.weight: 4 filters of 3 x 3", "a processor", "history.jsonl", "1.5 MB",
+        "98.0 %", "conv1", "Conv2D", "conv1.weight: 4 filters of 3 x 3", "a processor", "history.jsonl", "1.5 MB",
         "started 2026-05-01 12:30:00", "python -m cupynet.train workers=2",
     ):  # fmt: skip
         assert text in parsed.text, text
@@ -184,7 +184,7 @@ def test_a_run_that_is_gone_on_with_does_not_show_its_old_results_as_the_new(tmp
         parsed = made(folder)
     finally:
         hold.release()
-    assert "running" in parsed.text and "Most confident mistakes" not in parsed.text and "93.33%" in parsed.text
+    assert "running" in parsed.text and "Most confident mistakes" not in parsed.text and "93.33 %" in parsed.text
 
 
 def test_fallback_data_are_marked(tmp_path):
@@ -203,7 +203,7 @@ def test_an_old_run_without_what_came_later_has_a_page(tmp_path):
     rows = [{key: value for key, value in row.items() if key not in ("losses",)} for row in history()]
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parsed = made(folder)
-    assert "93.33%" in parsed.text and "python -m cupynet.train workers=2 seed=7" in parsed.text
+    assert "93.33 %" in parsed.text and "python -m cupynet.train workers=2 seed=7" in parsed.text
     assert "Most confident mistakes" not in parsed.text
 
 
@@ -336,7 +336,7 @@ def test_a_document_allows_itself_nothing_but_its_own_style_and_pictures():
 
 def test_shares_and_legends_are_told_in_words_too():
     text = pages.bars([("worker 0", [0.75, 0.25])], [Entry("computing", 0), Entry("data", 2)])
-    assert 'aria-label="computing 75%, data 25%"' in text and "width:75.00%" in text
+    assert 'aria-label="computing 75 %, data 25 %"' in text and "width:75.00%" in text
     with pytest.raises(ValueError, match="argument 2 is"):
         pages.bars([("x", [1.0])], [Entry("a", 0), Entry("b", 1)])
 
@@ -354,7 +354,7 @@ def test_many_classes_and_images_of_all_kinds_are_shown(tmp_path):
     test = summary()["test"] | {"confusion": counts.tolist(), "per_class": []}
     parsed = made(finished(tmp_path, test=test | {"mistakes": test["mistakes"][:1]}, class_names=None))
     assert [image["alt"] for image in parsed.all("img")] == ["confusion matrix", "filters of conv1.weight"]
-    assert "1 98.0%" not in parsed.text and "0 98.0%" in parsed.text
+    assert "1 98.0 %" not in parsed.text and "0 98.0 %" in parsed.text
 
 
 def test_a_page_by_way_of_a_link_names_the_run_itself(tmp_path):

@@ -39,21 +39,21 @@ def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pyte
         f"3 jobs, each into a folder of {tmp_path}",
         "job 0: workers=1 parallel.averaging_frequency=1",
         "job 1: workers=1 parallel.averaging_frequency=10",
-        "job 1: test accuracy 95.00%, 12,346 images/s, trained in 3.2 s",
+        "job 1: test accuracy 95.00 %, 12,346 images/s, trained in 3.2 s",
         "job 2: workers=2 parallel.averaging_frequency=1",
-        "job 2: test accuracy 96.00%, 1,000 images/s, trained in 10.0 s",
+        "job 2: test accuracy 96.00 %, 1,000 images/s, trained in 10.0 s",
     ]
     sweep.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["averaging_", "test", "test", "train"]
     assert lines[1].split() == ["job", "workers", "frequency", "accuracy", "loss", "images/s", "time"]
     assert [line.split() for line in lines[2:5]] == [
-        ["1", "1", "10", "95.00%", "0.3", "12,346", "3.2", "s"],
-        ["2", "2", "1", "96.00%", "0.3", "1,000", "10.0", "s"],
+        ["1", "1", "10", "95.00", "%", "0.3", "12,346", "3.2", "s"],
+        ["2", "2", "1", "96.00", "%", "0.3", "1,000", "10.0", "s"],
         ["0", "1", "1", "-", "-", "-", "-"],  # those that failed come last
     ]
     assert lines[5] == "job 0 failed: exit code 65: train-images: is damaged"
-    assert lines[6] == "best: job 2 (workers=2 parallel.averaging_frequency=1), test accuracy 96.00%"
+    assert lines[6] == "best: job 2 (workers=2 parallel.averaging_frequency=1), test accuracy 96.00 %"
     assert lines[7] == f"python -m cupynet.compare {tmp_path}" and len(lines) == 8
     assert max(map(len, lines[:6])) <= 80
 

@@ -13,7 +13,7 @@ import pytest
 
 from cupynet.runs import Run, Summary
 from cupynet.training import EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
-from cupynet.training.bar import amount, figure
+from cupynet.training.bar import figure
 from cupynet.training.console import describe, result_table
 from tests.test_runs import SUMMARY
 from tests.training.conftest import small_dataset, small_model
@@ -38,7 +38,7 @@ def table(summary: Summary, capsys: pytest.CaptureFixture[str]) -> dict[str, str
 def test_what_workers_spent_and_sent(capsys):
     rows = table(replace(SUMMARY, **FULL), capsys)
     assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart, most in dense1"
-    assert rows["spent"] == "averaging 16-21 %, data 0-1 %; sent 600 MB, 20 MB a round"
+    assert rows["spent"] == "averaging 16-21 %, data 0-1 %; sent 600.0 MB, 20.0 MB a round"
     assert rows["advice"] == FULL["advice"]
     before = table(SUMMARY, capsys)
     assert set(rows) - set(before) == {"spent", "advice"}
@@ -60,7 +60,7 @@ def test_one_worker_alone_sends_nothing(capsys):
 def test_stages_are_workers_too(capsys):
     waiting = replace(SPENT, compute_s=[4.0, 3.0], waiting_s=[3.9, 5.3])
     rows = table(replace(SUMMARY, workers=1, stages=2, **FULL | {"spent": asdict(waiting)}), capsys)
-    assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600 MB"
+    assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600.0 MB"
     assert rows["workers"] == "1 of 2 stages on cpu" and rows["replicas"] == "-"
     assert "stages" not in table(replace(SUMMARY, workers=2, **FULL), capsys)["workers"]
 
@@ -91,14 +91,6 @@ def test_the_widest_row_fits(capsys):
     for stages in (1, 2):
         figures = {"spent": asdict(widest), "bytes_sent": 123_400_000_000, "iterations": 200, "stages": stages}
         table(replace(SUMMARY, **FULL | figures), capsys)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (6_900_000, "6.9 MB"), (999_600_000, "1 GB"), (2.5e13, "25 TB")],
-)
-def test_amounts(count, text):
-    assert amount(count) == text
 
 
 # A display that fails -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from cupynet.jobs import Asking
+from cupynet.sweeps.jobs import Asking
 
 asking = Asking()
 answer = asking.ask({"epoch": 1, "text": "it's\n"})

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Scripted:
-    """A trial at work, as `cupynet.jobs.Job` is one, that has said all it will ever say.
+    """A trial at work, as `cupynet.sweeps.jobs.Job` is one, that has said all it will ever say.
 
     Args:
         said: after each epoch, or at its end.

@@ -21,6 +21,7 @@ pytest.importorskip("optuna")
 from hydra import compose, initialize_config_dir
 
 from cupynet import config, trust
+from cupynet.checks import percent
 from cupynet.config import composing
 from cupynet.errors import ConfigError, DataError
 from cupynet.runs import Run
@@ -84,7 +85,7 @@ def test_a_search_leaves_runs_a_table_and_the_best_setting(searched: tuple[Path,
         assert summary.test_accuracy is None and summary.test is None  # nobody has looked at the test images
         assert config.load(trial).data["validation"] == 30
         assert "test" not in (trial / "history.jsonl").read_text()
-    assert f"accuracy {told['test']['accuracy']:.2%}" in stdout
+    assert f"accuracy {percent(told['test']['accuracy'])}" in stdout
     assert "data.validation=30: images kept out of training" in stdout
     assert all(len(line) <= 80 for line in stdout.splitlines() if line[:1] == " ")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cupynet.jobs import Asking, Job
+from cupynet.sweeps.jobs import Asking, Job
 from cupynet.sweeps.shares import Share
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no cores can be told apart here")
