@@ -238,7 +238,13 @@ def test_a_gpu_is_measured_whole(tmp_path: Path) -> None:
         assert all(rate > 0 if there else "ml_dtypes" in rate for rate in row.values())
     *_, last = done.stdout.strip().splitlines()
     assert last == f"written to outputs/records/{file.name}"
-    for line in ("cupynet  ", "conv2 + pool2 backward", "an epoch of 32 images", "99.0 % on the test images", "half   "):
+    for line in (
+        "cupynet  ",
+        "conv2 + pool2 backward",
+        "an epoch of 32 images",
+        "99.0 % on the test images",
+        "half   ",
+    ):
         assert any(printed.startswith(line) for printed in done.stdout.splitlines()), line
 
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupynet import Callback, DataError, History, NonFinite, ParallelWrapper, Run
@@ -25,6 +26,7 @@ def test_a_wrapper_keeps_what_a_run_writes_down(tmp_path: Path) -> None:
     assert found == run.columns()
     assert found.epochs["epoch"] == [1, 2, 3] and found.reports["iteration"] == [2, 4, 6, 8]
     assert {"loss", "learning_rate", "images_per_s", "test_accuracy", "test_loss", "losses"} <= found.epochs.keys()
+    assert np.sum(found.epochs["confusion"][1]) == 60 and found.epochs["confusion"][0] is None
     assert {"loss", "learning_rate", "images_per_s", "divergence"} <= found.reports.keys()
     accuracies = found.epochs["test_accuracy"]
     assert accuracies[0] is accuracies[2] is None and 0 <= accuracies[1] <= 1

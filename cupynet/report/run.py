@@ -276,15 +276,29 @@ def _names(seen: Seen, classes: int) -> list[str]:
 
 
 def _confusion(seen: Seen) -> Any:
-    """The confusion matrix as an array; None where there is none that is one."""
-    rows = mapping(seen.summary.get("test")).get("confusion")
+    """The confusion matrix of the result, or that after the last epoch while there is none; None where none is one."""
+    rows = (_last_evaluated(seen) if _unfinished(seen) else mapping(seen.summary.get("test"))).get("confusion")
     table = [numbers(row) for row in rows] if isinstance(rows, list) else []
     if not table or any(len(row) != len(table) for row in table) or min(map(min, table)) < 0:
         return None
     return np.array(table, np.float64).astype(np.int64)
 
 
+def _unfinished(seen: Seen) -> bool:
+    return seen.running or not seen.summary
+
+
+def _last_evaluated(seen: Seen) -> dict[str, Any]:
+    """The row of the last epoch after which there was an evaluation; an empty one where there was none."""
+    return next((row for row in reversed(seen.epochs) if "confusion" in row), {})
+
+
 def _evaluated(seen: Seen) -> str:
+    if _unfinished(seen):
+        row = _last_evaluated(seen)
+        split, epoch = "validation" if "validation_accuracy" in row else "test", finite(row.get("epoch"))
+        after = "" if epoch is None else f"After epoch {epoch:,.0f}, on {split} images. "
+        return f"{after}Rows: what an image is; columns: the guess."
     samples = finite(mapping(seen.summary.get("test")).get("samples"))
     return "" if samples is None else f"On {samples:,.0f} test images. Rows: what an image is; columns: the guess."
 
@@ -292,11 +306,11 @@ def _evaluated(seen: Seen) -> str:
 def _evaluation(seen: Seen) -> Markup:
     """The confusion matrix and the figures of each class."""
     counts = _confusion(seen)
-    if counts is None or seen.running:
+    if counts is None:
         return Markup("")
     names = _names(seen, len(counts))
     rows = []
-    classes = mapping(seen.summary.get("test")).get("per_class")
+    classes = None if _unfinished(seen) else mapping(seen.summary.get("test")).get("per_class")
     for index, row in enumerate(classes[:MOST_CLASSES] if isinstance(classes, list) else []):
         figures = [finite(mapping(row).get(name)) for name in ("precision", "recall", "f1")]
         support = finite(mapping(row).get("support")) or 0

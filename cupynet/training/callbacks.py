@@ -14,6 +14,8 @@ from cupynet.errors import ConfigError, OutputError
 from cupynet.runs import Run
 from cupynet.training.records import EpochRecord, Report, TrainerView
 
+FEW_CLASSES = 25  # of which the rows of epochs have the whole confusion matrix
+
 
 class Callback:
     """Told of events on rank 0; on every worker where `every_rank` is True, each worker then having one of its own.
@@ -187,7 +189,7 @@ def report_row(report: Report) -> dict[str, Any]:
 
 
 def epoch_row(record: EpochRecord) -> dict[str, Any]:
-    """The end of an epoch as a row of a history."""
+    """The end of an epoch as a row of a history. `confusion`, rows the actual class, is there for few classes alone."""
     row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
     row |= {name: getattr(record, name) for name in ("loss", "losses", "learning_rate", "images_per_s")}
     row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
@@ -195,6 +197,8 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
     if record.evaluation is not None:
         split = record.split
         row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
+        if record.evaluation.classes <= FEW_CLASSES:
+            row["confusion"] = record.evaluation.confusion.tolist()
     finite: dict[str, Any] = _finite(row)
     return finite
 

@@ -175,6 +175,10 @@ def test_the_page_of_a_run_that_goes_on_reads_itself_again(tmp_path):
     (bar,) = parsed.all("progress")
     assert bar["max"] == "3" and float(bar["value"] or 0) == 2.0
     assert "refresh" not in over and "killed" in over
+    for seen in (parsed, Page(over)):  # the confusion matrix, of what is known by now
+        assert "After epoch 1, on test images. Rows: what an image is" in seen.text
+        assert "cat taken for cat: 21" in [cell.get("title") for cell in seen.all("td")]
+        assert "precision" not in seen.text
 
 
 def test_a_run_that_is_gone_on_with_does_not_show_its_old_results_as_the_new(tmp_path):
