@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cupynet import config, interrupts
 from cupynet.errors import ConfigError
 from cupynet.settings import RateSettings
+from cupynet.terminal import near
 
 if TYPE_CHECKING:
     from cupynet.experiment import Experiment
@@ -94,7 +95,7 @@ def tested(experiment: Experiment) -> RateTest:
 def _lines(found: RateTest, experiment: Experiment, folder: Path) -> Sequence[str]:
     """What follows from it, and where it is written."""
     files = " and ".join(path.name for path in sorted(folder.glob("find_rate.*")))
-    where = f"written       {files} in {folder}"
+    where = f"written       {files} in {near(folder)}"
     rate, least = found.suggestion, found.least
     if rate is None or least is None:
         reason = "the loss never fell: another range, lowest=... highest=..., or more iterations=... may show where"

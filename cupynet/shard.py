@@ -62,7 +62,9 @@ def shard(cut: Cut, folder: Path) -> None:
     for number, count in enumerate(written.counts):
         log.info("%s: %d of %d training images", written.path(number), count, len(written))
     kept = f"{len(data.test)} test images" + (f" and {len(data.validation)} to choose by" if data.validation else "")
-    log.info("each has all %s; train with workers=%d, storage=sharded and shards=%s", kept, cut.shards, cut.folder)
+    log.info(
+        "each has all %s; train with workers=%d and data of storage=sharded shards=%s", kept, cut.shards, cut.folder
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 
 BESIDE = len("[12:30:05] ")
 
@@ -42,3 +43,12 @@ def wrapped(text: str, width: int, beside: str = "") -> list[str]:
     glued = text.replace(" %", "\u00a0%")
     lines = textwrap.wrap(glued, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\u00a0%", " %") for line in lines]
+
+
+def near(path: Path) -> str:
+    """A path as short as it can be written from here."""
+    try:
+        inside = path.resolve().relative_to(Path.cwd().resolve())
+    except (OSError, ValueError):
+        return str(path)
+    return str(inside)

@@ -19,7 +19,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stdout, stderr = run(folder, *SMALL, "shards=3", "to=parts", command="shard")
     assert stderr == ""
     assert "parts/shard-0000-of-0003: 167 of 500 training images" in stdout
-    assert "train with workers=3, storage=sharded and shards=parts" in stdout
+    assert "train with workers=3 and data of storage=sharded shards=parts" in stdout
     assert sorted(path.name for path in (folder / "parts").iterdir()) == [f"shard-000{r}-of-0003" for r in range(3)]
     return folder / "parts"
 

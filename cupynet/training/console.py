@@ -16,7 +16,7 @@ from rich.text import Text
 from cupynet import terminal
 from cupynet.checks import amount, one_line, one_of, percent
 from cupynet.runs import Run, Summary
-from cupynet.terminal import wrapped
+from cupynet.terminal import near, wrapped
 from cupynet.training.bar import Bar, figure
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import EpochRecord, Report, Spent, TrainerView
@@ -230,15 +230,6 @@ def result_table(summary: Summary, run: Run) -> None:
             console.print(Text(f"{name:<15}{near(path)}"))
     if console.failure is not None:
         log.warning("the results cannot be shown (%s): they are in %s", one_line(console.failure), run.summary_path)
-
-
-def near(path: Path) -> str:
-    """A path as short as it can be written from here."""
-    try:
-        inside = path.resolve().relative_to(Path.cwd().resolve())
-    except (OSError, ValueError):
-        return str(path)
-    return str(inside)
 
 
 def _rows(summary: Summary) -> dict[str, str]:

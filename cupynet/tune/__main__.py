@@ -19,6 +19,7 @@ from cupynet import interrupts
 from cupynet.checks import percent
 from cupynet.errors import CupynetError, DivergedError, Interrupted
 from cupynet.settings import TuneSettings
+from cupynet.terminal import near
 
 if TYPE_CHECKING:
     from cupynet.sweeps.shares import Share
@@ -98,7 +99,7 @@ def _searched(asked: Asked, folder: Path, study: Study) -> float | None:
     told.write_csv(folder, study.tried(), asked.space, settings.objective)
     _say_why_it_ends(searching, study, settings)
     if searching.signal:
-        goes_on = shlex.quote(f"resume={folder}")
+        goes_on = shlex.quote(f"resume={near(folder)}")
         raise Interrupted(
             searching.signal, f"{study.counted} of {settings.trials} trials are done; {goes_on} goes on with the search"
         )
@@ -178,10 +179,10 @@ def _lines(
         f"{told.figure(best.figure, asked.settings.objective)} of the validation images",
         f"test images     accuracy {percent(test['accuracy'])}, loss {test['loss']:.4g} (looked at once, "
         "by this trial)",
-        f"its run         {run}",
+        f"its run         {near(run)}",
         f"the same again  {told.command([*asked.shared, *told.settings_of(best, asked.space)])}",
         f"or              {told.command([f'--config-dir={folder}', 'experiment=best'])}",
-        f"all trials      {folder / 'tune.csv'}",
+        f"all trials      {near(folder / 'tune.csv')}",
     ]
     return lines
 
