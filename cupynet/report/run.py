@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,20 +11,18 @@ import numpy as np
 
 from cupynet import __version__
 from cupynet.checks import amount, percent
-from cupynet.report import pictures
+from cupynet.report import about, pictures
 from cupynet.report.curves import SECONDS
-from cupynet.report.folder import Seen, finite, mapping, numbers, texts
+from cupynet.report.folder import Seen, finite, mapping, numbers
 from cupynet.report.page import (
     Entry,
     Markup,
     bars,
     chart,
     charts,
-    command,
     document,
     element,
     facts,
-    folded,
     header,
     join,
     mark,
@@ -36,7 +33,6 @@ from cupynet.report.page import (
 
 REFRESH_S = 5  # of a page whose run goes on
 MOST_CLASSES = 200  # rows of the table of classes
-MOST_FILES = 60
 MISTAKES = "The guess, the score it was made with, and what the image is."
 
 
@@ -51,10 +47,10 @@ def page(seen: Seen, drawn: Sequence[tuple[Any, Markup]], missing: str = "") -> 
         section("Evaluation", _evaluation(seen), note=_evaluated(seen), anchor="evaluation"),
         section("Most confident mistakes", _mistakes(seen), note=MISTAKES, anchor="mistakes"),
         section("Time", _time(seen), note="Where each worker's time in rounds went.", anchor="time"),
-        section("Network", _network(seen), anchor="network"),
-        section("Settings", _settings(seen), anchor="settings"),
-        section("Machine", _machine(seen), anchor="machine"),
-        section("Files", _files(seen), anchor="files"),
+        section("Network", about.network(seen), anchor="network"),
+        section("Settings", about.settings(seen), anchor="settings"),
+        section("Machine", about.machine(seen), anchor="machine"),
+        section("Files", about.files(seen), anchor="files"),
         element("footer", f"Made by cupynet {__version__} at {time.strftime('%Y-%m-%d %H:%M:%S')} from {seen.run}."),
     )
     return document(_title(seen), *body, refresh_s=REFRESH_S if seen.running else None)
@@ -227,7 +223,7 @@ def _tiles(seen: Seen) -> Markup:
     rows.append(("epochs", f"{done}{f' of {_asked(seen)}' if _asked(seen) else ''}", f"{iterations:,.0f} iterations"))
     parameters = seen.number("parameters")
     if parameters is not None:
-        layers = [row for row in _layers(seen) if row.get("kind")]
+        layers = [row for row in about.layers(seen) if row.get("kind")]
         rows.append(("parameters", _thousands(parameters), f"{len(layers)} layers" if layers else ""))
     return tiles(rows)
 
@@ -338,110 +334,3 @@ def _mistakes(seen: Seen) -> Markup:
         said = "–" if confidence is None else percent(confidence, 1) if 0 <= confidence <= 1 else f"{confidence:.3g}"
         told.append((str(row.get("sample")), name(row.get("label")), name(row.get("guess")), said))
     return pictures.mistakes(images if images is not None and len(images) == len(told) else None, told)
-
-
-# what was run -----------------------------------------------------------------------------------------------------
-
-
-def _layers(seen: Seen) -> list[dict[str, Any]]:
-    layers = seen.start.get("layers")
-    return [mapping(layer) for layer in layers] if isinstance(layers, list) else []
-
-
-def _network(seen: Seen) -> Markup:
-    """The layers, and the filters of the first convolution."""
-    body: list[Markup] = []
-    layers = _layers(seen)
-    if layers:
-        columns = ("layer", "kind", "settings", "output", "parameters", "multiply-adds")
-        rows = []
-        for layer in layers:
-            name = str(layer.get("layer", ""))
-            inside = (len(name) - len(name.lstrip())) // 2
-            first = element("span", name.strip(), style=f"padding-left:{1.2 * min(inside, 20):.1f}em")
-            rows.append((first, *(str(layer.get(key, "")) for key in columns[1:])))
-        body.append(table(columns, rows, numbers=(4, 5)))
-    if seen.filters is not None:
-        name, weights = seen.filters
-        shown = pictures.filters(weights, name)
-        if shown:
-            kernel, count = " x ".join(map(str, weights.shape[:2])), weights.shape[3]
-            said = f"{name}: {count} filters of {kernel}. Orange is positive, blue negative; each by its own largest."
-            body.append(element("h3", "What the first convolution looks for", style="margin-top:1.5rem"))
-            body += [shown, element("p", said, class_="said")]
-    return join(body)
-
-
-def repeat(seen: Seen) -> str | None:
-    """The command line that makes this run again; None where it is not known."""
-    if seen.overrides is None:
-        return None
-    settings = [setting for setting in seen.overrides if not setting.startswith("resume=")]
-    processes = finite(seen.start.get("processes"))
-    words = ["python", "-m", "cupynet.train"]
-    if processes is not None:
-        words = ["mpiexec", "-n", f"{processes:.0f}", *words]
-    if seen.config_dir is not None:
-        words.append(f"--config-dir={seen.config_dir}")
-    return shlex.join([*words, *settings])
-
-
-def _settings(seen: Seen) -> Markup:
-    """What differs from the defaults, the command that repeats it, and everything."""
-    body: list[Markup] = []
-    again = repeat(seen)
-    if seen.overrides:
-        body.append(facts(_setting(setting) for setting in seen.overrides))
-    elif seen.overrides is not None:
-        body.append(element("p", "The defaults."))
-    if again is not None:
-        body += [element("h3", "To run it again", style="margin-top:1.2rem"), command(again)]
-    rows = [
-        ("seed", seen.number("seed")),
-        ("batch size per worker", seen.number("batch_size")),
-    ]
-    known = [(name, f"{value:.0f}") for name, value in rows if value is not None]
-    kept = seen.text("synchronizer")
-    known += [("replicas", kept)] if kept else []
-    body.append(facts(known))
-    if seen.config:
-        body.append(folded("All settings (.hydra/config.yaml)", command(seen.config)))
-    return join(body) if any(body) else Markup("")
-
-
-def _setting(setting: str) -> tuple[Markup, str]:
-    key, _, value = setting.partition("=")
-    return element("code", key), value
-
-
-def _machine(seen: Seen) -> Markup:
-    """The machine and the versions that the run was made with."""
-    environment = seen.mapping("environment")
-    rows: list[tuple[str, str]] = [("devices", ", ".join(dict.fromkeys(seen.strings("devices"))))]
-    for name in ("cpu", "cores", "system", "python"):
-        value = environment.get(name)
-        rows.append((name, str(value) if isinstance(value, str | int) else ""))
-    blas = environment.get("blas")
-    for each in blas if isinstance(blas, list) else []:
-        words = (mapping(each).get(key) for key in ("internal_api", "version", "architecture"))
-        threads = mapping(each).get("num_threads")
-        rows.append(("BLAS", " ".join(str(word) for word in words if word) + f", {threads} threads"))
-    rows.append(("CPU flags", " ".join(texts(environment.get("cpu_flags")))))
-    versions = environment.get("versions")
-    said = ", ".join(f"{name} {value}" for name, value in mapping(versions).items() if value)
-    rows += [("versions", said), ("commit", seen.text("commit") or "")]
-    return facts([row for row in rows if row[1]]) if any(value for _, value in rows) else Markup("")
-
-
-def _files(seen: Seen) -> Markup:
-    """What else is in the folder."""
-    rows = []
-    try:
-        for path in sorted(seen.run.folder.iterdir()):
-            if path.name.startswith(".") and path.name != ".hydra":
-                continue
-            size = "folder" if path.is_dir() else amount(path.lstat().st_size)  # a link may lead nowhere
-            rows.append((element("code", path.name + "/" * path.is_dir()), size))
-    except OSError:
-        return Markup("")
-    return table((), rows[:MOST_FILES], numbers=(1,))

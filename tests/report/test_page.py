@@ -16,10 +16,11 @@ from cupynet.errors import ConfigError, OutputError
 from cupynet.files import save_weights
 from cupynet.lock import Hold
 from cupynet.report import page as pages
+from cupynet.report.about import repeat
 from cupynet.report.folder import MOST_ROWS, look
 from cupynet.report.make import Maker
 from cupynet.report.page import Entry, Markup, document, element, escape, table
-from cupynet.report.run import clock, page, repeat, state
+from cupynet.report.run import clock, page, state
 from tests.report.folders import HOSTILE, finished, history, start, summary, unfinished
 
 VOID = {"meta", "link", "img", "br", "path", "use"}
