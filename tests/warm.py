@@ -94,15 +94,23 @@ def main() -> None:
 
 
 def _import_all() -> None:
-    """What commands import, but for the commands themselves, and the kernels of a small network."""
-    import cupynet.data.synthetic
-    import cupynet.experiment
+    """What commands import, but for the commands themselves, and what a first run makes of it.
+
+    The kernels of LeNet, and what Hydra and OmegaConf learn of their grammars while they read the first settings.
+    """
+    import hydra._internal.hydra
+    import hydra.main
+    from hydra.core.plugins import Plugins
+
     import cupynet.training.console  # noqa: F401
-    from cupynet import Conv2D, Dense, Image, MaxPool2D, Model, Nesterov, Sequential, create_backend
+    from cupynet import Image, Model, config, create_backend
+    from cupynet.experiment import Experiment
     from cupynet.training import Replica
 
-    layers = [Conv2D(2, 5), MaxPool2D(2), Dense(10, activation="relu"), Dense(10)]
-    Replica(Model(Sequential(layers), Image(28, 28, 1), create_backend("auto"), 1), Nesterov(0.1)).warm_up(4)
+    Plugins.instance()
+    experiment = Experiment(config.compose(["data=synthetic", "workers=1", "hydra.run.dir=run"]))
+    model = Model(experiment.network, Image(28, 28, 1), create_backend("auto"), 1)
+    Replica(model, experiment.optimizer).warm_up(4)
 
 
 def _become(asked: dict[str, Any]) -> None:
