@@ -553,14 +553,13 @@ def table(points: Sequence[Point]) -> list[str]:
 
 def warm() -> None:
     """Import what a run needs, and load its kernels, so that those that are forked have them. It starts no thread."""
-    import cupynet.data.synthetic
-    import cupynet.experiment
-    import cupynet.train
-    import cupynet.training.console  # noqa: F401
+    import cupynet.train  # noqa: F401
     from cupynet import Image, Model, create_backend
     from cupynet.optim import Nesterov
     from cupynet.training import Replica
+    from tests.warm import import_all
 
+    import_all()
     Replica(Model(network(), Image(28, 28, 1), create_backend("auto"), 1), Nesterov(0.01)).warm_up(16)
 
 

@@ -6,10 +6,8 @@ Each example of tests/extending runs by the command line, as a user would, and d
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +15,14 @@ import pytest
 
 from cupynet import Conv2D, Dense, Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, create_backend
 from cupynet.runs import Run
+from tests import warm
 from tests.extending.gradient_mean import GradientMean
 from tests.extending.residual import Residual
 from tests.extending.scale import Scale
 from tests.extending.stop_at import StopAt
 from tests.extending.stripes import Stripes
 from tests.gradients import check_layer
+from tests.test_train import environment
 from tests.training.conftest import small_dataset, small_model
 
 EXAMPLES = Path(__file__).parent / "extending"
@@ -37,13 +37,12 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def run(name: str, folder: Path, *more: str, trusted: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cupynet.train", *COMMANDS[name], f"hydra.run.dir={folder / 'run'}", *more]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run(
-        [*command, *([f"trusted_modules=[{name}]"] if trusted else [])],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+def run(name: str, folder: Path, *more: str, trusted: bool = True) -> warm.Done:
+    """The command beside the example's file."""
+    shutil.copy(EXAMPLES / f"{name}.py", folder)
+    arguments = [*COMMANDS[name], f"hydra.run.dir={folder / 'run'}", *more]
+    arguments += [f"trusted_modules=[{name}]"] if trusted else []
+    return warm.command("cupynet.train", arguments, folder, environment(), 300)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -257,7 +257,7 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, tmp_path):
 
 def test_a_checkpoint_is_there_soon_after_a_signal(tmp_path):
     """Also where replicas are averaged at the end alone."""
-    command = [sys.executable, "-m", "cupynet.train", *QUICK, "data.train=60000", "epochs=50", "workers=2"]
+    command = [sys.executable, "-m", "cupynet.train", *QUICK, "data.train=12000", "epochs=200", "workers=2"]
     command += ["parallel.averaging_frequency=end", "hydra.run.dir=run", "report_every_iterations=5"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 100

@@ -82,7 +82,7 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 def main() -> None:
     """Fork for each line of stdin, and say how that ended."""
-    _import_all()
+    import_all()
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
@@ -93,13 +93,13 @@ def main() -> None:
         print(_ended(number, asked["timeout"]), flush=True)
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """What commands import, but for the commands themselves, and what a first run makes of it.
 
     The kernels of LeNet, and what Hydra and OmegaConf learn of their grammars while they read the first settings.
     """
     import hydra._internal.hydra
-    import hydra.main
+    import hydra.main  # noqa: F401
     from hydra.core.plugins import Plugins
 
     import cupynet.training.console  # noqa: F401

@@ -25,6 +25,7 @@ from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.report import follow
 from cupynet.report.follow import Pace
 from cupynet.training import ParallelWrapper, ReportPage
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = (
@@ -52,9 +53,7 @@ def command(*settings: str) -> list[str]:
 
 def train(folder: Path, *settings: str, code: int = 0, **more: str) -> str:
     """A run with a page; what it printed."""
-    done = subprocess.run(
-        command(*settings), cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300
-    )
+    done = warm.command("cupynet.train", (*QUICK, *EAGER, *settings), folder, environment(**more), 300, **more)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
