@@ -112,7 +112,7 @@ def host_library(source: Path | str, sanitized: bool = False, options: tuple[str
     parts = [text, *(each.read_text() for each in headers), *(flag for flag in flags if flag != own)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     stem = source.stem if isinstance(source, Path) else "text"
-    built = _folder() / f"{stem}-{key}.so"
+    built = kept() / f"{stem}-{key}.so"
     if not built.exists():
         path = source if isinstance(source, Path) else _written(text, key)
         names = exported(path, given)
@@ -132,7 +132,7 @@ def host_library(source: Path | str, sanitized: bool = False, options: tuple[str
 
 def _written(text: str, key: str) -> Path:
     """A file with that text, for a compiler."""
-    path = _folder() / f"text-{key}.cu"
+    path = kept() / f"text-{key}.cu"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             written = Path(folder) / path.name
@@ -163,7 +163,7 @@ def _compile(arguments: list[str]) -> str:
     return done.stdout
 
 
-def _folder() -> Path:
+def kept() -> Path:
     """Where compiled files are kept from one test run to the next; each name says what its content follows from."""
     folder = Path(tempfile.gettempdir()) / f"cupynet-standin-{os.getuid()}-{sysconfig.get_platform()}"
     folder.mkdir(mode=0o700, exist_ok=True)

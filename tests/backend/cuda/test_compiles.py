@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.util
 import os
+import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from cupynet.backend.cuda.launch import FOLDER, INSTANCES, OPTIONS, source
+from tests.standin.host import kept
 
 QUICKLY = "--Ofast-compile=max"  # less is optimized, which takes a third of the time; what is refused is the same
 LATER = ("sm_80", "sm_90", "sm_100")
@@ -38,10 +43,36 @@ needs_nvrtc = pytest.mark.skipif(
 
 
 def compiled(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
-    """The machine code of a file, and what the compiler has to say. ValueError: it does not compile."""
+    """The machine code of a file, and what the compiler has to say. ValueError: it does not compile.
+
+    Compiled once for each text, by each version of the compiler and of CUDA's headers, as the kernels for a host are.
+    """
+    flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy compiles
+    key = hashlib.sha256("\0".join([text, *flags, *compiler()]).encode()).hexdigest()[:20]
+    built = kept() / f"{architecture}-{key}.cubin"
+    if not built.exists():
+        code, log = _compiled(text, [*flags, f"-I{includes()[-1]}"])
+        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+            made = Path(folder) / "made.cubin"
+            made.write_bytes(log.encode() + b"\0" + code)
+            os.replace(made, built)
+    said, _, code = built.read_bytes().partition(b"\0")
+    return code, said.decode()
+
+
+@functools.cache
+def compiler() -> list[str]:
+    """The version of the compiler, and of each package that may have it or headers."""
     from cuda.bindings import nvrtc
 
-    flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", f"-I{includes()[-1]}", *more]  # -ftz: as CuPy compiles
+    packages = {(each.metadata["Name"].replace("_", "-"), each.version) for each in metadata.distributions()}
+    parts = [f"{name} {version}" for name, version in sorted(packages) if name.startswith("nvidia-cuda")]
+    return [str(nvrtc.nvrtcVersion()), *parts]
+
+
+def _compiled(text: str, flags: list[str]) -> tuple[bytes, str]:
+    from cuda.bindings import nvrtc
+
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, [], [])
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
