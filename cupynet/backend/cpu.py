@@ -374,7 +374,7 @@ class NumbaBackend(NumpyBackend):
         checks.alike(rule.name, weight, grad, *states)
         if not self._compiles(weight, grad, *states):
             return super().move_weights(rule, weight, grad, states, move, stored)
-        numbers = tuple(weight.dtype.type(value) for value in move.in_order())
+        numbers = tuple(map(weight.dtype.type, move.in_order()))
         self.updates.UPDATES[rule.name](weight, grad, *states, numbers)
         if stored is not None and rule.moves:
             self.convert(weight, stored)

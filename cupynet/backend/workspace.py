@@ -29,8 +29,9 @@ class Workspace:
     def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array], address: Callable[[Array], int]) -> None:
         self._allocate = allocate
         self._address = address
-        self._free: dict[Key, list[Array]] = {}
-        self._lent: dict[int, tuple[Key, Array, int]] = {}
+        self._free: dict[Key, list[tuple[Array, int]]] = {}  # with their addresses, which take a while to be told
+        self._lent: dict[int, tuple[Key, Array, int]] = {}  # by address
+        self._whole: dict[int, int] = {}  # id of a lent buffer -> its address; a view of it has another id
         self.allocated_bytes = 0
         self.lent = 0
 
@@ -47,27 +48,34 @@ class Workspace:
         """
         key = (shape[1:], dtype)
         free = self._free.get(key, [])
-        best = -1
+        best, rows, length = -1, shape[0], -1
         for i in range(len(free) - 1, -1, -1):
-            if free[i].shape[0] >= shape[0] and (best < 0 or free[i].shape[0] < free[best].shape[0]):
-                best = i
+            there = free[i][0].shape[0]
+            if there >= rows and (best < 0 or there < length):
+                best, length = i, there
         if best >= 0:
-            buffer = free.pop(best)
+            buffer, address = free.pop(best)
         else:
             buffer = self._allocate(shape, dtype)
+            address, length = self._address(buffer), rows
             self.allocated_bytes += buffer.nbytes
-        self._lent[self._address(buffer)] = (key, buffer, self.lent)
+        self._lent[address] = (key, buffer, self.lent)
+        self._whole[id(buffer)] = address
         self.lent += 1
-        return buffer if buffer.shape[0] == shape[0] else buffer[: shape[0]]
+        return buffer if length == rows else buffer[:rows]
 
     def give_back(self, *arrays: Array | None) -> None:
         """Take arrays back; None and arrays that were never borrowed (a user's own input) are left alone."""
         for array in arrays:
             if array is None:
                 continue
-            entry = self._lent.pop(self._address(array), None)
+            address = self._whole.get(id(array))
+            address = self._address(array) if address is None else address
+            entry = self._lent.pop(address, None)
             if entry is not None:
-                self._free.setdefault(entry[0], []).append(entry[1])
+                key, buffer, _ = entry
+                del self._whole[id(buffer)]
+                self._free.setdefault(key, []).append((buffer, address))
 
     def reclaim(self, loans: list[range]) -> None:
         """Take back what is still lent of the loans with these numbers, from whoever holds it."""

@@ -7,7 +7,6 @@ them. Those whose steps follow from the size of past gradients are in adaptive.p
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TypeAlias, TypedDict
 
 from cupynet.backend import RULES, Backend, Layers, Move, Rule
@@ -49,12 +48,14 @@ class Optimizer:
         state: name -> flat (P,) vector; exists after `init`.
         recordable: whether `update` asks for the same operations in every step, with nothing of the host in them but
             its arguments: a GPU may record it then, and repeat what it has recorded. Not inherited.
+        factors: what its rule has besides, see `Move`.
 
     Raises:
         ConfigError: an argument cannot work.
     """
 
     recordable = False
+    factors: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def __init__(
         self,
@@ -139,10 +140,10 @@ class Optimizer:
             self.backend.give_back(norms)
         published = True
         rate, *more = numbers
-        clip = math.inf if self.clip_value is None else self.clip_value
+        clip, own = (math.inf if self.clip_value is None else self.clip_value), (more[0], more[1], more[2])
         for segment in params.segments:
             l1, l2, decay = (self.l1, self.l2, self.weight_decay) if segment.decay else (0.0, 0.0, 0.0)
-            change = Move(rate * segment.lr_scale, scale, clip, l1, l2, decay, (more[0], more[1], more[2]))
+            change = Move(rate * segment.lr_scale, scale, clip, l1, l2, decay, own, self.factors)
             published &= self.update(params, segment, change) is True
         if not published:
             params.publish()
@@ -156,11 +157,10 @@ class ByRule(Optimizer):
     """An optimizer that looks at each weight by itself, by a rule of the backend; its state are the rule's vectors.
 
     Attributes:
-        rule: see `cupynet.backend.rules`. factors: its constants.
+        rule: see `cupynet.backend.rules`.
     """
 
     rule: Rule
-    factors = (0.0, 0.0, 0.0)
 
     def init(self, params: Params, backend: Backend) -> None:
         super().init(params, backend)
@@ -175,7 +175,7 @@ class ByRule(Optimizer):
 
     def _by(self, rule: Rule, params: Params, segment: Segment, move: Move, *, stored: bool = True) -> None:
         """Move a stretch of the weights by a rule that has these vectors."""
-        part, move = segment.part, replace(move, factors=self.factors)
+        part = segment.part
         states = [self.state[name][part] for name in rule.states]
         copy = params.stored(part) if stored else None
         self.backend.move_weights(rule, params.master[part], params.grad[part], states, move, copy)
