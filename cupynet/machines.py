@@ -145,6 +145,8 @@ def machines(rate: str, delay: str) -> Iterator[tuple[str, str]]:
             if subprocess.run([*slow, "netem", "delay", delay, "rate", rate], capture_output=True).returncode:
                 delayed = False
                 do(*slow, "tbf", "rate", rate, "burst", "64k", "latency", "100ms", else_raise=ConfigError)
+        for name in names:
+            until_up(name)
         late = f", {delay} late each way" if delayed else " (without delay: this kernel has no netem)"
         print(f"two machines, {ADDRESSES[0]} and {ADDRESSES[1]}, and a cable of {rate}{late}", flush=True)
         yield names[0], names[1]
@@ -162,11 +164,26 @@ def do(*command: str, else_raise: type[Exception] = OSError) -> None:
         raise else_raise(f"{' '.join(command)}: {one_line(done.stderr) or 'failed'}")
 
 
+def until_up(namespace: str) -> None:
+    """Wait until a machine's end of the cable carries: Linux can be a second late in saying so, and until it does MPI
+    finds no network there. OSError after 5 seconds.
+    """
+    until = time.monotonic() + 5
+    while cable(namespace, "operstate") != "up":
+        if time.monotonic() > until:
+            raise OSError(f"the cable of {namespace} carries nothing after 5 s")
+        time.sleep(0.02)
+
+
 def sent(namespace: str) -> int:
     """Bytes that a machine has sent through its end of the cable."""
-    path = "/sys/class/net/cable/statistics/tx_bytes"
-    done = subprocess.run(["ip", "netns", "exec", namespace, "cat", path], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    return int(cable(namespace, "statistics/tx_bytes"))
+
+
+def cable(namespace: str, what: str) -> str:
+    """What Linux tells of a machine's end of the cable."""
+    read = ["ip", "netns", "exec", namespace, "cat", f"/sys/class/net/cable/{what}"]
+    return subprocess.run(read, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":
