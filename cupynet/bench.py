@@ -178,7 +178,7 @@ def memory(folder: Path) -> Row:
         print(f"{f'workers={workers}':<48}{found[workers]:>10,.0f} MB", flush=True)
     slope, least = np.polyfit(list(found), list(found.values()), 1)
     off = max(abs(found[workers] / (least + slope * workers) - 1) for workers in found)
-    print(f"{'a straight line, off by ' + format(off, '.0%'):<48}{least:>10,.0f} MB and {slope:,.1f} MB a worker")
+    print(f"{'a straight line, off by ' + percent(off, 0):<48}{least:>10,.0f} MB and {slope:,.1f} MB a worker")
     return {"mb": found, "line": {"mb": float(least), "mb_per_worker": float(slope), "off_by": float(off)}}
 
 

@@ -220,14 +220,15 @@ def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
 
 
 def amount(size: int) -> str:
-    """Bytes in the largest unit of which there is at least one, powers of 1000: `5.2 TB`."""
+    """Bytes in the largest unit of which there is at least one, powers of 1000: `5.2 TB`, `52.1 TB`, `521 TB`."""
     units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
     power = min((len(str(size)) - 1) // 3, len(units) - 1)
-    if 0 < power < len(units) - 1 and round(size / 1000**power, 1) >= 1000:  # as it is shown: 999,960,000 are 1.0 GB
+    if 0 < power < len(units) - 1 and round(size / 1000**power) >= 1000:  # as it is shown: 999,500,000 are 1.0 GB
         power += 1
     if power == len(units) - 1 and size >= 1000 ** (power + 1):
         return f"10^{len(str(size)) - 19} {units[-1]}"
-    return f"{size / 1000**power:.{1 if power else 0}f} {units[power]}"
+    count = size / 1000**power
+    return f"{count:.{1 if power and round(count, 1) < 100 else 0}f} {units[power]}"
 
 
 def percent(share: float, digits: int = 2) -> str:

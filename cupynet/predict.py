@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynet.checks import integer
+from cupynet.checks import integer, percent
 from cupynet.errors import ConfigError, CupynetError, DataError
 from cupynet.exits import Arguments, leave_after, say_error, steady_streams
 
@@ -167,7 +167,7 @@ def _tell(model: Model, waiting: Sequence[tuple[Path, Any]], asked: argparse.Nam
 def _lines(name: str, found: Sequence[tuple[int | str, float]], sure: bool) -> str:
     """A picture and what it shows: on a terminal a line with a bar for each class, else all in one."""
     labels = [one_line_of(label) for label, _ in found]
-    scores = [f"{score * 100:.1f} %" if sure else f"{score:.3g}" for _, score in found]
+    scores = [percent(score, 1) if sure else f"{score:.3g}" for _, score in found]
     if not sys.stdout.isatty():
         return "  ".join([name, *map(" ".join, zip(labels, scores, strict=True))])
     wide, high = max(map(len, labels)), max(map(len, scores))

@@ -7,13 +7,15 @@ worker, to a folder of the same name there, and train with as many workers.
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cupynet import config
+from cupynet import config, resume
 from cupynet.errors import ConfigError
-from cupynet.settings import ShardSettings
+from cupynet.settings import ShardSettings, own_names
 
 if TYPE_CHECKING:
     from cupynet.data import Source
@@ -43,7 +45,9 @@ def prepare(settings: ShardSettings) -> Cut:
     assert settings.shards is not None and settings.to is not None
     source = build_as(Source, settings.data, "data", settings.trusted_modules)  # type: ignore[type-abstract]
     if source.storage == "sharded":
-        raise ConfigError("data: these are shards already: cut the whole data set, with storage=shared and shards=null")
+        raise ConfigError(
+            "data: these are shards already: cut the whole data set, with data.storage=shared data.shards=null"
+        )
     try:
         return Cut(source, settings.shards, check_target(settings.to))
     except ConfigError as error:
@@ -51,7 +55,7 @@ def prepare(settings: ShardSettings) -> Cut:
 
 
 def shard(cut: Cut, folder: Path) -> None:
-    """Load, cut and write. folder: of this command's log."""
+    """Load, cut and write, and tell how to train on it. folder: of this command's log and settings."""
     from cupynet.data import write_shards
 
     source = cut.source
@@ -62,9 +66,20 @@ def shard(cut: Cut, folder: Path) -> None:
     for number, count in enumerate(written.counts):
         log.info("%s: %d of %d training images", written.path(number), count, len(written))
     kept = f"{len(data.test)} test images" + (f" and {len(data.validation)} to choose by" if data.validation else "")
-    log.info(
-        "each has all %s; train with workers=%d and data of storage=sharded shards=%s", kept, cut.shards, cut.folder
-    )
+    log.info("each has all %s; to train on them:", kept)
+    log.info("%s", command(folder, cut))
+
+
+def command(folder: Path, cut: Cut) -> str:
+    """The command line that trains on what was cut. folder: of the settings it was cut with."""
+    own = (*own_names(ShardSettings), "workers", "data.storage", "data.shards")
+    asked = config.overrides_of(folder, ShardSettings)
+    same = [each for each in asked if each.lstrip("+~").partition("=")[0] not in own]
+    config_dir = config.own_folder_of(folder)
+    named = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    where = str(cut.folder) if re.fullmatch(r"[\w./-]+", str(cut.folder)) else resume.quoted(cut.folder)
+    words = [*named, *same, f"workers={cut.shards}", "data.storage=sharded", f"data.shards={where}"]
+    return shlex.join(["python", "-m", "cupynet.train", *words])
 
 
 if __name__ == "__main__":

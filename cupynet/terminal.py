@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
 from pathlib import Path
 
 BESIDE = len("[12:30:05] ")
+UNIT = r"(?=%|bytes\b|[kMGTPE]B\b)"
 
 
 def is_terminal() -> bool:
@@ -37,12 +39,12 @@ def folded(line: str) -> str:
 
 
 def wrapped(text: str, width: int, beside: str = "") -> list[str]:
-    """Lines of at most `width` characters, words and figures with their % whole; `beside` goes before all but the
-    first. What is longer by itself, a path say, stays so.
+    """Lines of at most `width` characters, with words whole and figures beside their unit (% and bytes); `beside` goes
+    before all but the first. What is longer by itself, a path say, stays so.
     """
-    glued = text.replace(" %", "\u00a0%")
+    glued = re.sub(" " + UNIT, "\u00a0", text)
     lines = textwrap.wrap(glued, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\u00a0%", " %") for line in lines]
+    return [re.sub("\u00a0" + UNIT, " ", line) for line in lines]
 
 
 def near(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stdout, stderr = run(folder, *SMALL, "shards=3", "to=parts", command="shard")
     assert stderr == ""
     assert "parts/shard-0000-of-0003: 167 of 500 training images" in stdout
-    assert "train with workers=3 and data of storage=sharded shards=parts" in stdout
+    line = f"python -m cupynet.train {' '.join(SMALL)} workers=3 data.storage=sharded data.shards=parts"
+    assert f"to train on them:\n{line}\n" in re.sub(r"^\[[\d:]+\] ", "", stdout, flags=re.M)
+    run(folder, *line.split()[3:], "fast_dev_run=true")
     assert sorted(path.name for path in (folder / "parts").iterdir()) == [f"shard-000{r}-of-0003" for r in range(3)]
     return folder / "parts"
 

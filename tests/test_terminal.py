@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cupynet.terminal import folded, is_terminal
+from cupynet.terminal import folded, is_terminal, wrapped
 
 LONG = "[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s), training loss 0.05, learning rate 0.01"
 
@@ -32,6 +32,13 @@ def test_a_line_is_folded_where_a_terminal_is_narrow(terminal, kind, columns, li
     monkeypatch.setattr(sys, "stdout", stream)
     assert folded(LONG).splitlines() == lines
     assert folded(f"{LONG}\n  below") == f"{LONG}\n  below"  # it has lines of its own
+
+
+@pytest.mark.parametrize("figure", ["99.10 %", "139 GB", "1.2 kB", "7 bytes"])
+def test_a_figure_keeps_its_unit(figure):
+    for width in range(20, 60):
+        lines = wrapped(f"the furthest of all of them came to {figure} at last, which is as much as ever", width)
+        assert any(figure in line for line in lines) and max(map(len, lines)) <= width
 
 
 @pytest.mark.parametrize("stream", [None, io.StringIO()])

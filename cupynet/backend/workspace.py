@@ -69,12 +69,12 @@ class Workspace:
         for array in arrays:
             if array is None:
                 continue
-            address = self._whole.get(id(array))
+            address = self._whole.pop(id(array), None)
             address = self._address(array) if address is None else address
             entry = self._lent.pop(address, None)
             if entry is not None:
                 key, buffer, _ = entry
-                del self._whole[id(buffer)]
+                self._whole.pop(id(buffer), None)
                 self._free.setdefault(key, []).append((buffer, address))
 
     def reclaim(self, loans: list[range]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from cupynet.errors import ConfigError, OutputError
 from cupynet.exits import Arguments, leave_after, say_error, steady_streams
 from cupynet.files import write_whole
 from cupynet.sweeps.table import Column, Screen, as_csv, as_markdown, show
+from cupynet.terminal import wrapped
 
 PAGE = "compare.html"
 HIDDEN = ("state", "folder", "accuracy_low", "accuracy_high")  # on a terminal, unless they are asked for
@@ -106,17 +106,13 @@ def _print(
     )
     for run in comparison.others:
         own = " ".join(f"{key}={value}" for key, value in comparison.shown[str(run.folder)].items())
-        screen.print(
-            textwrap.fill(
-                f"{run.name}{f' ({own})' if own else ''}: {run.trouble}", screen.width, subsequent_indent="  "
-            )
-        )
+        screen.print("\n".join(wrapped(f"{run.name}{f' ({own})' if own else ''}: {run.trouble}", screen.width, "  ")))
     if left:
         names = ", ".join(column.key for column in left)
-        screen.print(textwrap.fill(f"no room for {names}: --columns chooses, --csv has all", screen.width))
+        screen.print("\n".join(wrapped(f"no room for {names}: --columns chooses, --csv has all", screen.width)))
     screen.print()
     for text in said:
-        screen.print(textwrap.fill(text, min(screen.width, 100), subsequent_indent="  " if text is not said[0] else ""))
+        screen.print("\n".join(wrapped(text, min(screen.width, 100), "  " if text is not said[0] else "")))
 
 
 def _first(column: Column, count: int) -> Column:

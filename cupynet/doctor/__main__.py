@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from cupynet.doctor.finding import Finding
 from cupynet.errors import ConfigError
 from cupynet.exits import Arguments, steady_streams, tell
 from cupynet.mpiexec import started
+from cupynet.terminal import wrapped
 
 Check = Callable[[list[str]], Iterator[Finding]]
 LIMIT_S = 120.0  # of one check, by default: compiling all kernels takes seconds, on a busy machine many
@@ -113,7 +113,7 @@ def line(finding: Finding) -> str:
     if not sys.stdout.isatty():
         return head + text
     width = max(shutil.get_terminal_size().columns, 60)
-    return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+    return "\n".join(wrapped(head + text, width, " " * len(head)))
 
 
 # a check, in a process of its own -------------------------------------------------------------------------------------

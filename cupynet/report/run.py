@@ -272,16 +272,17 @@ def _names(seen: Seen, classes: int) -> list[str]:
 
 
 def _confusion(seen: Seen) -> Any:
-    """The confusion matrix of the result, or that after the last epoch while there is none; None where none is one."""
-    rows = (_last_evaluated(seen) if _unfinished(seen) else mapping(seen.summary.get("test"))).get("confusion")
+    """The confusion matrix of the test, or while there is none that after the last epoch; None where none is one."""
+    rows = (_tested(seen) or _last_evaluated(seen)).get("confusion")
     table = [numbers(row) for row in rows] if isinstance(rows, list) else []
     if not table or any(len(row) != len(table) for row in table) or min(map(min, table)) < 0:
         return None
     return np.array(table, np.float64).astype(np.int64)
 
 
-def _unfinished(seen: Seen) -> bool:
-    return seen.running or not seen.summary
+def _tested(seen: Seen) -> dict[str, Any]:
+    """What the result came to on the test images; empty while there is none, and where others alone judge."""
+    return {} if seen.running else mapping(seen.summary.get("test"))
 
 
 def _last_evaluated(seen: Seen) -> dict[str, Any]:
@@ -290,12 +291,13 @@ def _last_evaluated(seen: Seen) -> dict[str, Any]:
 
 
 def _evaluated(seen: Seen) -> str:
-    if _unfinished(seen):
+    test = _tested(seen)
+    if not test:
         row = _last_evaluated(seen)
         split, epoch = "validation" if "validation_accuracy" in row else "test", finite(row.get("epoch"))
         after = "" if epoch is None else f"After epoch {epoch:,.0f}, on {split} images. "
         return f"{after}Rows: what an image is; columns: the guess."
-    samples = finite(mapping(seen.summary.get("test")).get("samples"))
+    samples = finite(test.get("samples"))
     return "" if samples is None else f"On {samples:,.0f} test images. Rows: what an image is; columns: the guess."
 
 
@@ -306,7 +308,7 @@ def _evaluation(seen: Seen) -> Markup:
         return Markup("")
     names = _names(seen, len(counts))
     rows = []
-    classes = None if _unfinished(seen) else mapping(seen.summary.get("test")).get("per_class")
+    classes = _tested(seen).get("per_class")
     for index, row in enumerate(classes[:MOST_CLASSES] if isinstance(classes, list) else []):
         figures = [finite(mapping(row).get(name)) for name in ("precision", "recall", "f1")]
         support = finite(mapping(row).get("support")) or 0

@@ -183,13 +183,25 @@ def test_the_page_of_a_run_that_goes_on_reads_itself_again(tmp_path):
 
 
 def test_a_run_that_is_gone_on_with_does_not_show_its_old_results_as_the_new(tmp_path):
-    folder = finished(tmp_path)
+    folder = finished(tmp_path, test_accuracy=0.5)
     hold = Hold(folder)
     try:
         parsed = made(folder)
     finally:
         hold.release()
-    assert "running" in parsed.text and "Most confident mistakes" not in parsed.text and "93.33 %" in parsed.text
+    assert "running" in parsed.text and "Most confident mistakes" not in parsed.text
+    assert "93.33 %" in parsed.text and "50.00 %" not in parsed.text
+    assert "After epoch 3, on test images" in parsed.text and "precision" not in parsed.text
+    assert "cat taken for cat: 23" in [cell.get("title") for cell in parsed.all("td")]
+
+
+def test_a_run_that_validation_images_judge_has_its_matrix_at_the_end_too(tmp_path):
+    folder = finished(tmp_path, test=None, test_accuracy=None, validation_accuracy=0.9)
+    path = folder / "history.jsonl"
+    path.write_text(path.read_text().replace('"test_', '"validation_'))
+    parsed = made(folder)
+    assert "After epoch 3, on validation images" in parsed.text and "precision" not in parsed.text
+    assert "cat taken for cat: 23" in [cell.get("title") for cell in parsed.all("td")]
 
 
 def test_fallback_data_are_marked(tmp_path):

@@ -129,7 +129,7 @@ def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path:
         assert 4 * summary["parameters"] < pool["used_bytes"] <= pool["held_bytes"] < 800 << 20
     assert len(summary["memory"]) == 2
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("GPU memory"))
-    assert ", the fullest of 2, held " in line and line.endswith(" of 838.9 MB")
+    assert ", the fullest of 2, held " in line and line.endswith(" of 839 MB")
 
 
 def test_a_command_without_enough_memory_says_what_to_lower(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def table(summary: Summary, capsys: pytest.CaptureFixture[str]) -> dict[str, str
 def test_what_workers_spent_and_sent(capsys):
     rows = table(replace(SUMMARY, **FULL), capsys)
     assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart, most in dense1"
-    assert rows["spent"] == "averaging 16-21 %, data 0-1 %; sent 600.0 MB, 20.0 MB a round"
+    assert rows["spent"] == "averaging 16-21 %, data 0-1 %; sent 600 MB, 20.0 MB a round"
     assert rows["advice"] == FULL["advice"]
     before = table(SUMMARY, capsys)
     assert set(rows) - set(before) == {"spent", "advice"}
@@ -60,7 +60,7 @@ def test_one_worker_alone_sends_nothing(capsys):
 def test_stages_are_workers_too(capsys):
     waiting = replace(SPENT, compute_s=[4.0, 3.0], waiting_s=[3.9, 5.3])
     rows = table(replace(SUMMARY, workers=1, stages=2, **FULL | {"spent": asdict(waiting)}), capsys)
-    assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600.0 MB"
+    assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600 MB"
     assert rows["workers"] == "1 of 2 stages on cpu" and rows["replicas"] == "-"
     assert "stages" not in table(replace(SUMMARY, workers=2, **FULL), capsys)["workers"]
 
@@ -91,6 +91,8 @@ def test_the_widest_row_fits(capsys):
     for stages in (1, 2):
         figures = {"spent": asdict(widest), "bytes_sent": 123_400_000_000, "iterations": 200, "stages": stages}
         table(replace(SUMMARY, **FULL | figures), capsys)
+    pool = {"device": "cuda:15", "held_bytes": 120_900_000_000, "used_bytes": 118_400_000_000}
+    table(replace(SUMMARY, memory=[pool | {"limit_bytes": 139_600_000_000}] * 16), capsys)
 
 
 # A display that fails -------------------------------------------------------------------------------------------------

@@ -266,7 +266,7 @@ def test_a_fit_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrapper, "memory", lambda: (PROCESS // 2, "this machine has"))
     with (
         ParallelWrapper(small_model(), 1, 1) as one,
-        pytest.raises(ConfigError, match=r"^layer .* needs about 170.* of memory, 170.0 MB of it for the program"),
+        pytest.raises(ConfigError, match=r"^layer .* needs about 170.* of memory, 170 MB of it for the program"),
     ):
         one.fit(small_dataset(12), batch_size=10**9)
     monkeypatch.undo()
