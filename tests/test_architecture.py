@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "report": ("config", "exits", "files", "lock", "runs"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "exporting", "report")),
-    "compare": (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, "lock", "report"),
+    "compare": (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "lock", "report"),
     "__init__": (*LIBRARY, *FILES, "importing", "exporting", "trained"),  # resolved lazily: tests/test_init.py
 }
 
@@ -497,7 +497,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     The keys of the groups that are dataclasses stand in settings.py; what is in a part is found in the files of conf/.
     Docstrings may show code, in which `data.train` is an attribute.
     """
-    if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare"):  # these tell people what to write
+    if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare", "shard"):  # these tell people what to write
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     tree = source.tree

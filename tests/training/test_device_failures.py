@@ -114,7 +114,7 @@ def test_no_memory_in_the_warm_up_says_what_to_lower() -> None:
             made.warm_up(512)
     text = str(caught.value)
     for part in (
-        "device 1 has no memory left: ", " were asked for, and its pool, of at most 262.1 kB by ",
+        "device 1 has no memory left: ", " were asked for, and its pool, of at most 262 kB by ",
         "memory.device_pool_limit=256KiB, holds ", "; batch_size=512, 2 workers there: lower batch_size, ",
         "fewer workers on a device, train with dtype=half or raise memory.device_pool_limit=256KiB",
     ):  # fmt: skip
