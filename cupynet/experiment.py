@@ -51,12 +51,15 @@ class Experiment:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.tests = settings, True
-        backend = settings.backend
-        self.backend_name, self.backend_reason = select_backend(
-            backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu
-        )
         self.job = job() if settings.parallel.launcher == "mpi" else None
         self.rank = 0 if self.job is None else self.job.rank
+        backend, seat = settings.backend, 0 if self.job is None else self.job.seats[self.rank]
+        self.backend_name, self.backend_reason = select_backend(
+            backend.name,
+            gpu_priority=backend.priority.gpu,
+            cpu_priority=backend.priority.cpu,
+            device=settings.devices[seat % len(settings.devices)] if settings.devices else seat,
+        )
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
         if not _is_shape(getattr(self.source, "image_shape", None)) or not hasattr(self.source, "classes"):
             kind = type(self.source).__name__
@@ -118,7 +121,8 @@ class Experiment:
         settings, backend = self.settings, self.backend_name
         tf32_products("backend.tf32", settings.backend.tf32, backend, settings.dtype)
         try:
-            check_reduce(settings.parallel.reduce, backend, processes=self.job is not None)
+            stages = self.placement.stages
+            check_reduce(settings.parallel.reduce, backend, processes=self.job is not None, stages=stages)
         except ConfigError as error:
             raise ConfigError(f"parallel.{error}") from error
         try:

@@ -82,8 +82,8 @@ class Backend:
         """Wait until the device has done everything that this backend, or the calling thread, has asked it to."""
 
     def here(self) -> AbstractContextManager[Any]:
-        """This backend's device as the calling thread's for a while: for what is written to its arrays by others than
-        the worker."""
+        """This backend's device as the calling thread's for a while: for what others than the worker compute with its
+        arrays, or write to them."""
         return nullcontext()
 
     def activate(self) -> None:

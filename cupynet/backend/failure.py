@@ -10,8 +10,8 @@ class Failure:
     """What became of a device.
 
     Attributes:
-        text: in words, for people; names the device.
-        of_memory: it has none left, and can do whatever needs less. Else it can do nothing any more.
+        text: in words, for people; names the device, and the way out where that is the same for all.
+        of_memory: it has none left, and can do whatever needs less.
         limited_by: what set the limit of its memory pool, in words; "" where there is none.
     """
 

@@ -11,12 +11,14 @@ from cupynet.checks import BACKENDS
 from cupynet.errors import ConfigError
 
 
-def select_backend(name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0) -> tuple[str, str | None]:
+def select_backend(
+    name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0, device: int = 0
+) -> tuple[str, str | None]:
     """The name of the backend to use, and why the preferred one is not it (None where it is).
 
     `auto` takes the kind with the highest priority that works, as Deeplearning4j's BACKEND_PRIORITY_GPU and _CPU do:
     the GPU is cupy, the CPU is numba, or numpy where numba is not installed. A backend asked for by name is taken or
-    refused, never replaced.
+    refused, never replaced. device: the GPU on which it is tried whether they work, this process's own.
 
     Raises:
         ConfigError: the name is unknown, or that backend cannot work here.
@@ -25,13 +27,13 @@ def select_backend(name: str = "auto", *, gpu_priority: int = 100, cpu_priority:
         if gpu_priority < cpu_priority:
             cpu, reason = _cpu()
             return cpu, reason
-        missing = _missing("cupy")
+        missing = _missing("cupy", device)
         if missing is None:
             return "cupy", None
         cpu, reason = _cpu()
         return cpu, missing if reason is None else f"{missing}; {reason}"
     checks.one_of("backend", name, ("auto", *BACKENDS))
-    missing = _missing(name)
+    missing = _missing(name, device)
     if missing is not None:
         raise ConfigError(f"backend={name}: {missing}; use backend=auto to take what works here")
     return name, None
@@ -91,12 +93,12 @@ def _cpu() -> tuple[str, str | None]:
     return ("numba", None) if missing is None else ("numpy", missing)
 
 
-def _missing(name: str) -> str | None:
-    """Why a backend cannot be used here, or None."""
+def _missing(name: str, device: int = 0) -> str | None:
+    """Why a backend cannot be used here, or None; that of GPUs is tried on one of them."""
     if name == "cupy":
         from cupynet.backend import cuda
 
-        return cuda.probe()
+        return cuda.probe(device)
     if name == "numba":
         if importlib.util.find_spec("numba") is None:
             return "numba is not installed"

@@ -222,9 +222,10 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def nccl_said(version: str | None) -> str:
-    """What NCCL is good for at present."""
-    here = f"{version} is there" if version else "is not there"
-    return f"{here}; averages of several GPUs are made in the host's memory in any case"
+    """What is made of NCCL."""
+    if version:
+        return f"{version} is there: averages of several GPUs go over it"
+    return "is not there: averages of several GPUs are made on the first of them, or between processes on the host"
 
 
 def drivers() -> str:

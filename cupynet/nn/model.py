@@ -80,12 +80,12 @@ class Model:
         if tuple(x.shape[1:]) != self.input.shape:
             raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}")
         loans = self.backend.loans()
-        with loans:
+        with self.backend.here(), loans:
             y, derivative = self.network.forward(x, context)
 
         def backward(dy: Array | None) -> Array | None:
             try:
-                with loans:
+                with self.backend.here(), loans:
                     return derivative(dy)
             except BaseException:
                 self.backend.give_back(dy)
@@ -151,7 +151,7 @@ class Model:
     def _scores(self, x: Array) -> tuple[Array, Array]:
         """Probabilities and raw outputs of one batch."""
         backend, accumulate = self.backend, self.backend.policy.accumulate
-        with backend.loans():
+        with backend.here(), backend.loans():
             raw, _ = self.forward(x, INFERENCE)
             logits = np.array(backend.to_host(raw), accumulate)
             scores = np.array(backend.to_host(self.loss.scores(backend, raw)), accumulate)

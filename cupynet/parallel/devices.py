@@ -3,8 +3,8 @@
 The workers are threads, each with the arrays and the stream of its own device. On a device the first of its workers,
 its leader, adds up what all there have, times their shares, in rank order and in double precision. Where there are
 several devices these sums meet: over NCCL, one rank for each device, or on the first device, in the order of the
-devices. With one device the bits are those of a mean in host memory; with several they are those of the same devices
-again, but of no other way.
+devices. With one device the bits are those of a mean in host memory, but for floats and bfloat16 too small to be normal
+(below 1.2e-38), which a GPU takes for zero; with several they are those of the same devices again, but of no other way.
 
 Nobody on the host waits for a device: what has to wait for another stream waits on it, for a mark that was set there.
 Buffers are made in the first mean and kept, so that nothing is allocated while others stand in a collective.
@@ -33,10 +33,13 @@ log = logging.getLogger(__name__)
 Exchange: TypeAlias = Callable[[Any], list[Any]]
 
 
-def check_reduce(reduce: str, backend: str, *, processes: bool) -> str:
-    """`reduce`, if averages can be computed there. ConfigError.
+def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
+    """How averages are computed where `reduce` is asked for. ConfigError where they cannot be.
 
-    backend: its name. processes: whether the workers are processes.
+    Threads that are stages average in a group for each stage, which meet at different times. NCCL would have each group
+    stand still while no thread of the process allocates anything, so theirs meet on a device.
+
+    backend: its name. processes: whether the workers are processes. stages: of each replica.
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":
@@ -45,7 +48,14 @@ def check_reduce(reduce: str, backend: str, *, processes: bool) -> str:
         raise ConfigError("reduce=device: processes cannot read each other's arrays: take reduce=nccl or reduce=host")
     if reduce == "nccl" and (why := nccl.missing()):
         raise ConfigError(f"reduce=nccl: {why}: install it with pip install 'cupynet[cuda12x]', or take reduce=host")
-    return reduce
+    if stages == 1 or processes or backend != "cupy":
+        return reduce
+    if reduce == "nccl":
+        raise ConfigError(
+            f"reduce=nccl: {stages} stages in threads average at different times, and NCCL can wait for ever: take "
+            "reduce=device, or processes (launcher=mpi)"
+        )
+    return "device" if reduce == "auto" else reduce
 
 
 class Sum(Protocol):

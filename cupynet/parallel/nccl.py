@@ -7,6 +7,7 @@ in one nobody allocates or frees memory of a device, which waits for all its ker
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -36,6 +37,8 @@ def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> Nc
 
     Every worker calls it: the first leader's identifier is handed to the others.
     """
+    # all ways between devices are made now, not in the first sum that is large enough for them (NCCL 2.22 and later)
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     from cupy.cuda import nccl
 
     scratch = None if place is None else backend.asarray(np.zeros(1, np.float32))
@@ -50,7 +53,7 @@ class NcclSum:
         identifier: of the first one, the same for all.
         place, size: its number, and how many there are. All are made at the same time, each in its own thread.
         backend: its device and stream.
-        scratch: an array there: NCCL connects in its first collective.
+        scratch: an array there, for a first sum, in which older versions of NCCL connect.
     """
 
     def __init__(self, identifier: bytes, place: int, size: int, backend: Backend, scratch: Array) -> None:
@@ -78,5 +81,5 @@ class NcclSum:
         self._connection.destroy()
 
     def abandon(self) -> None:
-        """End it at once, and with it what others wait for on their devices."""
+        """End it at once, and with it what this device waits for; every leader ends its own."""
         self._connection.abort()

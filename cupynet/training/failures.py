@@ -37,11 +37,6 @@ def told(backend: Backend, placement: Placement, rank: int, batch_size: int | No
         text = found.text
         if found.of_memory:
             text += _way_out(backend, placement, rank, batch_size, found.limited_by)
-        else:
-            text += (
-                "; all that was asked of it is lost: the system's log says why (dmesg, nvidia-smi -q); go on from the "
-                "last checkpoint, on other devices if it stays away"
-            )
         made = DeviceError(text)
         for note in notes:
             annotate(made, note)

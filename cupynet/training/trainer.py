@@ -535,7 +535,7 @@ class Trainer:
 
     def _refuse_different(self, message: str) -> None:
         """A fit promises identical replicas: refuse what leaves them different."""
-        own = [float(vector.sum()) for vector in self.replica.params.vectors]
+        own = [float(self.backend.total(vector)) for vector in self.replica.params.vectors]
         if len({tuple(theirs) for theirs in self.groups.replicas.gather_numbers(*own).tolist()}) > 1:
             raise ConfigError(message)
 

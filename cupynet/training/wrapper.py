@@ -162,7 +162,6 @@ class ParallelWrapper:
             raise ConfigError(
                 f"accumulate={accumulate}: a pipeline cuts batches by itself: Pipeline(micro_batches=...)"
             )
-        self.reduce = check_reduce(reduce, model.backend.name, processes=launcher == "mpi")
         self.data_on_device = check_on_device(data_on_device, model.backend.name)
         self._shared, self._rows = Shared(), Rows()
         self.run = None if run is None else Run.of(run)
@@ -175,6 +174,7 @@ class ParallelWrapper:
         self.placement = Placement.of(
             own.name, workers, devices, first=own.device, stages=stages, most_stages=most, seats=seats
         )
+        self.reduce = check_reduce(reduce, own.name, processes=launcher == "mpi", stages=self.placement.stages)
         self.layers = [] if pipeline is None else pipeline.cut(model.network, self.placement.stages)
         workers = self.placement.workers
         self.synchronizer.check(workers, self.placement.stages)

@@ -113,6 +113,16 @@ def test_the_machine_is_described(cupy: Any) -> None:
     assert memory([0, 1]) == 1 << 30
 
 
+def test_one_device_alone_is_tried(cupy: Any) -> None:
+    """Each process its own: what tries one takes memory there, and does not get any where another process is alone."""
+    assert select_backend("auto", device=3) == ("cupy", None)  # of two
+    held = []
+    for device in (0, 1):
+        with cupy.cuda.Device(device):
+            held.append(cupy.get_default_memory_pool().total_bytes() > 0)
+    assert held == [False, True]
+
+
 def test_what_limits_a_pool_is_known(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_pools([0, 1], None)
     assert (pool(0).limit, pool(0).limited_by) == (None, "")

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,23 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.backend.cuda.resident import Resident
 from cupynet.data import Dataset, Loader
-from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.errors import ConfigError
+from cupynet.nn import (
+    Activation,
+    BatchNorm,
+    BinaryCrossEntropy,
+    Concat,
+    Conv2D,
+    Dense,
+    Image,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+    SoftmaxNLL,
+)
 from cupynet.optim import Nesterov
+from cupynet.parallel import Pipeline
 from cupynet.training import ParallelWrapper
 from tests.backends import on_devices
 from tests.standin.machine import active
@@ -78,6 +95,82 @@ def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, 
     found, expected = trained("cupy", "double", workers, devices, reduce), trained("numpy", "double", workers)
     for name, weight in expected.items():
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-10, err_msg=name)
+
+
+NETWORKS = {
+    "plain": lambda: [Conv2D(4, 3, activation="relu")],
+    "residual": lambda: [Conv2D(4, 3), Residual([Conv2D(4, 3, padding="same")])],
+    "concat": lambda: [Concat([[Conv2D(4, 3)], [Conv2D(2, 3)]])],
+    "groups": lambda: [Conv2D(4, 3), Conv2D(4, 3, groups=2)],
+    "activation": lambda: [Conv2D(4, 3), Activation("relu")],
+    "norm": lambda: [Conv2D(4, 3), BatchNorm()],
+}
+
+
+@pytest.mark.usefixtures("devices")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("layers", NETWORKS)
+def test_a_trained_model_predicts_in_the_callers_thread(layers: str, workers: int) -> None:
+    """On the stream of the worker that trained it, whatever its layers ask for: while there are workers, and after."""
+    backend, some, found = create_backend("cupy", "double"), images(20).images, []
+    model = Model(Sequential([*NETWORKS[layers](), Dense(3)]), Image(8, 8, 1), backend, seed=3)
+    with ParallelWrapper(model, workers, devices=[0], optimizer=Nesterov(0.02), timeout_s=60) as wrapper:
+        wrapper.fit(Loader(images(64), 16, seed=1), epochs=1)
+        found.append(model.predict(some))
+    found.append(model.predict(some))
+    expected = model.replicate(create_backend("numpy", "double")).predict(some)
+    for scores in found:
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("loss", [SoftmaxNLL(), BinaryCrossEntropy()])
+@pytest.mark.parametrize(("layers", "devices"), on_devices(*((name, [1]) for name in NETWORKS), count=2))
+def test_a_model_predicts_on_a_device_that_is_not_the_first(layers: str, devices: Any, loss: Any) -> None:
+    network = Sequential([*NETWORKS[layers](), Dense(3)])
+    models = [
+        Model(network, Image(8, 8, 1), create_backend(name, "double", device), seed=3, loss=loss)
+        for name, device in (("cupy", devices[0]), ("numpy", 0))
+    ]
+    first, second = (model.predict(images(20).images) for model in models)
+    np.testing.assert_allclose(first, second, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("reduce", ["auto", "device", "host"])
+@pytest.mark.parametrize(("stages", "devices"), on_devices((3, [0, 1]), (2, [0, 1]), count=2))
+def test_replicas_of_stages_average_without_nccl(reduce: str, stages: int, devices: Any) -> None:
+    """Each stage's group at its own time: the others allocate meanwhile, for which a device in a collective waits."""
+    pipeline = Pipeline(stages=stages)
+    found = trained("cupy", "double", 2, devices, reduce, pipeline=pipeline)
+    for name, weight in trained("numpy", "double", 2, pipeline=pipeline).items():
+        np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.usefixtures("devices")
+def test_replicas_of_stages_are_not_averaged_over_nccl() -> None:
+    with pytest.raises(ConfigError, match=r"^reduce=nccl: 2 stages in threads average at .*: take reduce=device, or"):
+        trained("cupy", "double", 2, None, "nccl", pipeline=Pipeline(stages=2))
+
+
+@pytest.mark.standin
+def test_others_wait_while_a_step_is_recorded() -> None:
+    """What a thread beside the worker asks for is not recorded, and does not end the recording."""
+    backend = create_backend("cupy", "double")
+    backend.activate()
+    recorder, vector, seen = backend.recorder(), backend.asarray(np.arange(3.0)), []
+    assert recorder is not None
+    other = threading.Thread(target=lambda: seen.append(backend.to_host(vector).tolist()))
+
+    def step() -> None:
+        other.start()
+        time.sleep(0.05)
+        backend.weighted_sum(vector, [vector], [2.0])
+
+    backend.weighted_sum(vector, [vector], [1.0])
+    launch = recorder.record(step)
+    other.join()
+    launch()
+    assert seen == [[0.0, 1.0, 2.0]] and backend.to_host(vector).tolist() == [0.0, 2.0, 4.0]
+    backend.deactivate()
 
 
 @pytest.mark.standin

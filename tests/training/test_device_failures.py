@@ -24,6 +24,7 @@ from cupynet.nn import Image, Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import Placement, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.devices import DeviceMeans
+from cupynet.parallel.nccl import NcclSum
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, TrainerView
 from cupynet.training.failures import told
 from tests.backends import on_devices
@@ -203,6 +204,26 @@ def test_a_device_that_is_lost_ends_the_run_however_averages_are_made(
         made.fit(loader(), 2)
     assert nobody_is_left()
     assert "(cupy, device 1), epoch 1, " in notes(caught.value)
+
+
+@on_standin
+def test_a_failure_of_nccl_is_not_taken_for_one_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the same words for a device that is lost and for memory that it does not get; so the device is asked."""
+    really = NcclSum.sum
+
+    def fails(self: NcclSum, arrays: Any) -> None:
+        if made.trainer is not None and made.trainer.iteration == 2 and self._backend.device == 1:
+            raise RuntimeError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO)")
+        really(self, arrays)
+
+    monkeypatch.setattr(NcclSum, "sum", fails)
+    made = wrapper(2)
+    with (
+        made,
+        pytest.raises(DeviceError, match=r"NCCL has failed on device 1, which still .*, and reduce=host"),
+    ):
+        made.fit(loader(), 2)
+    assert nobody_is_left()
 
 
 @on_standin

@@ -49,7 +49,7 @@ class CupyBackend(Backend):
     Each worker calls `activate` once, in its own thread: the current device and stream are the thread's, and every
     array and kernel of the worker belongs to its non-blocking stream. What other threads ask of this backend (a
     prefetcher making batches, a caller reading weights) is put on the same stream: it happens in the order it was asked
-    for, and memory that was freed is written again only after its last use.
+    for, and memory that was freed is written again only after its last use. While the worker records a step they wait.
 
     Kernels trust the shapes they are given and take contiguous arrays in the policy's precisions alone: each operation
     checks the shapes, and leaves arrays of another kind to the reference.
@@ -80,6 +80,7 @@ class CupyBackend(Backend):
         self._second_stream: Any = None
         self._before = 0
         self._mark = object()  # on the thread whose own device and stream are this backend's
+        self.apart = threading.RLock()  # held by the worker while it records, and by others who ask for anything
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
         self.controls: Array | None = None  # what a step reads its numbers from, see `Recorder`
         self._totals: dict[str, Array] = {}
@@ -116,6 +117,7 @@ class CupyBackend(Backend):
             if current.ptr == self._stream.ptr:  # else somebody computes beside the worker, in its thread
                 return nullcontext()
         there = ExitStack()
+        there.enter_context(self.apart)
         there.enter_context(self.xp.cuda.Device(self.device))
         if self._stream is not None:
             there.enter_context(self._stream)

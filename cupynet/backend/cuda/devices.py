@@ -15,8 +15,12 @@ from cupynet.backend.cuda.cublas import workspace_bytes
 LINE = "\n"
 
 
-def probe() -> str | None:
-    """Why CuPy cannot be used on this machine, in a few words, or None where it can."""
+def probe(device: int = 0) -> str | None:
+    """Why CuPy cannot be used on this machine, in a few words, or None where it can.
+
+    device: the one that it is tried on, counted round those that are there. On others nothing is left behind: each
+    process that tries a device takes some of its memory, for as long as it lives.
+    """
     try:
         import cupy
     except ImportError as error:
@@ -26,8 +30,9 @@ def probe() -> str | None:
     try:
         if not cupy.is_available():
             return "CuPy finds no usable GPU or driver"
-        x = cupy.ones((2, 2), np.float32)
-        (x @ x + 1).get()
+        with cupy.cuda.Device(device % device_count()):
+            x = cupy.ones((2, 2), np.float32)
+            (x @ x + 1).get()
     except Exception as error:  # the compiler's is neither an ImportError nor a RuntimeError
         return f"CuPy cannot run a kernel ({str(error).partition(LINE)[0]})"
     return None

@@ -20,15 +20,29 @@ LOST = (
     *("cudaErrorSystemNotReady", "cudaErrorContained", "cudaErrorMpsConnectionFailed", "cudaErrorMpsRpcFailure"),
     *("CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_UNKNOWN"),
     *("CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR"),
-    *("CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR", "NCCL_ERROR_UNHANDLED_CUDA_ERROR"),
+    *("CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR"),
 )
+OF_NCCL = "NCCL_ERROR_UNHANDLED_CUDA_ERROR"  # it tells nothing else of whatever CUDA told it
 
 
 def failure(error: BaseException, device: int) -> Failure | None:
     """What an error of CuPy's says of a device; None for any other error."""
     text = one_line(error)
+    if isinstance(error, RuntimeError) and OF_NCCL in text:
+        cause = _said(device)
+        if cause is None:
+            return Failure(
+                f"NCCL has failed on device {device}, which still answers ({text}): it may lack memory beside CuPy's "
+                "pool, or a newer driver; NCCL_DEBUG=WARN tells more, and reduce=host averages without it",
+                of_memory=False,
+            )
+        error, text = cause, one_line(cause)
     if isinstance(error, RuntimeError) and any(name in text for name in LOST):
-        return Failure(f"device {device} has failed ({text})", of_memory=False)
+        return Failure(
+            f"device {device} has failed ({text}); all that was asked of it is lost: the system's log says why (dmesg, "
+            "nvidia-smi -q); go on from the last checkpoint, on other devices if it stays away",
+            of_memory=False,
+        )
     kinds = {kind.__name__ for kind in type(error).__mro__}
     of_the_pool = "OutOfMemoryError" in kinds
     if not of_the_pool and not (isinstance(error, RuntimeError) and any(name in text for name in NO_MEMORY)):
@@ -41,3 +55,15 @@ def failure(error: BaseException, device: int) -> Failure | None:
     return Failure(
         f"device {device} has no memory left: {wanted}, and {holds}", of_memory=True, limited_by=there.limited_by
     )
+
+
+def _said(device: int) -> BaseException | None:
+    """What a device says where it is asked for nothing: the error that it has met, or None."""
+    import cupy
+
+    try:
+        with cupy.cuda.Device(device):
+            cupy.cuda.runtime.memGetInfo()
+    except RuntimeError as error:
+        return error
+    return None

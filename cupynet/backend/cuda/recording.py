@@ -22,11 +22,18 @@ class Gpu(Protocol):
     kernels: Kernels
     controls: Array | None  # what operations take their numbers from
 
+    @property
+    def apart(self) -> AbstractContextManager[Any]:
+        """While it lasts no other thread asks the worker's stream for anything."""
+
     def here(self) -> AbstractContextManager[Any]:
         """The device and the worker's stream, as those of the calling thread."""
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """A new array."""
+
+    def asarray(self, array: Any, dtype: Any = None) -> Array:
+        """A copy on the device."""
 
     def to_host(self, array: Array) -> Any:
         """A copy on the host."""
@@ -60,7 +67,7 @@ class Recorder:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See there."""
         here = self._backend.here
-        with _one_at_a_time, here(), self._backend.xp.cuda.using_allocator(_refuse):
+        with _one_at_a_time, self._backend.apart, here(), self._backend.xp.cuda.using_allocator(_refuse):
             stream = self._backend.xp.cuda.get_current_stream()
             stream.begin_capture()
             try:
@@ -103,5 +110,5 @@ class Recorder:
         told = {**dict(zip(GIVEN, self._given, strict=True)), **values}
         host = np.array([told.get(place, 0.0) for place in Control])
         with self._backend.here():
-            self._controls.set(host)
+            self._controls[...] = self._backend.asarray(host)
         self._given = tuple(float(host[place]) for place in GIVEN)
