@@ -111,15 +111,15 @@ def test_auto_takes_the_first_by_priority_that_works(
     expected: tuple[str, str | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selection, "_missing", missing.get)
+    monkeypatch.setattr(selection, "_missing", lambda name, device=0: missing.get(name))
     assert select_backend("auto", gpu_priority=gpu_priority, cpu_priority=0) == expected
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_asked_for_by_name_is_taken_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_missing", lambda _: None)
+    monkeypatch.setattr(selection, "_missing", lambda *_: None)
     assert select_backend(name) == (name, None)
-    monkeypatch.setattr(selection, "_missing", lambda _: "it is broken")
+    monkeypatch.setattr(selection, "_missing", lambda *_: "it is broken")
     with pytest.raises(ConfigError, match=f"backend={name}: it is broken; use backend=auto"):
         select_backend(name)
 
