@@ -38,7 +38,9 @@ test: environment ## run the tests that this machine can run and that are not sl
 equipped = py="$$PYTHON"; if [ -z "$$py" ]; then py=$(PY); [ -x "$$py" ] || py=python3; fi; "$$py" -m cupynet.equipped
 
 test-gpu: ## run the tests marked gpu with PYTHON=/path/to/python, which has CuPy, pytest and hypothesis; installs nothing
-	@$(equipped) pytest hypothesis && "$$py" -m pytest -q -m "gpu and not slow" $(ARGS)
+	@$(equipped) pytest hypothesis && marks='gpu and not slow' && \
+	if [ "$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -lt 2 ]; then marks="$$marks and not multi_gpu"; fi && \
+	"$$py" -m pytest -q -m "$$marks" $(ARGS)
 
 soak: environment ## train, kill, go on and compare for an hour, or for MINUTES=5; the results go to outputs/soak/
 	@$(PY) -m tests.soak --minutes $(MINUTES) $(ARGS)

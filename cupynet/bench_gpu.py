@@ -1,7 +1,7 @@
 """What `cupynet.bench gpu=true` measures on one GPU, and the record that it writes.
 
-The training step on resident data, alone and in turn with PyTorch's, eager and replayed as a CUDA graph; where the time
-of a step goes; an epoch; the time to an accuracy on the test images, for several seeds; the loop in each precision with
+The training step on resident data, alone and in turn with PyTorch's, eager and replayed as a CUDA graph; its
+operations, each launched by itself, which a recorded step is not; an epoch; the time to an accuracy on the test images, for several seeds; the loop in each precision with
 several workers on the one device. What cannot be measured is in the record with the reason, in words.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,19 +118,25 @@ def spread(values: list[float]) -> Row:
 
 
 def epochs(one: Experiment, data: Data, repeats: int) -> Row:
-    """Seconds of an epoch as `cupynet.train` goes through it, without its evaluation, after one that is not counted."""
-    times: list[float] = []
-    loader = one.train_loader(data)
-    with one.wrapper(callbacks=()) as wrapper:
+    """Seconds of an epoch amid others, as `cupynet.train` goes through it, without its evaluation; not of the first."""
+    ends = _Ends()
+    with one.wrapper(callbacks=[ends]) as wrapper:
         wrapper.warm_up(one.settings.batch_size)
-        wrapper.fit(loader, 1)
-        for _ in range(repeats):
-            began = time.perf_counter()
-            wrapper.fit(loader, 1)
-            times.append(time.perf_counter() - began)
+        wrapper.fit(one.train_loader(data), repeats + 1)
         clock, images = wrapper.trainer.clock, len(data.train) * (repeats + 1)
         shares = {name: getattr(clock, name) for name in ("compute_s", "data_s", "averaging_s")}
+    times = [after - before for before, after in pairwise(ends.at_s)]
     return {"images": len(data.train), "seconds": spread(times), "spent": shares, "of_images": images}
+
+
+class _Ends(Callback):
+    """When each epoch of a fit ended: all that was asked of the device for it is done then."""
+
+    def __init__(self) -> None:
+        self.at_s: list[float] = []
+
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        self.at_s.append(time.perf_counter())
 
 
 class _Reached(Callback):
@@ -192,7 +199,7 @@ def table(result: Row) -> list[str]:
     for name, found in rates.items():
         if name != "cupynet" and "median" in found:
             lines.append(f"{'cupynet / ' + name:<40}{rates['cupynet']['median'] / found['median']:>12.2f}")
-    lines += ["", f"{'where a step spends its time':<40}{'ms':>12}{'GFLOP/s':>12}"]
+    lines += ["", f"{'its operations, each launched by itself':<40}{'ms':>12}{'GFLOP/s':>12}"]
     for row in result["operations"]:
         lines.append(
             f"{row['operation']:<40}{row['ms']:>12.3f}" + (f"{row['gflop_per_s']:>12,.0f}" if "mflop" in row else "")

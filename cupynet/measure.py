@@ -47,6 +47,7 @@ Row: TypeAlias = dict[str, Any]
 BATCHES = 8  # that a worker goes through in turn while sharing is measured
 LARGE = 2048  # rows and columns of the product that sets the ceiling
 LONG = 1 << 22  # bytes of a message whose latency does not count
+PEER_S = 300  # that PyTorch may take to be measured once, its start included
 MOST_AT_WORK = 16  # workers that are started to see how cores slow each other down
 
 
@@ -77,7 +78,7 @@ def resident_batch(experiment: Experiment, backend: Backend, size: int | None = 
     images = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
     labels = backend.asarray(rng.integers(0, experiment.source.classes, size))
     loaded = backend.load_images(images, samples)
-    return Batch(index=0, epoch=0, images=loaded, labels=labels, samples=samples)
+    return Batch(index=0, epoch=0, images=loaded, labels=labels, samples=samples, steady=True)
 
 
 # the network ----------------------------------------------------------------------------------------------------------
@@ -370,9 +371,12 @@ def link_between(experiment: Experiment, workers: int, other: int) -> Link:
 
 
 def peer(*options: object) -> float:
-    """PyTorch's images per second, in a process of its own; options: of `cupynet.peer`."""
+    """PyTorch's images per second, in a process of its own; options: of `cupynet.peer`. ConfigError."""
     command = [sys.executable, "-m", "cupynet.peer", *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PEER_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"peers=torch: PyTorch could not be measured: it takes more than {PEER_S} s") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]  # killed: silent
         raise ConfigError(f"peers=torch: PyTorch could not be measured: {reason}")

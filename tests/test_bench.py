@@ -168,6 +168,12 @@ def test_a_peer_that_fails_says_why(stderr: str, reason: str, monkeypatch: pytes
         measure.peer("--threads", 1)
 
 
+def test_a_peer_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "PEER_S", 0.01)
+    with pytest.raises(ConfigError, match=r"^peers=torch: PyTorch could not be measured: it takes more than 0.01 s$"):
+        measure.peer("--threads", 1)
+
+
 @pytest.mark.slow
 def test_a_bench_measures_and_writes(tmp_path) -> None:
     stdout, _ = run(tmp_path, "repeats=1", "images=2000", "data.train=2000", "workers=2", command="bench")

@@ -10,6 +10,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -129,13 +130,13 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
     """The git commit of the source tree that the package runs from; None where there is none to tell.
 
     `-dirty` is appended where tracked files under cupynet/ or conf/ differ from it. None: an installed wheel, no git, a
-    repository that git refuses to read.
+    repository that git refuses to read. A copy without .git has what the variable CUPYNET_COMMIT says, if it is one.
 
     Args:
         tree: the folder that holds the package and .git.
     """
     if not (tree / ".git").exists():  # a wheel may lie inside somebody else's repository
-        return None
+        return said if re.fullmatch("[0-9a-f]{7,64}", said := os.environ.get("CUPYNET_COMMIT", "")) else None
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(tree), "status", "--porcelain=v2"]
     command += ["--branch", "--no-ahead-behind", "--untracked-files=no", "--", *SOURCES]
     elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in a hook, for the repository that it runs for

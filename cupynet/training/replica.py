@@ -37,6 +37,11 @@ def check_data(dataset: Labelled, model: Model) -> None:
     check_output(model.network, dataset.classes)
 
 
+def moved(vector: Array, before: Array) -> bool:
+    """Whether any number of a vector is another than it was before; a NaN that stays one is not."""
+    return bool(((vector != before) & (before == before)).any())
+
+
 def check_accumulate(accumulate: int, network: Layer) -> None:
     """Refuse to cut batches that a layer of the built network needs whole. ConfigError."""
     meeting = next((layer for layer in network.walk() if layer.meets), None)
@@ -234,6 +239,8 @@ class Replica:
         labels = self.backend.asarray(samples)
         scratch.gradient(Batch(index=0, epoch=0, images=images, labels=labels, samples=samples))
         scratch.update(0)
+        for vector in scratch.params.vectors:
+            moved(vector, vector)  # what a fit ends with
         self.backend.synchronize()
         return time.perf_counter() - began
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import GoBack, NonFinite
 from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import SPENT, EpochRecord, Piece, Report, Spent, Stop, StopReason
-from cupynet.training.replica import Replica
+from cupynet.training.replica import Replica, moved
 from cupynet.training.scaling import LossScaler
 from cupynet.training.supply import Supply
 
@@ -544,8 +545,7 @@ class Trainer:
         vectors = self.replica.params.vectors
         copies = [vector.copy() for vector in vectors]
         self._tell(event)
-        pairs = zip(vectors, copies, strict=True)  # a NaN that stays one has not moved
-        return any(bool(((vector != before) & (before == before)).any()) for vector, before in pairs)
+        return any(starmap(moved, zip(vectors, copies, strict=True)))
 
     def _choose(self, fit: Fit) -> None:
         """Callbacks may give the replicas other weights, which are evaluated then; not after a signal: it is urgent."""

@@ -155,6 +155,15 @@ def test_a_package_inside_of_somebodys_repository_has_no_commit(tree: Path) -> N
     assert commit(tree / "cupynet") is None
 
 
+@pytest.mark.parametrize(("said", "told"), [("5b0f524", "5b0f524"), ("HEAD", None), ("", None)])
+def test_a_copy_without_git_has_the_commit_that_it_is_told(
+    said: str, told: str | None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUPYNET_COMMIT", said)
+    assert commit(tmp_path / "copy") == told
+    assert commit(tree) == git(tree, "rev-parse", "HEAD"), "git knows better"
+
+
 @pytest.mark.parametrize("git_says", ["exit 128", "echo rubbish", "", None])
 def test_no_commit_whatever_git_says(
     git_says: str | None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

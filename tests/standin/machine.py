@@ -266,7 +266,7 @@ class Machine:
 
     def live(self) -> list[Chunk]:
         """All blocks in use."""
-        return [chunk for pool in self.pools for each in pool for chunk in each.used.values()]
+        return [chunk for pool in self.pools for each in pool for chunk in list(each.used.values())]
 
     def block(self, address: int, nbytes: int, device: int, by: str) -> tuple[Chunk, int]:
         """The block in use that holds these bytes, and where in it they begin."""
