@@ -1,8 +1,9 @@
 """What `cupynet.bench gpu=true` measures on one GPU, and the record that it writes.
 
 The training step on resident data, alone and in turn with PyTorch's, eager and replayed as a CUDA graph; its
-operations, each launched by itself, which a recorded step is not; an epoch; the time to an accuracy on the test images, for several seeds; the loop in each precision with
-several workers on the one device. What cannot be measured is in the record with the reason, in words.
+operations, each launched by itself, which a recorded step is not; an epoch; the time to an accuracy on the test images,
+for several seeds; the loop in each precision with several workers on the one device. What cannot be measured is in the
+record with the reason, in words.
 """
 
 from __future__ import annotations
