@@ -161,9 +161,11 @@ def _train(experiment: Experiment, run: Run, callbacks: list[Callback]) -> float
                 wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
                 run.save(summary, wrapper.model.weights(), data.test.images[wrong])
             number = int(wrapper.greatest(told.number))
-    warning = None if test is None or settings.fast_dev_run else unlearned(test, experiment.loss.chance(test.classes))
-    if experiment.rank == 0 and warning is not None:
-        log.warning("%s", warning)
+    if experiment.rank == 0 and test is not None and not settings.fast_dev_run:
+        losses = [loss for loss in wrapper.history.epochs.get("loss", ()) if loss is not None]
+        warning = unlearned(test, experiment.loss.chance(test.classes), losses)
+        if warning is not None:
+            log.warning("%s", warning)
     silent = config.in_sweep() or is_quiet(settings.callbacks)  # a sweep has a table of all jobs
     if experiment.rank == 0 and not silent and (summary.test is not None or not number):
         result_table(summary, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import fmean, median
 
 from cupynet.checks import percent
@@ -14,6 +15,7 @@ STANDS_OUT = 0.10  # of the time: what costs less is not worth a word
 WANTED = 0.055  # of the time, at most, for averaging at the frequency that is advised: 5 % when rounded
 MOST_RARELY = 100  # iterations between averages: beyond that replicas drift apart, and the advice would be a bad one
 SURELY = 3.0  # standard deviations above chance: a network that knows nothing gets there once in 700 runs
+LOST = 0.8  # of the last epoch's training loss: a lower one before it was no chance
 SLOWER = 1.25  # times as long for the same samples: more than the noise of a shared machine
 
 
@@ -136,16 +138,17 @@ def _turns(ranks: int, cores: int, name: str) -> str:
     return f"{ranks} {name}s share {cores} core{'s' * (cores > 1)}"
 
 
-def unlearned(evaluation: Evaluation, chance: float | None) -> str | None:
+def unlearned(evaluation: Evaluation, chance: float | None, losses: Sequence[float] = ()) -> str | None:
     """That a network has learned nothing which shows, if so: it is right no oftener than a constant answer may be.
 
     Whoever always names the commonest class is right on a share p of n images. A network that knows nothing of an image
     is so at most, give or take the root of p (1 - p) / n; it has learned where it is right more than `SURELY` of those
     above p. A loss above that of a network that thinks all classes equally likely says the direction: the steps were
-    too large.
+    too large. So does one that has been lower: it had learned something, and lost it.
 
     Args:
         chance: that loss, see `Loss.chance`; None where nobody knows it.
+        losses: the mean loss of training in each epoch.
     """
     samples, loss = evaluation.samples, evaluation.loss
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
@@ -155,7 +158,8 @@ def unlearned(evaluation: Evaluation, chance: float | None) -> str | None:
     if chance is not None:
         beside = f", without any knowledge {chance:.4g}"
         way_out = "train longer, or raise learning_rate"
-    if not loss <= (math.inf if chance is None else chance) or loss == math.inf:
+    lost = len(losses) > 0 and min(losses) < LOST * losses[-1]
+    if lost or not loss <= (math.inf if chance is None else chance) or loss == math.inf:
         way_out = "lower learning_rate"
     return (
         f"it has not learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, naming the commonest "

@@ -201,6 +201,16 @@ def test_how_it_is_said():
         )
 
 
+def test_what_had_learned_and_lost_it_is_to_take_smaller_steps():
+    for losses, way_out in {
+        (1.342, 2.306): "lower learning_rate",
+        (2.306, 0.7, 2.301): "lower learning_rate",
+        (2.303, 2.29, 2.301): "train longer, or raise learning_rate",
+        (2.301,): "train longer, or raise learning_rate",
+    }.items():
+        assert unlearned(evaluated(100, 900, 2.30), LN10, losses).endswith(f" 2.303: {way_out}")
+
+
 def test_a_loss_that_is_no_log_likelihood_is_compared_with_nothing():
     for loss, way_out in {
         0.09001: "train longer, or change learning_rate",
