@@ -36,7 +36,7 @@ from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding, pa
 from cupynet.parallel.encoding import Message
 from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
 from cupynet.runs import Run, Summary
-from cupynet.settings import AS_RANKS, Settings, own_names
+from cupynet.settings import AS_RANKS, Settings
 from cupynet.training import History, RecordedReplica, Replica, Trainer
 
 if TYPE_CHECKING:
@@ -454,12 +454,7 @@ def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:
 
     without: settings and groups that the run chooses itself.
     """
-    own = own_names(kind)
-    asked = [
-        each
-        for each in config.overrides_of(folder, kind)
-        if (name := each.lstrip("+~").partition("=")[0]) not in without and name.partition(".")[0] not in own
-    ]
-    own_folder = config.own_folder_of(folder)
-    named = [] if own_folder is None else [f"--config-dir={own_folder}"]
-    return [*named, *([] if any(each.startswith("data=") for each in asked) else ["data=synthetic"]), *asked]
+    asked = config.arguments_of(folder, kind, *without)
+    if not any(each.startswith("data=") for each in asked):
+        asked.insert(sum(each.startswith("--") for each in asked), "data=synthetic")  # options come first
+    return asked

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cupynet import config, resume
 from cupynet.errors import ConfigError
-from cupynet.settings import ShardSettings, own_names
+from cupynet.settings import ShardSettings
 
 if TYPE_CHECKING:
     from cupynet.data import Source
@@ -67,18 +67,16 @@ def shard(cut: Cut, folder: Path) -> None:
         log.info("%s: %d of %d training images", written.path(number), count, len(written))
     kept = f"{len(data.test)} test images" + (f" and {len(data.validation)} to choose by" if data.validation else "")
     log.info("each has all %s; to train on them:", kept)
-    log.info("%s", command(folder, cut))
+    log.info("%s", command(folder, cut, fallback=data.fallback))
 
 
-def command(folder: Path, cut: Cut) -> str:
-    """The command line that trains on what was cut. folder: of the settings it was cut with."""
-    own = (*own_names(ShardSettings), "workers", "data.storage", "data.shards")
-    asked = config.overrides_of(folder, ShardSettings)
-    same = [each for each in asked if each.lstrip("+~").partition("=")[0] not in own]
-    config_dir = config.own_folder_of(folder)
-    named = [] if config_dir is None else [f"--config-dir={config_dir}"]
+def command(folder: Path, cut: Cut, *, fallback: bool) -> str:
+    """The command line that trains on what was cut. folder: of the settings it was cut with; fallback: other data."""
+    own = ["workers", "data.storage", "data.shards", *(["data.fallback"] if fallback else [])]
+    same = config.arguments_of(folder, ShardSettings, *own)
     where = str(cut.folder) if re.fullmatch(r"[\w./-]+", str(cut.folder)) else resume.quoted(cut.folder)
-    words = [*named, *same, f"workers={cut.shards}", "data.storage=sharded", f"data.shards={where}"]
+    words = [*same, f"workers={cut.shards}", "data.storage=sharded", f"data.shards={where}"]
+    words += ["data.fallback=synthetic"] if fallback else []
     return shlex.join(["python", "-m", "cupynet.train", *words])
 
 

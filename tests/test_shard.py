@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_training_and_evaluating(shards: Path, tmp_path: Path) -> None:
     stdout, _ = run(tmp_path, str(folder), command="evaluate")
     assert "the same as in summary.json" in stdout
     run(tmp_path, str(folder), "workers=1", command="evaluate")  # the test set is whole in each shard
+
+
+def test_what_stands_in_for_mnist_is_trained_on_by_what_is_told(tmp_path: Path) -> None:
+    """In a folder whose name has to be quoted."""
+    stdout, _ = run(tmp_path, "shards=2", "to='my parts'", command="shard", CUPYNET_OFFLINE="1")
+    (line,) = [each for each in stdout.splitlines() if "-m cupynet.train" in each]
+    words = shlex.split(line[line.index("python") :])[3:]
+    assert words[-1] == "data.fallback=synthetic" and words[-2] == "data.shards='my parts'"
+    run(tmp_path, *words, "fast_dev_run=true", CUPYNET_OFFLINE="1")
 
 
 def test_as_many_workers_as_shards(shards: Path, tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from cupynet.config.composing import compose, conf_folder
 from cupynet.config.door import Gate, Ranks, in_sweep, own_folder, run
 from cupynet.config.explain import GROUPS
 from cupynet.config.searched import Searched, as_file, searched, split
-from cupynet.config.stored import load, overrides_of, own_folder_of, written
+from cupynet.config.stored import arguments_of, load, overrides_of, own_folder_of, written
 
 __all__ = [
     "GROUPS",
     "Gate",
     "Ranks",
     "Searched",
+    "arguments_of",
     "as_file",
     "compose",
     "conf_folder",

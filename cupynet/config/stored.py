@@ -20,7 +20,7 @@ from cupynet.checks import one_line
 from cupynet.config.composing import conf_folder, flat, names, settings_of, spine
 from cupynet.config.explain import GROUPS, explain
 from cupynet.errors import ConfigError, DataError
-from cupynet.settings import Settings
+from cupynet.settings import Settings, own_names
 
 FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
 
@@ -89,6 +89,17 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
             raise DataError(f"{path}: {one_line(each)}: is not a setting that a run is made with")
         kept.append(str(each))
     return kept
+
+
+def arguments_of(folder: Path, schema: type[Settings], *without: str) -> list[str]:
+    """What the job in `folder` was asked for that a training run takes too, as the arguments of its command.
+
+    schema: of the job's settings, of which its own are left out. without: further settings and groups that are.
+    """
+    own, named = own_names(schema), own_folder_of(folder)
+    asked = [(each, each.lstrip("+~").partition("=")[0]) for each in overrides_of(folder, schema)]
+    kept = [each for each, name in asked if name not in without and name.partition(".")[0] not in own]
+    return kept if named is None else [f"--config-dir={named}", *kept]
 
 
 def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
