@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +28,25 @@ def test_two_machines_train_together(tmp_path, mark):
     if "two groups of processes" not in stdout:
         assert "a cable of 200mbit" in stdout and "through the cable: " in stdout
         assert "cupynet-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+
+
+def test_both_ends_of_the_cable_are_waited_for(monkeypatch):
+    """Linux can be late in saying that they carry; MPI looks once, and finds no network."""
+    states = {end: ["down", "lowerlayerdown", "up"] for end in "ab"}
+    monkeypatch.setattr(machines.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(machines, "do", lambda *command, **more: None)
+    monkeypatch.setattr(machines.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(machines, "cable", lambda namespace, what: states[namespace[-1]].pop(0))
+    with machines.machines("1mbit", "1ms"):
+        assert states == {"a": [], "b": []}
+
+
+def test_a_cable_that_never_carries_is_not_waited_for_long(monkeypatch):
+    seconds = count()
+    monkeypatch.setattr(machines, "cable", lambda *_: "down")
+    monkeypatch.setattr(machines, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None))
+    with pytest.raises(OSError, match="the cable of one carries nothing after 5 s"):
+        machines.until_up("one")
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
