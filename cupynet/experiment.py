@@ -45,11 +45,14 @@ class Experiment:
             where replicas are whole.
         tests: whether a run that chooses by validation images is evaluated on the test images at its end.
 
+    Args:
+        stages: of each replica, where the settings leave that open: as many as a run has that is gone on with.
+
     Raises:
         ConfigError: the settings name something that cannot work here; the message begins with the setting.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, stages: int | None = None) -> None:
         self.settings, self.tests = settings, True
         self.job = job() if settings.parallel.launcher == "mpi" else None
         self.rank = 0 if self.job is None else self.job.rank
@@ -75,8 +78,7 @@ class Experiment:
             for name, part in settings.callbacks.items()
             if part is not None
         ]
-        pipeline = settings.parallel.pipeline
-        self.pipeline = None if pipeline is None else self._part("parallel.pipeline", pipeline, Pipeline)
+        self.pipeline = self._pipeline(stages)
         self._check_sizes()
         network = self._built("numpy" if self.pipeline is None else self.backend_name)
         self._check_accumulate(network)
@@ -133,6 +135,16 @@ class Experiment:
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""
         return build_as(kind, node, key, self.settings.trusted_modules)
+
+    def _pipeline(self, stages: int | None) -> Pipeline | None:
+        """How replicas are cut, into so many stages where the settings leave it open; None where they are whole."""
+        node = self.settings.parallel.pipeline
+        if node is None:
+            return None
+        pipeline = self._part("parallel.pipeline", node, Pipeline)
+        if pipeline.count is None:
+            pipeline.stages = stages
+        return pipeline
 
     def _check_validation(self) -> None:
         """Refuse what chooses between epochs where none is evaluated on images kept out of training."""

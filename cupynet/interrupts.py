@@ -10,6 +10,7 @@ one does not.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -88,6 +89,7 @@ def command(main: Callable[[], None]) -> None:
     main is done a signal comes too late to change anything: whatever is still waited for, main's exit code counts.
     """
     code = 1
+    atexit.register(_deaf)  # first, and so called last
     _tie()
     try:
         with handled(_end):
@@ -143,6 +145,14 @@ def _tie() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="cupynet-lifeline", daemon=True).start()
+
+
+def _deaf() -> None:
+    """From here on signals are ignored: as it ends Python gives back what it handles, and the process would die of one
+    after all is done."""
+    if threading.current_thread() is threading.main_thread():
+        for number in NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _end(number: int) -> None:

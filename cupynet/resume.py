@@ -7,16 +7,20 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cupynet.checks import written
 from cupynet.errors import ConfigError, DataError
 from cupynet.lock import at_work
 
 STEP = re.compile(r"step-\d+")
 MOST_LOOKED_AT = 20  # runs, for an offer at the beginning of another
+MOST_LEVELS = 4  # below outputs/: sweeps/<date>/<time>/<job>
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
+SUMMARY, TRIAL = "summary.json", "FAST_DEV_RUN.txt"  # of a run that is finished, and of one that was but a trial
+SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a search
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 
 
@@ -82,9 +86,17 @@ def mark_latest(folder: Path) -> None:
 
 def _whole(run: Path) -> Path:
     """The folder of the sweep or of the search that a run is part of, by the files which these have; else its own."""
-    if (run.parent / "multirun.yaml").is_file():
+    if (run.parent / SWEEP).is_file():
         return run.parent
-    return run.parent.parent if (run.parent.parent / "study.db").is_file() else run
+    return run.parent.parent if (run.parent.parent / STUDY).is_file() else run
+
+
+def nothing_left(arguments: Sequence[str]) -> str:
+    """What is told where `latest` has found nothing."""
+    elsewhere = any(name == "hydra.run.dir" for name, _, _ in map(_parts, arguments))
+    newest = None if elsewhere else next(iter(_newest_first(runs_below(LATEST.parent))), None)
+    ended = "" if newest is None or _left_off(newest) else f" ({newest} has come to its end)"
+    return f"there is nothing to go on with: a new run begins{ended}"
 
 
 def offer() -> str:
@@ -141,7 +153,7 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
         now, then = given.get(key, "missing"), stored.get(key, "missing")
         if now != then and key.partition(".")[0] not in MAY_DIFFER:
             raise ConfigError(
-                f"{key}={now}: the run in {run_of(path)} was made with {then}: leave it out, or begin a new run; to go "
+                f"{key}={written(now)}: the run in {run_of(path)} was made with {written(then)}: leave it out, or begin a new run; to go "
                 f"on only {', '.join(MAY_DIFFER[:6])} may differ"
             )
 
@@ -165,13 +177,38 @@ def quoted(path: Path) -> str:
     return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
 
 
-def refuse_unfinished(run: Path) -> None:
-    """Refuse to begin anew in the folder of a run that did not come to its end: its work would be lost. ConfigError."""
-    if _checkpoints(run) and _goes_on(run):
+def refuse_taken(folder: Path) -> None:
+    """Refuse to begin a run or a sweep where the work of another would be lost, but for a trial's. ConfigError."""
+    lost, way_out = "", ""
+    if _checkpoints(folder) and _goes_on(folder):
+        lost, way_out = "a run that was not finished", f"{shlex.quote(f'resume={folder}')} goes on with it"
+    elif (folder / SWEEP).is_file():
+        lost = "a sweep"
+    elif (folder / SUMMARY).is_file() and not (folder / TRIAL).is_file():
+        lost = "a run that is finished"
+        way_out = f"{shlex.quote(f'resume={folder}')} with more epochs=... trains it further"
+    if lost:
         raise ConfigError(
-            f"{run}: holds a run that was not finished, and beginning there would remove it: "
-            f"{shlex.quote(f'resume={run}')} goes on with it; or name another folder, or remove this one"
+            f"{folder}: holds {lost}, and beginning there would remove it: {way_out and f'{way_out}; or '}name another "
+            "folder, or remove this one"
         )
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """Every run below the folder that may have checkpoints, up to four levels down; of a sweep its jobs.
+
+    Not what lies where links lead (nor in the copy of `latest` that some programs make of it), nor the trials of a
+    search, which goes on with them by itself.
+    """
+    for inside, folders, files in os.walk(folder):
+        here = Path(inside)
+        if "checkpoints" in folders and here != folder:
+            yield here
+            folders.clear()  # a run holds no others
+        elif STUDY in files or len(here.relative_to(folder).parts) == MOST_LEVELS:
+            folders.clear()
+        elif here == LATEST.parent:
+            folders[:] = [name for name in folders if name != LATEST.name]
 
 
 def _unfinished(*, patient: bool = True) -> Path | None:
@@ -179,19 +216,21 @@ def _unfinished(*, patient: bool = True) -> Path | None:
 
     patient: take the time to see whether a run of another machine is still going on.
     """
-    found = list(Path("outputs").glob("*/*/checkpoints"))
-    found = [each for each in found if not each.parents[1].is_symlink()]  # `latest` may lead to a sweep: none is meant
+    found = list(runs_below(LATEST.parent))
     if not patient:  # of very many it is not worth its time
-        found = sorted(found, key=_touched, reverse=True)[:MOST_LOOKED_AT]
-    runs = [path.parent for path in found if _checkpoints(path.parent)]
-    return next(
-        (
-            run
-            for run in sorted(runs, key=_written, reverse=True)
-            if _goes_on(run) and not at_work(run, patient=patient)
-        ),
-        None,
-    )
+        found = sorted(found, key=lambda run: _touched(run / "checkpoints"), reverse=True)[:MOST_LOOKED_AT]
+    return next((run for run in _newest_first(found) if _left_off(run) and not at_work(run, patient=patient)), None)
+
+
+def _newest_first(runs: Iterable[Path]) -> list[Path]:
+    """Those with a checkpoint."""
+    return sorted((run for run in runs if _checkpoints(run)), key=_written, reverse=True)
+
+
+def _left_off(run: Path) -> bool:
+    """Whether a run is to be gone on with. Of a sweep's jobs those that diverged have told what they were to tell."""
+    job = (run.parent / SWEEP).is_file()
+    return _goes_on(run, ("signal", "request")) if job else _goes_on(run)
 
 
 def _touched(path: Path) -> float:
@@ -213,12 +252,15 @@ def _written(run: Path) -> float:
     return max(checkpoint.stat().st_mtime for checkpoint in _checkpoints(run))
 
 
-def _goes_on(run: Path) -> bool:
-    """Whether a run with checkpoints did not come to its end, or has gone on since."""
+def _goes_on(run: Path, ends: Sequence[str] = ("signal", "request", "diverged")) -> bool:
+    """Whether a run with checkpoints did not come to its end, or has gone on since.
+
+    ends: reasons to stop that are none to leave it at that.
+    """
     try:
-        summary = json.loads((run / "summary.json").read_bytes())
+        summary = json.loads((run / SUMMARY).read_bytes())
         reason, iterations = summary.get("stop_reason"), summary.get("iterations")
     except (OSError, ValueError, AttributeError, RecursionError):
         return True  # there is none: it was killed
     newest = max(int(found[0]) for entry in _checkpoints(run) if (found := re.findall(r"\d+", entry.name)))
-    return reason in ("signal", "request", "diverged") or (isinstance(iterations, int) and newest > iterations)
+    return reason in ends or (isinstance(iterations, int) and newest > iterations)

@@ -63,14 +63,17 @@ def prepare(settings: Settings) -> Experiment:
 
     if settings.fast_dev_run:
         settings = replace(settings, epochs=1, evaluate_every_epochs=1, report_every_iterations=1)
-    experiment = Experiment(settings)
-    experiment.check_memory()
-    experiment.check_shards()
+    stored, stages = None, None
     if settings.resume is not None:
-        from cupynet.training.checkpoint import check_workers, found
+        from cupynet.training.checkpoint import check_stages, found, stages_of
 
         stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet to warn in
-        check_workers(stored, experiment.placement.ranks, experiment.placement.stages)
+        stages = stages_of(stored)
+    experiment = Experiment(settings, stages)
+    experiment.check_memory()
+    experiment.check_shards()
+    if stored is not None:
+        check_stages(stored, experiment.placement.stages)
     return experiment
 
 
@@ -133,6 +136,7 @@ def _train(experiment: Experiment, run: Run, callbacks: list[Callback]) -> float
         log.info("kernels ready after %.1f s", compile_s)
         if settings.resume is not None and not _goes_on(experiment, wrapper, run):
             return None
+        config.keep_settings()
         if experiment.rank == 0:
             run.describe(_start(experiment, wrapper, data, run))
         if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
@@ -238,7 +242,7 @@ def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool
     if wrapper.trainer.epoch >= settings.epochs and run.iterations() == wrapper.trainer.iteration:
         epochs = wrapper.trainer.epoch
         complete = "its epoch is complete" if epochs == 1 else f"all of its {epochs} epochs are complete"
-        log.info("%s: epochs=... asks for more", complete)
+        log.info("%s: epochs=... asks for more; without resume a new run begins", complete)
         return False
     return True
 

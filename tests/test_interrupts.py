@@ -205,6 +205,24 @@ def test_when_all_is_done_a_signal_comes_too_late(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_nor_does_one_matter_while_python_ends(tmp_path):
+    """It gives back what it handles before all objects are gone."""
+    late = (
+        "import os, signal, sys\n"
+        "from cupynet import interrupts\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, own=os.getpid(), numbers=interrupts.NUMBERS):\n"
+        "        [kill(own, number) for number in numbers]\n"
+        "late = Late()\n"
+        "interrupts.command(lambda: sys.exit(int(sys.argv[1])))\n"
+    )
+    (tmp_path / "late.py").write_text(late)
+    for code in (0, 3):
+        command = [sys.executable, "late.py", str(code)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (code, "")
+
+
 def test_nohup_is_kept(tmp_path):
     (tmp_path / "hanging_up.py").write_text(HANGING_UP)
     arguments = [*QUICK, "workers=2", "trusted_modules=[hanging_up]", "+callbacks.fault._target_=hanging_up.HangingUp"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from cupynet import resume
+from cupynet.errors import ConfigError
 from tests.test_config import command, in_folder  # noqa: F401 - fixtures
 
 LATEST = Path("outputs/latest")
@@ -104,12 +107,75 @@ def test_a_run_that_is_gone_on_with_is_not_the_one_that_comes_after_it(below, he
 
 
 def test_latest_still_means_what_did_not_come_to_its_end(here):
-    made("outputs/day/old")
-    sweep = made("outputs/sweeps/day/time/0")
-    resume.mark_latest(sweep.parent)  # whose jobs are now two folders below outputs/, too
-    assert resume.find("latest", []) == Path("outputs/day/old")
+    old = aged(made("outputs/day/old"), 50)
+    job = aged(made("outputs/sweeps/day/time/0"), 40)
+    resume.mark_latest(job.parent)  # whose jobs are now two folders below outputs/, too
+    assert resume.find("latest", []) == job
+    (job / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+    assert resume.find("latest", []) == old
     resume.mark_latest(made("outputs/day/new", checkpoint=False))
-    assert resume.find("latest", []) == Path("outputs/day/old")
+    assert resume.find("latest", []) == old
+
+
+@pytest.mark.parametrize("name", ["outputs/mine", "outputs/mine/first", "outputs/a/b/c", "outputs/sweeps/day/time/3"])
+def test_latest_is_found_wherever_in_outputs_it_was_put(name, here):
+    run = made(name)
+    assert resume.find("latest", []) == run and str(run) in resume.offer()
+
+
+def test_what_others_go_on_with_is_not_the_latest(here):
+    """A search has its trials; of a sweep's jobs one that diverged has told what it was to tell."""
+    trial, job = made("outputs/tune/day/time/trials/0000"), made("outputs/sweeps/day/time/0")
+    (trial.parents[1] / "study.db").write_text("")
+    (job.parent / "multirun.yaml").write_text("")
+    (job / "summary.json").write_text('{"stop_reason": "diverged", "iterations": 4}')
+    made("outputs/a/b/c/d/e")  # deeper than anything that a command makes
+    (here / "elsewhere").mkdir()
+    made("elsewhere/run")
+    Path("outputs/link").symlink_to(here / "elsewhere")
+    assert resume.find("latest", []) is None and resume.offer() == ""
+    nothing = "there is nothing to go on with: a new run begins"
+    assert resume.nothing_left(["seed=1"]) == f"{nothing} (outputs/sweeps/day/time/0 has come to its end)"
+    assert resume.nothing_left(["hydra.run.dir=mine"]) == nothing
+    (job / "summary.json").write_text('{"stop_reason": "signal", "iterations": 4}')
+    assert resume.find("latest", []) == job
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        (
+            None,
+            "was not finished, and beginning there would remove it: resume=outputs/day/one goes on with it; or name",
+        ),
+        (
+            '{"stop_reason": null, "iterations": 4}',
+            "is finished, and beginning there would remove it: resume=outputs/day/",
+        ),
+    ],
+)
+def test_no_run_begins_where_there_is_another(summary, said, here):
+    run = made("outputs/day/one")
+    if summary is not None:
+        (run / "summary.json").write_text(summary)
+    with pytest.raises(ConfigError, match=re.escape(f"outputs/day/one: holds a run that {said}")):
+        resume.refuse_taken(run)
+    (run / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+    (run / "FAST_DEV_RUN.txt").write_text("no results")
+    resume.refuse_taken(run)
+    resume.refuse_taken(Path("outputs/day/nothing"))
+    (run.parent / "multirun.yaml").write_text("")
+    with pytest.raises(
+        ConfigError, match="^outputs/day: holds a sweep, and beginning there .* it: name another folder"
+    ):
+        resume.refuse_taken(run.parent)
+
+
+def aged(run: Path, seconds: float) -> Path:
+    """Its newest checkpoint was written so long ago."""
+    at = time.time() - seconds
+    os.utime(run / "checkpoints" / "step-00000004", (at, at))
+    return run
 
 
 def test_a_command_makes_it_when_a_run_begins(command, here):  # noqa: F811

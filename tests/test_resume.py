@@ -165,7 +165,7 @@ def test_other_workers_and_another_dtype_go_on(stopped, tmp_path):
 
 
 def test_beginning_anew_loses_no_work(stopped, tmp_path):
-    """An unfinished run is not overwritten; a finished one only when there is something to train on."""
+    """Neither an unfinished run is overwritten nor a finished one, nor what is stored of its settings."""
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     folder, store = tmp_path / "outputs/day/run", Checkpoints(tmp_path / "outputs/day/run/checkpoints")
     steps = store.steps()
@@ -178,9 +178,43 @@ def test_beginning_anew_loses_no_work(stopped, tmp_path):
     assert (folder / "summary.json").read_bytes() == kept  # until there are better ones
     stdout, _ = run(tmp_path, "resume=latest", "epochs=5", FAULTY[0])
     assert "going on after iteration" in stdout and json.loads((folder / "summary.json").read_text())["epochs"] == 5
-    kept = (folder / "summary.json").read_bytes()
-    run(tmp_path, "data=mnist", "data.folder=nowhere", "hydra.run.dir=outputs/day/run", code=65)
-    assert (folder / "summary.json").read_bytes() == kept and store.steps()
+    kept = contents(folder)
+    _, stderr = run(tmp_path, "data=mnist", "data.folder=nowhere", "hydra.run.dir=outputs/day/run", code=2)
+    assert "outputs/day/run: holds a run that is finished, and beginning there would remove it" in stderr
+    assert contents(folder) == kept
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_did_not_go_on_is_stored_as_it_was(stopped, tmp_path):
+    """Whatever was asked for: what the next `resume=` does must not depend on one that did nothing."""
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "outputs/day/run/.hydra"
+    before = contents(folder)
+    no_data = ["data.folder=nowhere", "data=mnist", "epochs=7"]
+    run(tmp_path, "resume=outputs/day/run", FAULTY[0], "callbacks.checkpoint.every_iterations=5", "epochs=0", code=2)
+    run(tmp_path, "resume=outputs/day/run", FAULTY[0], *no_data, code=2)
+    assert contents(folder) == before
+    run(tmp_path, "resume=outputs/day/run", FAULTY[0])
+    before = contents(folder)
+    stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0], "epochs=2", "workers=1")
+    assert "its replicas" not in stdout and "epochs are complete" in stdout
+    assert contents(folder) == before
+    run(tmp_path, "resume=outputs/day/run", FAULTY[0], "epochs=4")
+    assert "epochs: 4\n" in (folder / "config.yaml").read_text()
+
+
+def test_stages_that_were_left_open_are_as_many_as_then(tmp_path):
+    """Whatever the machine that goes on has for each replica."""
+    started(tmp_path, "run", "workers=1", "parallel=pipeline", code=143, END_AFTER="7", END_BY="SIGTERM")
+    stages = json.loads((tmp_path / "run/started.json").read_text())["stages"]
+    for workers in (2, 3):  # of one stage each, where there are as many cores
+        more = ["callbacks.checkpoint.every_iterations=3", f"epochs={workers + 1}"]
+        stdout, _ = run(tmp_path, "resume=run", FAULTY[0], f"workers={workers}", *more)
+        begun = json.loads((tmp_path / "run/started.json").read_text())
+        assert (begun["workers"], begun["stages"]) == (workers, stages) and "goes on exactly" not in stdout
 
 
 def test_the_only_checkpoint_is_found_where_it_was_moved_to(stopped, tmp_path):
@@ -205,11 +239,13 @@ def test_a_link_in_place_of_the_checkpoints(stopped, tmp_path):
     assert "checkpoints: is a link, and going on would write where it leads" in stderr
 
 
-def test_a_new_run_in_an_old_folder_has_no_old_checkpoints(stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    run(tmp_path, "resume=outputs/day/run", FAULTY[0])
-    run(tmp_path, *QUICK, "data.train=100", "hydra.run.dir=outputs/day/run", "workers=1")
-    assert Checkpoints(tmp_path / "outputs/day/run/checkpoints").steps() == [4]
+def test_a_new_run_where_one_was_only_tried_has_no_old_checkpoints(tmp_path):
+    """A trial's results are none; what it left does not pass for the new run's."""
+    run(tmp_path, *QUICK, "fast_dev_run=true", "hydra.run.dir=run", "workers=1")
+    assert Checkpoints(tmp_path / "run/checkpoints").steps()
+    run(tmp_path, *QUICK, "data.train=100", "hydra.run.dir=run", "workers=1")
+    assert Checkpoints(tmp_path / "run/checkpoints").steps() == [4]
+    assert not (tmp_path / "run/FAST_DEV_RUN.txt").exists()
 
 
 def test_a_full_disk_costs_nothing_that_was_saved(tmp_path):

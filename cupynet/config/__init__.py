@@ -6,7 +6,7 @@ varies.
 """
 
 from cupynet.config.composing import compose, conf_folder
-from cupynet.config.door import Gate, Ranks, in_sweep, own_folder, run
+from cupynet.config.door import Gate, Ranks, in_sweep, keep_settings, own_folder, run
 from cupynet.config.explain import GROUPS
 from cupynet.config.searched import Searched, as_file, searched, split
 from cupynet.config.stored import arguments_of, load, overrides_of, own_folder_of, written
@@ -21,6 +21,7 @@ __all__ = [
     "compose",
     "conf_folder",
     "in_sweep",
+    "keep_settings",
     "load",
     "overrides_of",
     "own_folder",

@@ -324,6 +324,7 @@ class _Door(Generic[S, T]):
         self.codes: list[int | str] = []  # one per job that has ended
         self._prepared: list[T] = []  # of a single run between the gate and its job
         self._resumed: Path | None = None  # what is gone on with
+        self.keep: Callable[[], None] | None = None  # writes the settings that it goes on with
         self._notes: list[tuple[int, str]] = []  # for the log, once there is one: level and text
         self._held: dict[Path, Hold] = {}  # the folders that are this command's alone
         self._sweep: Path | None = None  # that of all jobs of a sweep
@@ -346,7 +347,7 @@ class _Door(Generic[S, T]):
         path = self._resumed = resume.find(value, given)
         if path is None:
             sys.argv[1:] = [argument for argument in given if argument.lstrip("+").partition("=")[0] != "resume"]
-            self._notes.append((logging.INFO, "resume=latest: there is nothing to go on with: a new run begins"))
+            self._notes.append((logging.INFO, f"resume=latest: {resume.nothing_left(given)}"))
         else:
             run = resume.run_of(path)
             own = None if own_folder(given) is not None else own_folder_of(run)
@@ -380,6 +381,9 @@ class _Door(Generic[S, T]):
             account = None if self._sweeping is None else self._sweeping(folder)
             if asked_for(config) is not None and account is None:
                 raise ConfigError("hydra/launcher=processes: only jobs of cupynet.train are run as processes")
+            if account is not None:
+                self._hold(folder, make=False)
+                resume.refuse_taken(folder)
             self._check_jobs(jobs or (), account)
             HydraConfig.instance().set_config(config)
             self._hold(folder, make=True)
@@ -492,7 +496,7 @@ class _Door(Generic[S, T]):
             ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=LOCAL)})
         self._hold(folder, make=False)  # what is there must not change while it is looked at
         if self.schema is Settings and self._resumed is None:
-            resume.refuse_unfinished(folder)
+            resume.refuse_taken(folder)
         prepared = self.prepare(settings)
         self._hold(folder, make=True)
         self._prepared.append(prepared)
@@ -567,7 +571,7 @@ class _Door(Generic[S, T]):
             while self._notes:
                 _log.log(*self._notes.pop(0))
             if self._resumed is not None and not self.rank:
-                store(config, Path(folder))
+                self.keep = functools.partial(store, config, Path(folder))
             if self.schema is Settings and not self.rank:
                 resume.mark_latest(self._sweep if sweep and self._sweep is not None else own)
             result = self.task(self._prepared.pop(), Path(folder))
@@ -597,6 +601,13 @@ def _quiet() -> None:
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, Console):
                 handler.setLevel(logging.WARNING)
+
+
+def keep_settings() -> None:
+    """Write the settings of a run that is gone on with over those it had: for its task, once there is nothing that may
+    still be refused. Without such a run nothing. OutputError."""
+    if _door is not None and _door.keep is not None:
+        _door.keep()
 
 
 def in_sweep() -> bool:

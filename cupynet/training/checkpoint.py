@@ -163,14 +163,25 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
     return newest
 
 
-def check_workers(stored: Stored, workers: int, stages: int) -> None:
-    """Refuse a checkpoint that so many workers (replicas x stages) cannot go on from. ConfigError, DataError."""
-    there = len(_content(stored)[0])
-    if there % stages:
+def stages_of(stored: Stored) -> int:
+    """Into how many stages each replica was cut: the workers before one that has the same weights again. DataError."""
+    workers, _ = _content(stored)
+    names = [[name for name in each["arrays"] if name.startswith(WEIGHTS)] for each in workers]
+    return next((rank for rank in range(1, len(names)) if names[rank] == names[0]), len(names))
+
+
+def check_stages(stored: Stored, stages: int) -> None:
+    """Refuse a checkpoint whose replicas were cut into other stages. ConfigError, DataError."""
+    then = stages_of(stored)
+    if then != stages:
         raise ConfigError(
-            f"{stored.path}: was made by {there} workers, and here are {workers}, {stages} stages to a replica: cut "
-            "replicas into as many stages as then"
+            f"{stored.path}: its replicas were cut into {_stages(then)}, and here into {_stages(stages)}: cut them as "
+            f"then, Pipeline(stages={then})"
         )
+
+
+def _stages(count: int) -> str:
+    return f"{count} stage{'s' * (count != 1)}"
 
 
 def resumed(trainer: Trainer, stored: Stored | None) -> None:
@@ -218,9 +229,9 @@ def dealt(trainer: Trainer, stored: Stored | None) -> tuple[Tree, bool]:
 def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
     """The state of every worker, and whether they had to be made anew."""
     world, stages = trainer.world, trainer.groups.stages.size
-    check_workers(stored, world.size, stages)
     workers, arrays = _content(stored)
     states = [together(each["numbers"], {name: arrays[at] for name, at in each["arrays"].items()}) for each in workers]
+    check_stages(stored, stages)
     for state in states:  # one from before epochs had a training loss: that of this epoch is of what is left of it
         state.setdefault("losses", Losses().state())
     then, now = stored.state.get("made_by"), made_by(trainer)
@@ -229,12 +240,13 @@ def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
     if len(states) == world.size:
         return states, False
     again, epoch = trained_again(states, world.size, stages), states[0]["trainer"]["epoch"] + 1
-    more = f"; {again} batch{'es' * (again > 1)} of epoch {epoch} are trained on once more" if again else ""
+    are = "batches of epoch %d are" if again > 1 else "batch of epoch %d is"
+    more = f"; {again} {are % epoch} trained on once more" if again else ""
     log.info(
         "workers: %d go on from what %d left: all begin with the mean of their weights, by the samples that each had "
         "seen since they last met%s",
-        world.size,
-        len(states),
+        world.size // stages,
+        len(states) // stages,
         more,
     )
     return regrouped(states, world.size, stages, trainer.synchronizer), True
@@ -277,8 +289,7 @@ def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
         states = [
             together(each["numbers"], {name: arrays[at] for name, at in each["arrays"].items()}) for each in workers
         ]
-        names = [state["replica"]["weights"].keys() for state in states]
-        stages = next((rank for rank in range(1, len(names)) if names[rank] == names[0]), len(names))
+        stages = stages_of(stored)
         weights: Arrays = {}
         for stage in range(stages):
             own = states[stage::stages]
