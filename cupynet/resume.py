@@ -152,9 +152,10 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
     for key in [*stored, *(key for key in given if key not in stored)]:
         now, then = given.get(key, "missing"), stored.get(key, "missing")
         if now != then and key.partition(".")[0] not in MAY_DIFFER:
+            only = ", ".join(MAY_DIFFER[:6])
             raise ConfigError(
-                f"{key}={written(now)}: the run in {run_of(path)} was made with {written(then)}: leave it out, or begin a new run; to go "
-                f"on only {', '.join(MAY_DIFFER[:6])} may differ"
+                f"{key}={written(now)}: the run in {run_of(path)} was made with {written(then)}: leave it out, or "
+                f"begin a new run; to go on only {only} may differ"
             )
 
 
