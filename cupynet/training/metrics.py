@@ -2,7 +2,8 @@
 
 Macro averages weight every class alike, for two classes too (there Deeplearning4j reports the second class alone). A
 class whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that
-average, and out of the average F1 in either case; `stats()` says how many were left out.
+average; `stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as scikit-learn has it: 0/0 only for a class that is both,
+where Deeplearning4j leaves out either, and a network that always names one class looks good.
 
 (Over 300 lines: counting, what follows from counts, and the text that tells it belong together.)
 """
@@ -201,7 +202,7 @@ class Evaluation:
 
     @property
     def f1(self) -> float:
-        """Macro-averaged harmonic mean of precision and recall; not over classes where either is 0/0."""
+        """Macro-averaged 2 tp / (2 tp + fp + fn); not over classes that have neither samples nor predictions."""
         return self._macro("f1")
 
     @property
@@ -221,8 +222,7 @@ class Evaluation:
         rows: list[dict[str, Any]] = []
         for index, (hit, support, predicted) in enumerate(zip(hits, supports, predictions, strict=True)):
             precision, recall = _ratio(hit, predicted), _ratio(hit, support)
-            f1 = _ratio(2 * hit, support + predicted) if support and predicted else math.nan
-            figures = {"precision": precision, "recall": recall, "f1": f1}
+            figures = {"precision": precision, "recall": recall, "f1": _ratio(2 * hit, support + predicted)}
             rows.append({"class": index, **figures, "support": support, "predicted": predicted})
         return rows
 
@@ -295,15 +295,16 @@ def _warnings(rows: list[dict[str, Any]], evaluation: Evaluation) -> list[str]:
     """What a reader of the averages must know: classes they leave out, and samples whose scores were NaN."""
     lines: list[str] = []
     causes: tuple[tuple[str, str, Callable[[dict[str, Any]], bool]], ...] = (
-        ("never predicted by the model", "precision and F1", lambda row: not row["predicted"]),
-        ("absent from the labels", "recall and F1", lambda row: not row["support"]),
+        ("never predicted by the model", "precision", lambda row: not row["predicted"]),
+        ("absent from the labels", "recall", lambda row: not row["support"]),
+        ("neither predicted nor in the labels", "F1", lambda row: not (row["predicted"] or row["support"])),
     )
-    for cause, averages, holds in causes:
+    for cause, average, holds in causes:
         found = [row["class"] for row in rows if holds(row)]
         if found:
             verb = "was" if len(found) == 1 else "were"
             names = ", ".join(map(str, found))
-            lines.append(f"Warning: {_count(len(found))} {verb} {cause}, excluded from average {averages}: {names}")
+            lines.append(f"Warning: {_count(len(found))} {verb} {cause}, excluded from average {average}: {names}")
     undecided = int(evaluation.undecided.sum())
     if undecided:
         lines.append(

@@ -60,11 +60,22 @@ def test_small_example_by_hand() -> None:
 def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
     evaluation = undefined()
     rows = evaluation.per_class()
-    assert math.isnan(rows[2]["precision"]) and rows[2]["recall"] == 0 and math.isnan(rows[2]["f1"])
-    assert rows[3]["precision"] == 0 and math.isnan(rows[3]["recall"]) and math.isnan(rows[3]["f1"])
+    assert math.isnan(rows[2]["precision"]) and rows[2]["recall"] == rows[2]["f1"] == 0
+    assert rows[3]["precision"] == rows[3]["f1"] == 0 and math.isnan(rows[3]["recall"])
     assert evaluation.precision == pytest.approx((2 / 3 + 1 + 0) / 3, abs=1e-15)
     assert evaluation.recall == pytest.approx((1 + 1 / 2 + 0) / 3, abs=1e-15)
-    assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3) / 2, abs=1e-15)  # neither class 2 nor class 3
+    assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3 + 0 + 0) / 4, abs=1e-15)  # 0/0 for no class
+
+
+def test_f1_is_0_for_a_class_that_is_never_predicted_and_nothing_only_for_one_that_is_not_there_either() -> None:
+    """Or a network that names one class whatever it sees would look good where F1 chooses."""
+    collapsed = Evaluation(11)
+    collapsed.add(one_hot([0] * 100, 11), [n % 10 for n in range(100)], np.zeros(100))
+    rows = collapsed.per_class()
+    assert rows[0]["f1"] == 2 * 10 / (2 * 10 + 90) and [row["f1"] for row in rows[1:10]] == [0] * 9
+    assert math.isnan(rows[10]["f1"])
+    assert collapsed.f1 == pytest.approx(2 * 10 / (2 * 10 + 90) / 10, abs=1e-15)
+    assert collapsed.precision == 0.1  # as Deeplearning4j has it
 
 
 def test_a_class_that_is_always_wrong_counts_as_0_not_as_0_over_0() -> None:
@@ -167,10 +178,15 @@ def test_stats_say_what_the_averages_leave_out() -> None:
     report = undefined().stats()
     assert " Precision:       0.5556   (1 class excluded from average)" in report
     assert " Recall:          0.5000   (1 class excluded from average)" in report
-    assert " F1 Score:        0.7333   (2 classes excluded from average)" in report
-    assert "Warning: 1 class was never predicted by the model, excluded from average precision and F1: 2" in report
-    assert "Warning: 1 class was absent from the labels, excluded from average recall and F1: 3" in report
-    assert "     2          -   0.0000        -        1" in report
+    assert " F1 Score:        0.3667\n" in report
+    assert "Warning: 1 class was never predicted by the model, excluded from average precision: 2" in report
+    assert "Warning: 1 class was absent from the labels, excluded from average recall: 3" in report
+    assert "average F1" not in report
+    assert "     2          -   0.0000   0.0000        1" in report
+    nobody = Evaluation(3)
+    nobody.add(one_hot([0, 1]), [0, 1], np.zeros(2))
+    assert " F1 Score:        1.0000   (1 class excluded from average)" in nobody.stats()
+    assert "1 class was neither predicted nor in the labels, excluded from average F1: 2" in nobody.stats()
     assert "excluded" not in small().stats()
 
 
