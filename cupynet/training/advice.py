@@ -16,6 +16,7 @@ WANTED = 0.055  # of the time, at most, for averaging at the frequency that is a
 MOST_RARELY = 100  # iterations between averages: beyond that replicas drift apart, and the advice would be a bad one
 SURELY = 3.0  # standard deviations above chance: a network that knows nothing gets there once in 700 runs
 LOST = 0.8  # of the last epoch's training loss: a lower one before it was no chance
+BURST = 2.0  # times the loss of who knows nothing: fresh networks are above it, but not so far
 SLOWER = 1.25  # times as long for the same samples: more than the noise of a shared machine
 
 
@@ -143,23 +144,22 @@ def unlearned(evaluation: Evaluation, chance: float | None, losses: Sequence[flo
 
     Whoever always names the commonest class is right on a share p of n images. A network that knows nothing of an image
     is so at most, give or take the root of p (1 - p) / n; it has learned where it is right more than `SURELY` of those
-    above p. A loss above that of a network that thinks all classes equally likely says the direction: the steps were
-    too large. So does one that has been lower: it had learned something, and lost it.
+    above p. What says that the steps were too large: a loss that is not finite, that is far above what a network has
+    that thinks all classes equally likely, or that has been lower: it had learned something, and lost it.
 
     Args:
-        chance: that loss, see `Loss.chance`; None where nobody knows it.
+        chance: the loss of such a network, see `Loss.chance`; None where nobody knows it.
         losses: the mean loss of training in each epoch.
     """
     samples, loss = evaluation.samples, evaluation.loss
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     if not 0 < share < 1 or evaluation.accuracy > share + SURELY * math.sqrt(share * (1 - share) / samples):
         return None
-    way_out, beside = "train longer, or change learning_rate", ""
-    if chance is not None:
-        beside = f", without any knowledge {chance:.4g}"
-        way_out = "train longer, or raise learning_rate"
+    beside = "" if chance is None else f", without any knowledge {chance:.4g}"
     lost = len(losses) > 0 and min(losses) < LOST * losses[-1]
-    if lost or not loss <= (math.inf if chance is None else chance) or loss == math.inf:
+    burst = chance is not None and max(loss, *losses, -math.inf) > BURST * chance
+    way_out = "train longer, or change learning_rate"
+    if lost or burst or not math.isfinite(loss):
         way_out = "lower learning_rate"
     return (
         f"it has not learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, naming the commonest "
