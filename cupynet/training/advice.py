@@ -84,6 +84,8 @@ def _averaging(
     spent: Spent, frequency: int | str | When | None, always: int | None, stages: int, cores: int | None
 ) -> tuple[float, str]:
     ranks, share = len(spent.rounds_s), min(spent.share("averaging_s"))
+    if ranks <= stages:
+        return 0.0, ""  # one replica: what its synchronizer does is no average, and no setting makes it rarer
     said = f"averaging costs {percent(share, 0)} of the time"
     if cores is not None and ranks > cores:
         return share, f"{said}: {_turns(ranks, cores, 'worker' if stages == 1 else 'stage')}"
@@ -94,7 +96,7 @@ def _averaging(
     if frequency == "epoch":
         return share, f"{said}: once an epoch is too often"
     if isinstance(frequency, int) and always is not None and frequency >= always:
-        return share, f"{said}: evaluate fewer epochs"
+        return share, f"averaging costs {percent(share, 0)}: larger batches, or evaluate fewer epochs"  # but the last
     if isinstance(frequency, int) and share >= STANDS_OUT and frequency < MOST_RARELY:
         other = rarer(share, frequency, always)
         return share, f"{said}: frequency {other} would cost {percent(share_at(share, frequency, other, always), 0)}"

@@ -64,6 +64,13 @@ def test_the_greatest_cost_is_told():
     assert advise(spent(averaging=(30, 30), data=(15, 15)), 3).startswith("averaging costs 30 %")
 
 
+def test_one_worker_has_no_averages_to_save():
+    """Its synchronizer may take time all the same; nor has one replica in stages."""
+    assert advise(spent(averaging=(14,)), 3) == "nothing stands out: 86 % of the time is computing"
+    assert advise(spent(averaging=(14, 14)), 3, stages=2) == "nothing stands out: 86 % of the time is computing"
+    assert "averaging costs 14 %" in advise(spent(averaging=(14,) * 4), 3, stages=2)
+
+
 def test_what_the_others_wait_for_a_slow_worker_is_no_cost_of_averaging():
     """The last one to come waits for nobody; a lower frequency would help none of them."""
     assert "worker 1 is 2.0 times slower" in advise(spent(averaging=(50, 1), compute=(49, 98)), 1)
@@ -112,7 +119,7 @@ def test_averages_that_are_made_anyway_are_counted():
     costly = spent(averaging=(40, 40))
     assert advise(costly, 3) == "averaging costs 40 % of the time: frequency 35 would cost 5 %"
     assert advise(costly, 3, always=19) == "averaging costs 40 % of the time: frequency 19 would cost 9 %"
-    assert advise(costly, 19, always=19) == "averaging costs 40 % of the time: evaluate fewer epochs"
+    assert advise(costly, 19, always=19) == "averaging costs 40 %: larger batches, or evaluate fewer epochs"
     assert advise(costly, 3, always=10_000).endswith("frequency 35 would cost 5 %")
 
 
@@ -160,7 +167,7 @@ def test_no_sentence_wraps():
         (spent(data=(99.0, 99.0)), 3, None),
         (spent(compute=(1,) * 63 + (90,)), 3, None),
     ):
-        sentence = advise(measured, frequency, cores=cores)
+        sentence = advise(measured, frequency, cores=cores, always=50)
         assert not sentence.startswith("nothing") and len(sentence) <= 65, sentence
 
 
