@@ -12,9 +12,8 @@ from typing import Any, Protocol, TextIO
 
 from cupynet.errors import ConfigError, OutputError
 from cupynet.runs import Run
+from cupynet.training.metrics import FEW_CLASSES
 from cupynet.training.records import EpochRecord, Report, TrainerView
-
-FEW_CLASSES = 25  # of which the rows of epochs have the whole confusion matrix
 
 
 class Callback:

@@ -23,6 +23,8 @@ from cupynet.errors import ConfigError, DataError
 
 # Larger losses count as infinite, so that the sum of 10^8 finite ones is still a finite float64.
 _HUGE = 1e300
+FEW_CLASSES = 25  # of which the whole confusion matrix is shown, and stands in the rows of epochs
+MOST_CONFUSIONS = 10  # that are told of more classes
 MOST_MISTAKES = 24  # that an evaluation remembers
 _PARTS = 48  # floats of 53 bits that an exact sum of float64 can need: their exponents span 2,100 bits
 
@@ -243,6 +245,8 @@ class Evaluation:
     def stats(self, names: Sequence[str] = ()) -> str:
         """The report to print: the figures, what to beware of, a line per class and the confusion matrix.
 
+        Of more than 25 classes the most frequent confusions stand in place of the matrix.
+
         names: of the classes, which stand beside their numbers then.
         """
         rows = self.per_class()
@@ -273,6 +277,8 @@ class Evaluation:
         ]
 
     def _matrix(self, names: Sequence[str]) -> list[str]:
+        if self.classes > FEW_CLASSES:
+            return self._confusions(names)
         width = max(len(str(self.confusion.max())), len(str(self.classes - 1))) + 1
         head = "".join(f"{index:>{width}}" for index in range(self.classes))
         lines = [
@@ -281,6 +287,17 @@ class Evaluation:
         ]
         how_to_read = "Rows are the actual class, columns the predicted class"
         return [_title("Confusion Matrix"), head, "-" * len(head), *lines, how_to_read]
+
+    def _confusions(self, names: Sequence[str]) -> list[str]:
+        """What is taken for what most often, the first by number among equals."""
+        wrong = self.confusion.copy()
+        np.fill_diagonal(wrong, 0)
+        most = np.argsort(-wrong, axis=None, kind="stable")[:MOST_CONFUSIONS].tolist()
+        found = [(int(wrong.flat[place]), *divmod(place, self.classes)) for place in most if wrong.flat[place]]
+        width = max((len(str(count)) for count, *_ in found), default=0) + 1
+        lines = [f"{count:>{width}} of {i}{_named(names, i)}, seen as {j}{_named(names, j)}" for count, i, j in found]
+        left_out = f"The matrix of {self.classes} classes is left out: to_dict() and evaluate --json have it"
+        return [_title("Most Frequent Confusions"), *(lines or [" none"]), left_out]
 
 
 def _title(text: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupynet.errors import ConfigError, DataError
-from cupynet.training.metrics import Evaluation
+from cupynet.training.metrics import FEW_CLASSES, Evaluation
 
 # Eight samples of three classes:   confusion   predicted 0 1 2      precision     recall      F1
 #   actual 0: four, two right                  0 | 2 1 1             2/3           2/4         4/7
@@ -201,6 +201,25 @@ def test_wide_counts_stay_in_their_columns() -> None:
     table = evaluation.stats().split("Confusion Matrix")[1].splitlines()
     assert len(table[1]) == len(table[2]) == 11 * 7
     assert table[3 + 10].endswith(" 123456 | 10")
+
+
+def test_of_many_classes_the_most_frequent_confusions_stand_in_place_of_the_matrix() -> None:
+    assert "Confusion Matrix" in Evaluation(FEW_CLASSES).stats()
+    evaluation = Evaluation(300)
+    labels = [7] * 12 + [5] * 3 + [3] * 3 + [299] + list(range(300))
+    guesses = [8] * 12 + [0] * 3 + [2] * 3 + [298] + list(range(300))
+    evaluation.add(one_hot(guesses, 300), labels, np.zeros(len(labels)))
+    assert evaluation.stats(["a"] * 6).split("\n\n")[-1].splitlines() == [
+        "=====================Most Frequent Confusions=====================",
+        " 12 of 7, seen as 8",
+        "  3 of 3  a, seen as 2  a",
+        "  3 of 5  a, seen as 0  a",
+        "  1 of 299, seen as 298",
+        "The matrix of 300 classes is left out: to_dict() and evaluate --json have it",
+    ]
+    evaluation.confusion[0, 1:31] = 1
+    assert evaluation.stats().count("seen as") == 10
+    assert "none" in Evaluation(26).stats()
 
 
 def test_merge_refuses_another_kind() -> None:
