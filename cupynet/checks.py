@@ -257,6 +257,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else ""
 
 
+def setting(group: str, name: str, *value: object, python: str = "") -> str:
+    """What to set, for whoever knows it from the command line and for whoever from Python, with or without a value.
+
+    `data.limit=9 (in Python limit=9)`: what a library says reaches both.
+
+    python: what it is there, where that is not the argument of the same name.
+    """
+    here = f"{group}.{name}" + "".join(f"={written(each)}" for each in value)
+    return f"{here} (in Python {python or name + ''.join(f'={each!r}' for each in value)})"
+
+
 def written(value: object) -> str:
     """A value as it is written on the command line."""
     if isinstance(value, list | tuple):

@@ -495,7 +495,8 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     """Nothing but the door knows a dotted key of the configuration: a library is used without one.
 
     The keys of the groups that are dataclasses stand in settings.py; what is in a part is found in the files of conf/.
-    Docstrings may show code, in which `data.train` is an attribute.
+    Docstrings may show code, in which `data.train` is an attribute. What a library tells people to set goes through
+    `checks.setting`, which names it for Python as well, see `told_to_set`.
     """
     if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare", "shard"):  # these tell people what to write
         return
@@ -544,6 +545,20 @@ def test_a_key_of_the_configuration_is_seen(path: str, text: str, expected: list
     found = list(keys_of_the_configuration(Source(path, text)))
     assert len(found) == len(expected)
     assert all(each.startswith(start) for each, start in zip(found, expected, strict=True))
+
+
+def told_to_set(source: Source) -> Iterator[str]:
+    """The keys that messages name by `checks.setting`, as far as they stand in the source."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and called(node) == "setting":
+            names = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+            if len(names) == 2:
+                yield ".".join(map(str, names))
+
+
+def test_what_people_are_told_to_set_exists() -> None:
+    found = {key for source in SOURCES for key in told_to_set(source)}
+    assert {"data.fallback", "parallel.timeout_s", "callbacks.nonfinite.action"} <= found <= configuration_keys()
 
 
 def strangers(tracked: list[str]) -> list[str]:

@@ -307,6 +307,13 @@ def test_what_was_meant() -> None:
     assert checks.nearest("x", ["kernel"]) == checks.nearest("x", map(str, range(25))) == ""
 
 
+def test_what_to_set_is_told_for_the_command_line_and_for_python() -> None:
+    assert checks.setting("parallel", "timeout_s") == "parallel.timeout_s (in Python timeout_s)"
+    assert checks.setting("data", "file", None) == "data.file=null (in Python file=None)"
+    assert checks.setting("data", "size", [3, 4]) == "data.size=[3,4] (in Python size=[3, 4])"
+    assert checks.setting("a", "b.c", "skip", python="C('skip')") == "a.b.c=skip (in Python C('skip'))"
+
+
 def test_values_as_they_are_written_on_the_command_line() -> None:
     value = {"a": [1, None, True], "b": {"c": "x"}, "d": (0.5,)}
     assert checks.written(value) == "{a:[1,null,true],b:{c:x},d:[0.5]}"

@@ -122,7 +122,7 @@ def test_a_mistake_is_one_line(mistake: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["idx", "npz", "folder"])
 def test_nobody_said_where(data: str, tmp_path: Path) -> None:
     _, stderr = run(tmp_path, f"data={data}", code=2)
-    assert "=null: name the " in stderr and stderr.count("\n") == 1
+    assert f"data.{'file' if data == 'npz' else 'folder'}=null (in Python" in stderr and stderr.count("\n") == 1
     assert not (tmp_path / "outputs").exists()
 
 

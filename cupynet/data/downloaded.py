@@ -13,7 +13,7 @@ from typing import Protocol
 import platformdirs
 
 from cupynet.backend.array import Array
-from cupynet.checks import number
+from cupynet.checks import number, setting
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.download import Check, Unavailable, fetch
@@ -24,6 +24,8 @@ from cupynet.data.synthetic import Synthetic
 from cupynet.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
+
+INSTEAD = setting("data", "fallback", "synthetic")
 
 
 class KnownFile(Protocol):
@@ -139,7 +141,8 @@ class Downloaded(Source):
         except Damaged as error:
             good = f"{folder.name}/{file.name}"
             way_out = (
-                f"delete it to download it again, or name a folder with a good {good} in CUPYNET_DATA or folder='...'"
+                f"delete it to download it again, or name a folder with a good {good} in CUPYNET_DATA or "
+                f"{setting('data', 'folder')}"
             )
             raise DataError(f"{path}: {error}; {way_out}") from error.__cause__
 
@@ -168,7 +171,7 @@ class Downloaded(Source):
     def _shards(self) -> Shards:
         shards = super()._shards()
         if shards.fallback and self.fallback != "synthetic":
-            way_out = f"cut {self.name} again" + (", or pass fallback='synthetic' to train on them" * self.digits)
+            way_out = f"cut {self.name} again" + (f", or train on them with {INSTEAD}" * self.digits)
             raise DataError(f"{shards.folder}: holds {shards.name} digits in place of {self.name}; {way_out}")
         return shards
 
@@ -182,7 +185,7 @@ class Downloaded(Source):
         if os.path.lexists(above / self.files[0].name):
             way_out = f"{above} itself has such files: they belong into a folder {self.name}/ in the one that is named"
         if not self.may_stand_in:
-            raise DataError(f"{absent}; {way_out}" + (", or pass fallback='synthetic'" * self.digits))
+            raise DataError(f"{absent}; {way_out}" + (f", or set {INSTEAD}" * self.digits))
         logger.warning(
             "%s; USING SYNTHETIC DIGITS INSTEAD, whose results say nothing about %s. To end this, %s.",
             absent,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.checks import setting
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx import Damaged, expanded, regular
 from cupynet.data.own import Outline, OwnData, path_of, sha256_of
@@ -63,7 +64,7 @@ class Npz(OwnData):
 
     def _files(self) -> list[Path]:
         if self.file is None:
-            raise ConfigError("file=null: name the .npz file")
+            raise ConfigError(f"{setting('data', 'file', None)}: name the .npz file")
         return [expanded(self.file)]
 
     def _place(self, part: str, what: str = "") -> str:
@@ -122,7 +123,8 @@ class Npz(OwnData):
         names = archive.namelist()
         if f"{key}.npy" not in names:
             found = ", ".join(name.removesuffix(".npy") for name in names[:8]) or "nothing"
-            raise DataError(f"{archive.filename}: expected an array {key!r}, found {found}: name the key in {part}")
+            way_out = f"name the key in {setting('data', part)}"
+            raise DataError(f"{archive.filename}: expected an array {key!r}, found {found}: {way_out}")
         with _parsing, archive.open(f"{key}.npy") as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

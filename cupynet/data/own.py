@@ -153,9 +153,10 @@ class OwnData(Source):
             return self._asked_classes or 1
         least, most = int(labels.min()), int(labels.max())
         if least < 0 or most >= len(labels):
+            many = "" if least < 0 else f", or say how many: {checks.setting('data', 'classes')}"
             raise DataError(
                 f"{self._place('train', 'labels')}: expected classes numbered 0, 1, 2, ..., found labels {least} .. "
-                f"{most} of {len(labels)} images: number them so{'' if least < 0 else ', or say how many: classes=...'}"
+                f"{most} of {len(labels)} images: number them so{many}"
             )
         return most + 1
 
@@ -222,15 +223,16 @@ class Idx(OwnData):
     def _paths(self) -> dict[str, Path]:
         """Where each of the four files is."""
         if self.folder is None and None in self._given.values():
-            raise ConfigError("folder=null: name the folder with the four IDX files, or the files one by one")
+            unnamed = checks.setting("data", "folder", None)
+            raise ConfigError(f"{unnamed}: name the folder with the four IDX files, or the files one by one")
         folder, found = Path("." if self.folder is None else expanded(self.folder)), {}
         for part, given in self._given.items():
             usual = [f"{IDX_NAMES[part]}.gz", IDX_NAMES[part]]
             names = [os.fspath(expanded(given))] if given else usual
             there = [folder / name for name in names if os.path.lexists(folder / name)]
             if not there:
-                other = "" if given else f", nor without .gz: bring it there, or name a file in {part}"
-                raise DataError(f"{folder / names[0]}: is not there{other}")
+                other = f", nor without .gz: bring it there, or name a file in {checks.setting('data', part)}"
+                raise DataError(f"{folder / names[0]}: is not there{'' if given else other}")
             found[part] = there[0]
         return found
 
@@ -257,10 +259,8 @@ class Idx(OwnData):
                 )
         train, test = found["train_images"].shape[1:], found["test_images"].shape[1:]
         if train != test:
-            raise DataError(
-                f"{self._paths['test_images']}: expected images of {_by(train)}, as those to train on, found "
-                f"{_by(test)}"
-            )
+            place = self._paths["test_images"]
+            raise DataError(f"{place}: expected images of {_by(train)}, as those to train on, found {_by(test)}")
         return found
 
     def _part(self, part: str) -> Array:

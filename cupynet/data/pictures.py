@@ -67,7 +67,8 @@ class Folder(OwnData):
     def _listed(self) -> dict[str, dict[str, list[Path]]]:
         """part -> class -> files, all in the order of their names. ConfigError, DataError."""
         if self.folder is None:
-            raise ConfigError("folder=null: name the folder that holds train/ and test/, with a folder for each class")
+            unnamed = checks.setting("data", "folder", None)
+            raise ConfigError(f"{unnamed}: name the folder that holds train/ and test/, with a folder for each class")
         top = expanded(self.folder)
         found = {part: _classes(top / part) for part in ("train", "test")}
         names = list(found["train"])
@@ -179,7 +180,8 @@ def _decoded(path: Path, height: int, width: int, channels: int, resized: bool) 
         if not resized and (picture.height, picture.width) != (height, width):
             raise DataError(
                 f"{path}: expected {height} x {width} pixels, as the first image has, found {picture.height} x "
-                f"{picture.width}: bring all to one size with size=[{height},{width}]"
+                f"{picture.width}: bring all to one size with "
+                f"{checks.setting('data', 'size', [height, width])}"
             )
         try:
             pixels = picture.convert("L" if channels == 1 else "RGB")

@@ -107,7 +107,9 @@ class Source(ABC):
         if shards is not None and not isinstance(shards, str | os.PathLike):
             raise ConfigError(f"shards={checks.shown(shards)}: must be the folder of the shards, or null for none")
         if self.storage == "sharded" and not shards:
-            raise ConfigError("storage=sharded: must have a folder of shards: name it with shards='...'")
+            raise ConfigError(
+                f"storage=sharded: must have a folder of shards: name it in {checks.setting('data', 'shards')}"
+            )
         if self.storage == "shared" and shards:
             raise ConfigError(f"shards={checks.shown(shards, str)}: is read with storage=sharded only")
         self.shards = shards

@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 
 from cupynet.backend import usable_cores
-from cupynet.checks import number
+from cupynet.checks import number, setting
 from cupynet.errors import ConfigError, CupynetError, Interrupted, annotate
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, WorkerTimeout
 from cupynet.parallel.mpi import MpiCommunicator, library
@@ -200,10 +200,11 @@ class MpiJob:
         if self.team.first() == self.rank:
             log.error(
                 "worker %s has not come to the end of its program, where worker %d waited for it for %g s, and is "
-                "taken for dead: raise timeout_s if it only had more to do",
+                "taken for dead: raise %s if it only had more to do",
                 _listed(missing),
                 self.rank,
                 self.timeout_s,
+                setting("parallel", "timeout_s"),
             )
 
 

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from cupynet.checks import setting
 from cupynet.errors import annotate
 from cupynet.parallel.communicator import WorkerTimeout
 
@@ -56,7 +57,7 @@ def given_up(
     numbers = ", ".join(map(str, late))
     error = WorkerTimeout(
         f"worker {numbers} has not arrived where worker {name} waited for it for {timeout_s:g} s "
-        "and is taken for dead: raise timeout_s if it is only slow"
+        f"and is taken for dead: raise {setting('parallel', 'timeout_s')} if it is only slow"
     )
     annotate(error, f"worker {name} waited in {_place(sys._getframe(1))}")
     frames = sys._current_frames()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cupynet.checks import integer, one_of
+from cupynet.checks import integer, one_of, setting
 from cupynet.data import Batch
 from cupynet.errors import DivergedError
 from cupynet.nn import Context, Layer, Sequential
@@ -206,7 +206,9 @@ class NonFinite(Callback):
 
 
 WAYS_OUT = ": lower learning_rate, or train in a wider dtype"
-LEAVE_OUT = ", or leave such batches out: NonFinite(action='skip')"
+LEAVE_OUT = ", or leave such batches out: " + setting(
+    "callbacks", "nonfinite.action", "skip", python="NonFinite(action='skip')"
+)
 
 
 def is_broken(replica: Replica) -> bool:

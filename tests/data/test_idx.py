@@ -35,7 +35,8 @@ def refused(tiny: Any, name: str, contents: bytes) -> str:
     message = str(caught.value)
     assert message.startswith(f"{path}: expected ") and "\n" not in message
     assert message.endswith(
-        f"delete it to download it again, or name a folder with a good mnist/{name} in CUPYNET_DATA or folder='...'"
+        f"delete it to download it again, or name a folder with a good mnist/{name} in CUPYNET_DATA or data.folder "
+        "(in Python folder)"
     )
     assert path.read_bytes() == contents
     assert caught.value.exit_code == 65

@@ -137,7 +137,8 @@ def test_without_a_fallback(home: Path, caplog: pytest.LogCaptureFixture) -> Non
         MNIST(fallback=None).load()
     assert str(caught.value) == (
         f"MNIST IS NOT THERE: there is no {home}, and downloading failed (CUPYNET_OFFLINE forbids downloads); put its "
-        "4 .gz files there, or set CUPYNET_DATA to the folder that holds mnist/, or pass fallback='synthetic'"
+        "4 .gz files there, or set CUPYNET_DATA to the folder that holds mnist/, or set "
+        "data.fallback=synthetic (in Python fallback='synthetic')"
     )
     assert not caplog.records
 

@@ -112,10 +112,10 @@ def given(source: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"), [(Idx, "folder=null"), (Npz, "file=null"), (Folder, "folder=null")], ids=["idx", "npz", "folder"]
+    ("kind", "what"), [(Idx, "folder"), (Npz, "file"), (Folder, "folder")], ids=["idx", "npz", "folder"]
 )
 def test_somebody_must_say_where_they_are(kind: Any, what: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{what}: name the "):
+    with pytest.raises(ConfigError, match=rf"^data\.{what}=null \(in Python {what}=None\): name the "):
         assert kind().classes
 
 
@@ -178,7 +178,9 @@ def test_wrong_idx_files(tmp_path: Path, part: str, content: bytes, expected: st
 def test_an_idx_file_that_is_missing(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte.gz: is not there, .* or name a file in test_labels"):
+    with pytest.raises(
+        DataError, match="t10k-labels-idx1-ubyte.gz: is not there, .* or name a file in data.test_labels"
+    ):
         assert Idx(folder).classes
 
 
@@ -202,7 +204,9 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
     np.savez(path, a=SMALL[0], b=SMALL[1].astype(np.int32)[:, None], c=SMALL[2], d=SMALL[3].astype(np.int64))
     source = Npz(path, "a", "b", "c", "d", sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     np.testing.assert_array_equal(source.load().train.labels, SMALL.train_labels)
-    with pytest.raises(DataError, match=r"a.npz: expected an array 'x_train', found a, b, c, d: name the key in train"):
+    with pytest.raises(
+        DataError, match=r"a.npz: expected an array 'x_train', found a, b, c, d: name the key in data.train_images"
+    ):
         assert Npz(path).classes
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert Npz(path, "a", "b", "c", "d", sha256=digest.upper()).classes == 10
@@ -243,7 +247,7 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
         (
             {"train_labels": np.full(60, 2**64 - 1, np.uint64)},
             "train_labels",
-            f"found labels {2**64 - 1} .. {2**64 - 1} of 60 images: number them so, or say how many: classes=...",
+            f"found labels {2**64 - 1} .. {2**64 - 1} of 60 images: number them so, or say how many: data.classes (in",
         ),
         ({"train_labels": np.arange(60) + 1}, "train_labels", "found labels 1 .. 60 of 60 images: number them so, or"),
         (
@@ -425,7 +429,10 @@ def nothing_to_test_on(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (of_another_size, r"expected 8 x 8 pixels, .*, found 8 x 9: .*size=\[8,8\]"),
+        (
+            of_another_size,
+            r"expected 8 x 8 pixels, .*, found 8 x 9: .*with data.size=\[8,8\] \(in Python size=\[8, 8\]\)",
+        ),
         (text, r"expected PNG and JPEG files alone .*: move it away"),
         (text_called_png, r"is no PNG or JPEG \(cannot identify image file\): replace it, or move it away"),
         (first_of_all, r"is no PNG or JPEG"),

@@ -286,7 +286,10 @@ def test_digits_in_place_of_mnist_stay_known_as_such(
     ("arguments", "message"),
     [
         ({"storage": "spread"}, "storage=spread: must be one of shared, sharded"),
-        ({"storage": "sharded"}, "storage=sharded: must have a folder of shards: name it with shards='...'"),
+        (
+            {"storage": "sharded"},
+            "storage=sharded: must have a folder of shards: name it in data.shards .in Python shards.",
+        ),
         ({"shards": "x"}, "shards=x: is read with storage=sharded only"),
         ({"storage": "sharded", "shards": 4}, "shards=4: must be the folder of the shards, or null for none"),
     ],

@@ -147,6 +147,7 @@ def test_of_a_thread_that_hangs_one_sees_where(monkeypatch, capsys):
     assert tell(caught.value) == 1
     line, second, *stack = capsys.readouterr().err.splitlines()
     assert line.startswith("cupynet: worker 1 has not arrived where worker 0 waited for it for 0.3 s and is taken for")
+    assert "dead: raise parallel.timeout_s (in Python timeout_s) if it is only slow; " in line
     assert line.endswith("in __call__)") and "; worker 0 waited in gather_numbers (test_waiting.py, line " in line
     assert second == "cupynet: worker 1 is here (its latest call is the last):"
     assert any("in stand_here" in each for each in stack) and any("in _serve" in each for each in stack)
