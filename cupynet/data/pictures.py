@@ -165,7 +165,10 @@ def _open(path: Path) -> Any:
     images = _pillow()
     try:
         picture = images.open(path, formats=FORMATS)
-    except (OSError, ValueError, SyntaxError, images.DecompressionBombError, images.DecompressionBombWarning) as error:
+    except (images.DecompressionBombError, images.DecompressionBombWarning) as error:  # by its header alone
+        times = 1 if isinstance(error, Warning) else 2  # of the limit, to be an error of Pillow's
+        raise _too_large(str(path), times * images.MAX_IMAGE_PIXELS, "more") from error
+    except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path}: is no PNG or JPEG ({_reason(error)}): replace it, or move it away") from error
     if picture.mode not in COLOURS:
         picture.close()
@@ -220,13 +223,12 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
             warnings.simplefilter("ignore")  # of sizes, which are looked at here, and of what cameras note
             with images.open(path, formats=FORMATS) as opened:
                 if opened.width * opened.height > MOST_PIXELS:
-                    raise DataError(
-                        f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
-                        f"{opened.height}: make it smaller"
-                    )
+                    raise _too_large(one_name(path), MOST_PIXELS, f"{opened.width} x {opened.height}")
                 return _levels(_turned(opened) if drawn else opened, channels, drawn)
     except DataError:
         raise
+    except images.DecompressionBombError as error:
+        raise _too_large(one_name(path), MOST_PIXELS, "more") from error
     except Exception as error:  # whatever a decoder makes of bytes that may be anything
         raise DataError(f"{one_name(path)}: is no PNG or JPEG, or damaged ({_reason(error)})") from error
 
@@ -234,6 +236,10 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
 def one_name(path: Path) -> str:
     """A file's name as it can be printed: on one line, nothing in it that a terminal obeys."""
     return "".join(each if each.isprintable() else "?" for each in str(path))
+
+
+def _too_large(place: str, most: int, found: str) -> DataError:
+    return DataError(f"{place}: expected at most {most:,} pixels, found {found}: make it smaller")
 
 
 def _turned(opened: Any) -> Any:
@@ -247,7 +253,9 @@ def _levels(opened: Any, channels: int, drawn: bool) -> Array:
     """(H, W, C) uint8 of an opened picture."""
     images = _pillow()
     if opened.mode in DEEP:
-        opened = images.fromarray((np.asarray(opened).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+        deep = np.asarray(opened).clip(0, 65535).astype(np.uint32)
+        top = int(deep.max()) or 1  # scanners and cameras fill 10, 12 or 14 of the bits
+        opened = images.fromarray((deep * 255 // top).astype(np.uint8))
     if drawn and (opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info):
         shown = opened.convert("RGBA")
         alpha, grey = np.asarray(shown.getchannel("A")), np.asarray(shown.convert("RGB").convert("L"))

@@ -406,6 +406,12 @@ def sixteen_bits(folder: Path) -> Path:
     return path
 
 
+def unfolding(folder: Path) -> Path:
+    path = folder / "train" / "class-2" / "bomb.png"
+    Image.new("1", (15_000, 15_000)).save(path)
+    return path
+
+
 def empty(folder: Path) -> Path:
     (folder / "train" / "none").mkdir()
     return folder / "train" / "none"
@@ -437,6 +443,7 @@ def nothing_to_test_on(folder: Path) -> Path:
         (text_called_png, r"is no PNG or JPEG \(cannot identify image file\): replace it, or move it away"),
         (first_of_all, r"is no PNG or JPEG"),
         (cut, r"damaged \(.*\): replace it, or move it away"),
+        (unfolding, r"expected at most 178,956,970 pixels, found more: make it smaller"),
         (sixteen_bits, r"expected a picture of 8 bits in each channel, found mode I;16"),
         (empty, "a class without images: bring some, or remove the folder"),
         (unknown, "expected a class of .*train, which has no such folder"),
