@@ -106,7 +106,7 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
     for name in names:
         key = name if name in known else short.get(name)
         if key is None:
-            raise ConfigError(f"--columns {name}: there is no such column{nearest(name, [*known, *short])}")
+            raise ConfigError(f"--columns {name}: there is no such column{nearest(name, {*known, *short})}")
         found.append(known[key])
     return found
 

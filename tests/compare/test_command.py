@@ -117,6 +117,14 @@ def test_what_cannot_be_done_is_said_in_a_line(
     assert left == code and err.startswith(f"cupynet: {said}") and err.count("\n") == 1
 
 
+def test_an_unknown_column_is_answered_with_each_name_once(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = here(sweep, "--columns", "foo", monkeypatch=monkeypatch, capsys=capsys)
+    names = err.rpartition("the names are ")[2].strip().replace(" and ", ", ").split(", ")
+    assert code == 2 and "workers" in names and len(names) == len(set(names))
+
+
 def test_a_reader_who_leaves_is_no_error(sweep: Path, tmp_path: Path) -> None:
     line = f"set -o pipefail; {sys.executable} -m cupynet.compare {sweep} | head -n 1"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=100)
