@@ -241,8 +241,8 @@ class ParallelWrapper:
         at level INFO, else printed. The wrapper's `progress="none"` turns both off.
 
         Args:
-            train: a `Loader`; or a `Dataset`, `Shards`, or images (S, H, W, C) and labels (S,), shuffled anew in each
-                epoch.
+            train: a `Loader`; or a `Dataset`, `Shards`, or a pair of images (S, H, W, C) uint8 and labels (S,), as in
+                `fit((images, labels))`, shuffled anew in each epoch.
             epochs: how many more; 0 after `restore`, to end a fit whose last epoch was complete.
             batch_size: for a `train` or `evaluate_on` that is no `Loader`.
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
