@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from cupynet.nn.params import Buffer, Parameter, Params
 from cupynet.nn.types import Flat, Image, InputType
 
 PREDICTED_TOGETHER = 256  # images, by default: the memory they take is kept
+ROUNDED = 0.01  # of the largest value: half precision, bfloat16 and whoever resized images leave the range by less
 
 
 class Model:
@@ -102,12 +104,13 @@ class Model:
         """Probabilities of images: (N, H, W, C), or (N, H, W) where there is one channel -> (N, O), on the host.
 
         Args:
-            images: uint8, which are scaled as `pixels` says, or floating point as the network takes it. One image
-                without the axis N is a batch of one.
+            images: uint8, which are scaled as `pixels` says, or floating point as the network takes it: what pixels
+                are scaled to. One image without the axis N is a batch of one.
             batch_size: how many are computed together.
 
         Raises:
-            ConfigError: the images are not of this network's size, or whole numbers other than uint8.
+            ConfigError: the images are not of this network's size, whole numbers other than uint8, or floating point
+                that no pixel is scaled to.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         parts = []
@@ -137,7 +140,13 @@ class Model:
 
     def _images(self, images: Any) -> Any:
         """Images as an array (N, ...) of examples of this network, uint8 or floating point; else a ConfigError."""
-        images, shape = images if hasattr(images, "dtype") else np.asarray(images), self.input.shape
+        kind, shape = type(images).__name__, self.input.shape
+        try:
+            images = images if hasattr(images, "dtype") else np.asarray(images)
+        except (TypeError, ValueError, RuntimeError) as error:  # lists of unequal lengths, arrays of another library
+            raise ConfigError(f"images must be an array, got {kind} ({checks.one_line(error)})") from error
+        if images.ndim == 0:
+            raise ConfigError(f"images must be an array, got {kind}")
         if tuple(images.shape) in (shape, shape[:-1] if shape[-1] == 1 and len(shape) == 3 else shape):
             images = images[None]
         if images.shape[1:] == shape[:-1] and shape[-1] == 1 and len(shape) == 3:
@@ -146,7 +155,24 @@ class Model:
             raise ConfigError(f"images of shape {tuple(images.shape)}: this network takes N of {shape}")
         if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
             raise ConfigError(f"images of {images.dtype}: must be uint8, or floating point scaled to 0..1")
+        if images.dtype != np.uint8 and images.size:
+            self._check_range(float(images.min()), float(images.max()), images.dtype)
         return images
+
+    def _check_range(self, least: float, most: float, dtype: Any) -> None:
+        """Refuse floating point that is not finite, or that pixels are not scaled to. Flat examples are no pixels."""
+        if not (math.isfinite(least) and math.isfinite(most)):
+            raise ConfigError(f"images of {dtype} from {least:g} to {most:g}: must be finite")
+        if not isinstance(self.input, Image):
+            return
+        low = min(self.pixels.shift) + 0.0  # never -0
+        high = max(255 * scale + shift for scale, shift in zip(self.pixels.scale, self.pixels.shift, strict=True))
+        slack = ROUNDED * max(-low, high)
+        if least < low - slack or most > high + slack:
+            raise ConfigError(
+                f"images of {dtype} from {least:g} to {most:g}: must lie in {low:.4g}..{high:.4g}, as pixels are "
+                "scaled here, or be uint8, 0 to 255"
+            )
 
     def _scores(self, x: Array) -> tuple[Array, Array]:
         """Probabilities and raw outputs of one batch."""

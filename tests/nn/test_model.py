@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import PixelScale, create_backend
 from cupynet.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
@@ -158,7 +158,39 @@ def test_images_that_do_not_fit_are_refused() -> None:
         model.predict(np.zeros((2, 8, 9, 2), np.uint8))
     with pytest.raises(ConfigError, match="images of int64: must be uint8, or floating point scaled to 0..1"):
         model.predict(np.zeros((2, *SMALL.shape), np.int64))
+    for nothing, kind in (("a.png", "str"), (None, "NoneType"), ([[1], [1, 2]], "list")):
+        with pytest.raises(ConfigError, match=f"^images must be an array, got {kind}"):
+            model.predict(nothing)
     assert model.predict(np.zeros((0, *SMALL.shape), np.uint8)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("classified", [False, True])
+def test_fractions_that_no_pixel_is_scaled_to_are_refused(classified: bool) -> None:
+    """As `fit` refuses them: the answers would be sure, and mean nothing."""
+    model = small()
+    asked = model.classify if classified else model.predict
+    fractions = np.random.default_rng(0).random((2, *SMALL.shape), np.float32)
+    asked(fractions)
+    for wrong, said in (
+        (fractions * 255, r"images of float32 from .* to 25\d.*: must lie in 0..1, as pixels are scaled here, or be"),
+        (fractions * 2 - 1, "must lie in"),
+        (np.where(fractions > 0.9, np.nan, fractions), "images of float32 from nan to nan: must be finite"),
+        (np.where(fractions > 0.9, np.inf, fractions), "to inf: must be finite"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            asked(wrong)
+    assert asked(fractions[:0]) is not None
+    model.pixels = PixelScale.of([0.5, 0.25], [0.5, 0.25])
+    asked(np.stack([fractions[..., 0] * 2 - 1, fractions[..., 1] * 4 - 1], axis=-1))  # as the network takes it
+    with pytest.raises(ConfigError, match=r"must lie in -1\.\.3, as"):
+        asked(fractions * 255)
+
+
+def test_flat_examples_are_no_pixels() -> None:
+    model = Model(Sequential([Dense(3)]), Flat(4), create_backend("numpy"))
+    assert model.predict(np.array([[9.0, -700, 0, 1]])).shape == (1, 3)
+    with pytest.raises(ConfigError, match="must be finite"):
+        model.predict(np.array([[9.0, -np.inf, 0, 1]]))
 
 
 @every_backend
