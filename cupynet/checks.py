@@ -210,6 +210,11 @@ def one(noun: str) -> str:
     return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
+def counted(count: int, noun: str) -> str:
+    """How many there are: `1 image`, `2,000 images`, `3 classes`."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith(('s', 'ch')) else 's'}"
+
+
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     """A value as messages show it: on one line, shortened to `SHOWN` characters."""
     try:

@@ -7,6 +7,7 @@ of the run one of its checkpoints may be named.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -85,8 +86,10 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
     print(evaluation.stats(names))
     print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
     if trained.checkpoint is None and summary is not None and all(keys == ["trusted_modules"] for keys in changed):
-        same = (evaluation.accuracy, evaluation.loss) == (summary.test_accuracy, summary.test_loss)
-        print("the same as in summary.json" if same else f"summary.json says {summary.test_accuracy}")
+        loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # as JSON has it
+        same = (evaluation.accuracy, loss) == (summary.test_accuracy, summary.test_loss)
+        says = "has no result: the run was not evaluated" if summary.test_accuracy is None else None
+        print("the same as in summary.json" if same else f"summary.json {says or f'says {summary.test_accuracy}'}")
 
 
 def without_training(settings: Settings) -> Settings:

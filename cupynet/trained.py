@@ -6,6 +6,7 @@ names only classes of cupynet are built, and those of modules that the caller tr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +75,8 @@ class Trained:
         except (OSError, ValueError):  # a name that no file can have
             there = False
         if not there:
-            raise ConfigError(f"{checks.one_line(self.path)}: there is no such folder: name a run's, under outputs/")
+            why = "is no folder" if os.path.exists(self.path) else "there is no such folder"
+            raise ConfigError(f"{checks.one_line(self.path)}: {why}: name a run's, under outputs/")
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not self.run.summary_path.is_file():
@@ -171,4 +173,6 @@ class Trained:
         if scales not in ((1, 1), (channels, channels)):
             raise DataError(f"{self.path}: normalises {scales[0]} channels, and images have {channels}")
         if model.class_names and len(model.class_names) != classes:
-            raise DataError(f"{self.path}: names {len(model.class_names)} classes, and its network has {classes}")
+            raise DataError(
+                f"{self.path}: names {checks.counted(len(model.class_names), 'class')}, and its network has {classes}"
+            )

@@ -578,6 +578,14 @@ def test_nothing_else_at_the_top() -> None:
     assert strangers(listing.splitlines()) == []
 
 
+def test_what_loggers_keep_here_is_no_change() -> None:
+    kept = ["mlflow.db", "mlflow.db-journal", "mlruns/0/meta.yaml", "mlartifacts/1/a", "wandb/run/files/config.yaml"]
+    asked = ["git", "check-ignore", "--no-index", *kept]
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    assert subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.splitlines() == kept
+
+
 def test_strangers_are_seen() -> None:
     assert strangers(["notes.txt", "src/x.py", ".ci/run", "Makefile", "outputs/records/a.json", "outputs/2026/x"]) == [
         "notes.txt",

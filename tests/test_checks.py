@@ -291,6 +291,12 @@ def test_values_in_messages() -> None:
     assert refusal(checks.one_of, "dtype", "x" * 9999, ["half"]) == f"dtype={'x' * 80}...: must be one of half"
 
 
+def test_one_is_no_plural() -> None:
+    found = [checks.counted(count, noun) for count in (0, 1, 2000) for noun in ("image", "class", "batch")]
+    assert found[:3] == ["0 images", "0 classes", "0 batches"] and found[3:6] == ["1 image", "1 class", "1 batch"]
+    assert found[6:] == ["2,000 images", "2,000 classes", "2,000 batches"]
+
+
 def test_lists_in_words() -> None:
     assert checks.listed(["half"]) == "half"
     assert checks.listed(["half", "float"]) == "half or float"

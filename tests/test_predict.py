@@ -277,18 +277,20 @@ def test_the_command(finished: Path, digits: Any, tmp_path: Path) -> None:
     [
         ([], 2, "the following arguments are required: run, picture"),
         (["nobody", "a.png"], 2, "nobody: there is no such folder"),
+        (["a.png", "a.png"], 2, "a.png: is no folder: name a run's, under outputs/"),
         ([".", "a.png"], 2, ".: is not a finished run, it has no summary.json: name a folder under outputs/"),
         (["RUN", "a.png", "--top", "0"], 2, "--top=0: must be an integer of at least 1"),
         (["RUN", "a.png", "--invert", "maybe"], 2, "argument --invert: invalid choice: 'maybe'"),
         (["RUN", "empty"], 65, "empty: has no pictures (.png, .jpg, .jpeg)"),
     ],
-    ids=["nothing", "nobody", "no run", "top", "invert", "empty folder"],
+    ids=["nothing", "nobody", "a file", "no run", "top", "invert", "empty folder"],
 )
 def test_the_command_refuses(
     arguments: list[str], code: int, expected: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     (tmp_path / "empty").mkdir()
+    (tmp_path / "a.png").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["predict", *(str(finished) if each == "RUN" else each for each in arguments)])
     with pytest.raises(SystemExit) as left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,10 +240,26 @@ def test_evaluate_prints_json_and_takes_checkpoints(finished, monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"test_accuracy": None, "test_loss": None}, "has no result: the run was not evaluated"),
+        ({"test_accuracy": 0.5}, "says 0.5"),
+    ],
+)
+def test_evaluate_says_what_it_is_compared_with(changed, said, finished, tmp_path, monkeypatch, capsys):
+    copy = Path(shutil.copytree(finished[0], tmp_path / "copy"))
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps(summary | changed))
+    code, out, _ = evaluated(monkeypatch, capsys, copy)
+    assert code == 0 and out.splitlines()[-1] == f"summary.json {said}"
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ([], "the folder of a run is missing: python -m cupynet.evaluate --help shows what it takes"),
         (["nobody"], "nobody: there is no such folder: name a run's, under outputs/"),
+        ([__file__], f"{__file__}: is no folder: name a run's, under outputs/"),
         (["RUN", "workrs=1"], "did you mean 'workers'?"),
         (["RUN", "--jsn"], "unrecognized arguments: --jsn"),
         (["RUN", "json"], "json: is not written as key=value"),
@@ -251,7 +268,7 @@ def test_evaluate_prints_json_and_takes_checkpoints(finished, monkeypatch, capsy
             "weight 'dense1.weight' has shape (800, 500), this network needs (800, 7)",
         ),
     ],
-    ids=["nothing", "nobody", "setting", "option", "no setting", "another network"],
+    ids=["nothing", "nobody", "a file", "setting", "option", "no setting", "another network"],
 )
 def test_evaluate_refuses_wrong_arguments(arguments, expected, finished, monkeypatch, capsys):
     given = [finished[0] if each == "RUN" else each for each in arguments]

@@ -146,7 +146,7 @@ SPOILT = {
         DataError,
         "what it says of its images cannot",
     ),
-    "names": (lambda run: rewritten(run, class_names=["cat"]), DataError, "names 1 classes, and its network has 10"),
+    "names": (lambda run: rewritten(run, class_names=["cat"]), DataError, "names 1 class, and its network has 10"),
     "trust": (
         lambda run: (run / ".hydra" / "config.yaml").write_text(
             (run / ".hydra" / "config.yaml").read_text().replace("cupynet.nn.Dense", "mine.Dense")

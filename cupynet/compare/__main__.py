@@ -68,6 +68,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     asked = (
         None if arguments.columns is None else chosen(table, [name for name in arguments.columns.split(",") if name])
     )
+    page = _write_page(arguments, comparison, groups)  # before anything else: it may be refused
     if arguments.csv is not None:
         write_whole(arguments.csv, as_csv([column for column in table if column.key != "accuracy_range"]).encode())
     text, notes = answer(comparison)
@@ -84,7 +85,8 @@ def _compare(arguments: argparse.Namespace) -> None:
         print(as_markdown(asked or [column for column in table if column.key != "folder"]), text, *notes, sep="\n")
     else:
         _print(comparison, groups, table, asked, [text, *notes])
-    _write_page(arguments, comparison, groups, quiet=arguments.json or arguments.markdown)
+    if page is not None and not (arguments.json or arguments.markdown):
+        print(f"\n{page}")
 
 
 def _print(
@@ -120,7 +122,7 @@ def _first(column: Column, count: int) -> Column:
     return Column(column.key, column.title, column.cells[:count], column.values[:count], column.right, column.weight)
 
 
-def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: Sequence[Group], *, quiet: bool) -> None:
+def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: Sequence[Group]) -> Path | None:
     """The page where it was asked for; else in the folder of a sweep that was named alone, if that can be written."""
     from cupynet.compare.page import whole
 
@@ -129,16 +131,15 @@ def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: S
     else:
         path = Path(arguments.folders[0]) / PAGE
         if arguments.no_html or len(arguments.folders) > 1 or not path.parent.is_dir() or is_run(path.parent):
-            return
+            return None
     try:
         write_whole(path, whole(comparison, groups, path.parent).encode())
     except OutputError as error:
         if arguments.html is not None:
             raise
         say_error(f"warning: {error}")
-        return
-    if not quiet:
-        print(f"\n{path}")
+        return None
+    return path
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cupynet.checks import percent
+from cupynet.checks import counted, percent
 from cupynet.compare.found import Found
 from cupynet.compare.groups import Comparison, Figure, Group, summary_of
 
@@ -88,7 +88,7 @@ def _chance(comparison: Comparison, chosen: Group, judged: Sequence[Group]) -> l
         if rivals:
             said.append(
                 f"One seed each is too little to tell it from {len(rivals)} other{'s' * (len(rivals) > 1)}: on "
-                f"{images:,} images, differences below {points:.2g} points are chance; repeat with seed=1,2,3."
+                f"{counted(images, 'image')}, differences below {points:.2g} points are chance; repeat with seed=1,2,3."
             )
     elif min(seeds) > 1 and chosen.accuracy is not None:
         low = chosen.accuracy.low

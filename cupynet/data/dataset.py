@@ -86,7 +86,9 @@ class Dataset:
             raise ConfigError(f"{where}: labels must be ({len(images)},), one per image, got {labels.shape}")
         if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             found = f"{labels.min()} .. {labels.max()}"
-            raise ConfigError(f"{where}: labels must lie in 0 .. {classes - 1} for {classes} classes, got {found}")
+            raise ConfigError(
+                f"{where}: labels must lie in 0 .. {classes - 1} for {checks.counted(classes, 'class')}, got {found}"
+            )
         for field, value in (("images", images), ("labels", labels), ("classes", classes)):
             object.__setattr__(self, field, value)
 

@@ -156,7 +156,7 @@ class OwnData(Source):
             many = "" if least < 0 else f", or say how many: {checks.setting('data', 'classes')}"
             raise DataError(
                 f"{self._place('train', 'labels')}: expected classes numbered 0, 1, 2, ..., found labels {least} .. "
-                f"{most} of {len(labels)} images: number them so{many}"
+                f"{most} of {checks.counted(len(labels), 'image')}: number them so{many}"
             )
         return most + 1
 

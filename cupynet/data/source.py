@@ -46,8 +46,8 @@ class Data:
                 continue
             found = dataset.image_shape
             if found != tuple(image_shape) or dataset.classes != classes:
-                promised = f"images of {_by(image_shape)} in {classes} classes"
-                loaded = f"images of {_by(found)} in {dataset.classes} classes"
+                promised = f"images of {_by(image_shape)} in {checks.counted(classes, 'class')}"
+                loaded = f"images of {_by(found)} in {checks.counted(dataset.classes, 'class')}"
                 raise DataError(
                     f"data {self.name!r}: its source promised {promised}, but {dataset.name!r} has {loaded}"
                 )
@@ -174,7 +174,7 @@ class Source(ABC):
     def _check_validation(self, available: int, name: str) -> None:
         """Raises ConfigError if nothing would be left to train on."""
         if self.validation >= available:
-            what = f"the {available} training images of {name!r}"
+            what = f"the {checks.counted(available, 'training image')} of {name!r}"
             raise ConfigError(f"validation={self.validation}: must be below {what}, which it is taken from")
 
     def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:

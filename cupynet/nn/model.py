@@ -339,5 +339,6 @@ def check_output(network: Layer, classes: int) -> None:
     output, name = network.output, network.ending().path or "network"
     if not isinstance(output, Flat) or output.features != classes:
         raise ConfigError(
-            f"layer '{name}' gives {output}, but the data has {classes} classes: end in Dense(units={classes})"
+            f"layer '{name}' gives {output}, but the data has {checks.counted(classes, 'class')}: end in "
+            f"Dense(units={classes})"
         )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cupynet import terminal
-from cupynet.checks import amount, one_line, one_of, percent
+from cupynet.checks import amount, counted, one_line, one_of, percent
 from cupynet.runs import Run, Summary
 from cupynet.terminal import near, wrapped
 from cupynet.training.bar import Bar, figure
@@ -30,7 +30,7 @@ WIDTH = 65  # characters in a row of the table, beside its name, on a terminal o
 
 def describe(record: EpochRecord, epochs: int) -> str:
     """An epoch in one line. epochs: with which one the fit ends."""
-    text = f"epoch {record.epoch}/{epochs}: {record.samples:,} images in {record.train_s:.1f} s"
+    text = f"epoch {record.epoch}/{epochs}: {counted(record.samples, 'image')} in {record.train_s:.1f} s"
     text += f" ({record.images_per_s:,.0f}/s)"
     if not math.isnan(record.loss):
         text += f", training loss {figure(record.loss)}"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cupynet.checks import integer
+from cupynet.checks import counted, integer
 from cupynet.errors import ConfigError, DataError
 
 # Larger losses count as infinite, so that the sum of 10^8 finite ones is still a finite float64.
@@ -123,8 +123,8 @@ class Evaluation:
         n = len(target) if target.ndim == 1 else -1
         if score.shape != (n, self.classes) or loss.shape != (n,):
             raise ConfigError(
-                f"Evaluation of {self.classes} classes needs scores (N, {self.classes}), targets (N,) and losses (N,), "
-                f"got {score.shape}, {target.shape} and {loss.shape}"
+                f"Evaluation of {counted(self.classes, 'class')} needs scores (N, {self.classes}), targets (N,) and "
+                f"losses (N,), got {score.shape}, {target.shape} and {loss.shape}"
             )
         if n and not np.issubdtype(target.dtype, np.integer):
             raise ConfigError(
@@ -140,7 +140,7 @@ class Evaluation:
         """Add the samples of `other`; exact, so the order of merges changes no bit."""
         if (other.classes, other.top_n) != (self.classes, self.top_n):
             raise ConfigError(
-                f"cannot merge an Evaluation of {other.classes} classes (top {other.top_n}) "
+                f"cannot merge an Evaluation of {counted(other.classes, 'class')} (top {other.top_n}) "
                 f"into one of {self.classes} (top {self.top_n}): make both alike"
             )
         self.confusion += other.confusion
@@ -259,7 +259,7 @@ class Evaluation:
     def _summary(self, rows: list[dict[str, Any]]) -> list[str]:
         def line(label: str, value: float, figure: str = "") -> str:
             out = sum(math.isnan(row[figure]) for row in rows) if figure else 0
-            note = f"   ({_count(out)} excluded from average)" if out else ""
+            note = f"   ({counted(out, 'class')} excluded from average)" if out else ""
             return f" {label + ':':<17}{value:.4f}{note}"
 
         top_n = [line(f"Top {self.top_n} Accuracy", self.top_n_accuracy)] if 1 < self.top_n < self.classes else []
@@ -273,7 +273,7 @@ class Evaluation:
             line("Precision", self.precision, "precision"),
             line("Recall", self.recall, "recall"),
             line("F1 Score", self.f1, "f1"),
-            f"Precision, recall & F1: macro-averaged (equally weighted avg. of {self.classes} classes)",
+            f"Precision, recall & F1: macro-averaged (equally weighted avg. of {counted(self.classes, 'class')})",
         ]
 
     def _matrix(self, names: Sequence[str]) -> list[str]:
@@ -304,10 +304,6 @@ def _title(text: str) -> str:
     return f"{text:=^66}"
 
 
-def _count(classes: int) -> str:
-    return f"{classes} class" if classes == 1 else f"{classes} classes"
-
-
 def _warnings(rows: list[dict[str, Any]], evaluation: Evaluation) -> list[str]:
     """What a reader of the averages must know: classes they leave out, and samples whose scores were NaN."""
     lines: list[str] = []
@@ -321,7 +317,9 @@ def _warnings(rows: list[dict[str, Any]], evaluation: Evaluation) -> list[str]:
         if found:
             verb = "was" if len(found) == 1 else "were"
             names = ", ".join(map(str, found))
-            lines.append(f"Warning: {_count(len(found))} {verb} {cause}, excluded from average {average}: {names}")
+            lines.append(
+                f"Warning: {counted(len(found), 'class')} {verb} {cause}, excluded from average {average}: {names}"
+            )
     undecided = int(evaluation.undecided.sum())
     if undecided:
         lines.append(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cupynet.checks import integer, one_of, setting
+from cupynet.checks import counted, integer, one_of, setting
 from cupynet.data import Batch
 from cupynet.errors import DivergedError
 from cupynet.nn import Context, Layer, Sequential
@@ -156,7 +156,7 @@ class NonFinite(Callback):
         self._found = batch.epoch, batch.index
         lost = self.action == "skip" and not _weights_are_finite(trainer)
         if lost or (self.action == "skip" and self._count >= self.most_skipped):
-            often = "" if lost else f"; {self.most_skipped} batches of this worker were left out before"
+            often = "" if lost else f"; {counted(self.most_skipped, 'batch')} of this worker left out before"
             raise DivergedError((self._text or "another stage of the replica is not finite") + often + WAYS_OUT)
         if self._text:
             log.warning("%s; the batch is left out", self._text)

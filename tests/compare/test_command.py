@@ -103,6 +103,7 @@ def test_other_forms(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["sweep", "--sort", "workrs"], 2, "--sort workrs: there is no such column; did you mean 'workers'?"),
         (["sweep", "--csv", "none/runs.csv"], 74, "none/runs.csv: cannot be written (No such file or directory)"),
         (["sweep", "--html", "none/page.html"], 74, "none/page.html: cannot be written (No such file or directory)"),
+        (["sweep", "--csv", "runs.csv", "--html", "none/page.html"], 74, "none/page.html: cannot be written (No such"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
@@ -113,8 +114,14 @@ def test_what_cannot_be_done_is_said_in_a_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty" / "nothing").mkdir(parents=True)
     (tmp_path / "file").write_text("{}")
-    left, _, err = here(*arguments, monkeypatch=monkeypatch, capsys=capsys)
-    assert left == code and err.startswith(f"cupynet: {said}") and err.count("\n") == 1
+    left, out, err = here(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+    assert (
+        left == code
+        and out == ""
+        and not Path("runs.csv").exists()
+        and err.startswith(f"cupynet: {said}")
+        and err.count("\n") == 1
+    )
 
 
 def test_an_unknown_column_is_answered_with_each_name_once(

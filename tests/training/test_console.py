@@ -203,7 +203,7 @@ def test_a_loss_has_four_digits(value, text, capsys):
     evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([value]))
     spent = Spent([1.0], [1.0], [0.0], [0.0], [0.0], [1], [0])
     record = EpochRecord(1, 1, 1, 1.0, "test", evaluation, spent, 0, value, [value], 0.01)
-    line = f"epoch 1/2: 1 images in 1.0 s (1/s), training loss {text}, learning rate 0.01"
+    line = f"epoch 1/2: 1 image in 1.0 s (1/s), training loss {text}, learning rate 0.01"
     assert describe(record, 2) == f"{line}, test accuracy 100.00 %, loss {text}"
     bare = replace(record, evaluation=None, loss=math.nan)
-    assert describe(bare, 2) == "epoch 1/2: 1 images in 1.0 s (1/s), learning rate 0.01"
+    assert describe(bare, 2) == "epoch 1/2: 1 image in 1.0 s (1/s), learning rate 0.01"

@@ -190,6 +190,10 @@ def test_stats_say_what_the_averages_leave_out() -> None:
     assert "excluded" not in small().stats()
 
 
+def test_one_class_is_no_classes() -> None:
+    assert "(equally weighted avg. of 1 class)" in Evaluation(1).stats()
+
+
 def test_top_n_is_reported_only_where_it_says_something() -> None:
     for top_n, shown in ((1, False), (2, True), (3, False), (4, False)):
         assert (f"Top {top_n} Accuracy:" in Evaluation(3, top_n).stats()) is shown
