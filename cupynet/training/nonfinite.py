@@ -1,7 +1,8 @@
 """A loss or a gradient that is not finite: found in the round in which it arises, and what is done about it.
 
 It never moves a weight and is never averaged into other replicas. Each worker looks at its own batch before anything of
-it is used: at the loss, and at the squared length of the gradient, one pass over it.
+it is used: at the loss, and at the squared length of the gradient, one pass over it. (Over 300 lines: what is found,
+what is done about it, and the words for both.)
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class NonFinite(Callback):
     - `rollback` lets all workers go back to a state of the same epoch that they kept in memory, and leave the batch out
       when they come to it again; three times in a fit at most. (Not so where only an average brings it to light.)
 
-    Weights that are not finite themselves are not mended by leaving a batch out: `skip` ends the fit then.
+    Weights that are not finite themselves are not mended by leaving a batch out: `skip` ends the fit then. So it does
+    after an epoch of whose images more than half were left out: that is no training any more.
 
     Args:
         action: `stop`, `skip` or `rollback`.
@@ -100,6 +102,7 @@ class NonFinite(Callback):
             self._keep(trainer)
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        self._check_share(trainer, record)
         self._keep(trainer)  # nobody goes back behind an evaluation: what others made of it stands
 
     def on_fit_end(self, trainer: TrainerView) -> None:
@@ -108,6 +111,18 @@ class NonFinite(Callback):
             own = np.array(self._skipped, np.int64).reshape(-1)  # over what is known of it: each counts once
             all_of_them = np.concatenate(trainer.world.all_gather_ragged(own)).reshape(-1, 2)
             self.left_out = len(np.unique(all_of_them, axis=0))
+
+    def _check_share(self, trainer: TrainerView, record: EpochRecord) -> None:
+        """Whether more than half of the epoch's images were trained on, by what all workers know of each other.
+
+        DivergedError: on the workers that have left some out.
+        """
+        if self.action == "skip" and any(epoch == record.epoch - 1 for epoch, _ in self._skipped):
+            stages = trainer.world.size // trainer.replicas.size
+            left_out = record.samples - sum(record.spent.samples) // stages
+            if left_out > record.samples / 2:
+                images = f"{left_out:,} of the {counted(record.samples, 'image')} of epoch {record.epoch}"
+                raise DivergedError(f"{images} were left out, for what is not finite{WAYS_OUT}")
 
     def state(self) -> dict[str, Any]:
         return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2), "backs": self._backs}

@@ -206,6 +206,23 @@ def test_too_many_are_too_many():
     assert trainer.epoch == 2
 
 
+@pytest.mark.parametrize(("workers", "stages"), [(1, 1), (3, 1), (2, 2)])
+def test_an_epoch_of_which_more_than_half_is_left_out_is_no_training(workers, stages):
+    """25 batches, in order: 48 of the 97 images are left out first, then 52."""
+    options = {"pipeline": None if stages == 1 else Pipeline(stages, 2), "timeout_s": 20}
+    loader = Loader(DATA, 4, shuffle=False)
+    with ParallelWrapper(network(Poisoned(*range(48))), workers, 2, callbacks=[NonFinite("skip")], **options) as fine:
+        fine.fit(loader, 2)
+    seen = Seen()
+    callbacks = [seen, NonFinite("skip")]
+    with (
+        ParallelWrapper(network(Poisoned(*range(52))), workers, 2, callbacks=callbacks, **options) as wrapper,
+        pytest.raises(DivergedError, match=r"^52 of the 97 images of epoch 1 were left out, for what is not finite: l"),
+    ):
+        wrapper.fit(loader, 2)
+    assert len(seen.iterations) == -(-25 // workers)  # at its end
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_skip_in_a_pipeline_and_alone(workers, stages):
