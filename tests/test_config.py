@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -434,7 +435,29 @@ def test_run_folder_that_cannot_be_made(command: Command, in_folder: Path, capsy
     (in_folder / "outputs").write_text("a file")
     assert command()[0] == 74
     err = capsys.readouterr().err
-    assert err.startswith("cupynet: the run's folder cannot be written: ") and err.count("\n") == 1
+    folder = err.removeprefix("cupynet: the run's folder cannot be written: ").removesuffix(": Not a directory\n")
+    assert folder.startswith("outputs/") and "\n" not in folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [(["hydra.run.dir=here"], "here"), (["-m", "seed=1", "hydra.sweep.dir=all"], "all")],
+)
+def test_a_full_disk_is_told_with_the_folder(
+    arguments: list[str],
+    folder: str,
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # of a file that is written: Python names none
+
+    monkeypatch.setattr("hydra.core.utils._save_config", full)
+    assert command(*arguments) == (74, [])
+    assert capsys.readouterr().err == (
+        f"cupynet: the run's folder cannot be written: {folder}: No space left on device\n"
+    )
 
 
 # --- sweeps

@@ -179,7 +179,7 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
         # jobs hand their errors to the door: an OSError out here met Hydra at the folder or the log of a run
         failure = error.__cause__ if isinstance(error.__cause__, OSError) else error
         if isinstance(failure, OSError) and not isinstance(failure, HydraException):
-            return door.tell(OutputError(f"the run's folder cannot be written: {failure}"))
+            return door.tell(OutputError(explain(failure, overrides)))
         return door.tell(ConfigError(explain(error, overrides, door.schema)))
     except BaseException as error:
         marked = hasattr(error, "problem_mark")  # YAML's own error, which says in which file and line

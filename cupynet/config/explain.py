@@ -10,8 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -66,6 +68,9 @@ def explain(error: BaseException, overrides: Sequence[str], schema: type[Setting
         if error.options is None or not group:
             return one_line(str(error).partition("\n")[0])
         return f"{group}={name}: there is no '{name}' in conf/{group}{nearest(name, error.options)}"
+    if isinstance(error, OSError):  # met by Hydra at the folder or the log of a run
+        path = error.filename or _folder()
+        return f"the run's folder cannot be written: {path}{path and ': '}{error.strerror or one_line(error)}"
     text = one_line(error)
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
@@ -73,6 +78,14 @@ def explain(error: BaseException, overrides: Sequence[str], schema: type[Setting
         line = _keyed(cause, str(cause.full_key), () if file else overrides, schema)
         return f"{file['file']}: {line}" if file else line
     return _worded(text, overrides) or text
+
+
+def _folder() -> str:
+    """The folder of the run, or of the sweep, that Hydra is at; "" where there is none yet."""
+    if not HydraConfig.initialized():
+        return ""
+    now = HydraConfig.get()
+    return str(now.sweep.dir if now.mode == RunMode.MULTIRUN else now.run.dir)
 
 
 def _worded(text: str, overrides: Sequence[str]) -> str:
