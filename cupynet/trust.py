@@ -93,10 +93,13 @@ def check_hydra(hydra: Mapping[str, Any], typed: Collection[str], plugins: Colle
 
 
 def check_folder(key: str, folder: Any, typed: Collection[str]) -> None:
-    """Refuse a folder that a file names and that does not lie below the one where the command was started. ConfigError.
+    """Refuse a folder without a name: an unset variable of the shell would write into the one where the command was
+    started. And one that a file names and that does not lie below that. ConfigError.
 
     folder: as it was written, or resolved.
     """
+    if isinstance(folder, str) and not folder.strip():
+        raise ConfigError(f"{key}={one_line(folder)}: must be the name of a folder")
     path = PurePath(str(folder))
     if (".." in path.parts or path.is_absolute() or str(folder).startswith("~")) and not by_hand(key, typed):
         raise ConfigError(

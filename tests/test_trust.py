@@ -239,6 +239,22 @@ def test_who_types_may_name_any_folder(command: Command, in_folder: Path) -> Non
     assert command("-m", f"hydra.sweep.dir={elsewhere}/c", "hydra.sweep.subdir=../d", "seed=1")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["hydra.run.dir="], "hydra.run.dir"),  # of an unset variable
+        (["hydra.run.dir='  '"], "hydra.run.dir"),
+        (["hydra.run.dir=${oc.env:UNSET}"], "hydra.run.dir"),
+        (["-m", "seed=1,2", "hydra.sweep.dir="], "hydra.sweep.dir"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=${oc.env:UNSET}"], "hydra.sweep.dir"),
+        (["-m", "seed=1,2", "hydra.sweep.subdir="], "hydra.sweep.subdir"),
+    ],
+)
+def test_a_folder_has_a_name(arguments: list[str], key: str, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNSET", "")
+    refused(f"cupynet: {key}=: must be the name of a folder\n", *arguments)
+
+
 # what a run has stored ------------------------------------------------------------------------------------------------
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -281,7 +281,10 @@ class Gate(Callback):
         if _door is not None and _door.started is not None:
             raise _Leave(ConfigError("-m: a sweep is not run under mpiexec: start mpiexec once for each of its jobs"))
         typed = () if _door is None else _door.typed
-        trust.check_folder("hydra.sweep.dir", OmegaConf.select(config, "hydra.sweep.dir"), typed)
+        try:
+            trust.check_folder("hydra.sweep.dir", OmegaConf.select(config, "hydra.sweep.dir"), typed)
+        except ConfigError as error:
+            raise _Leave(error) from error
         if config.hydra.sweeper.get("_target_") != f"{BasicSweeper.__module__}.{BasicSweeper.__name__}":
             return None  # another sweeper chooses its jobs on the way
         asked, schema = asked_in(config), _door.schema if _door is not None else Settings
