@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 from cupynet.backend import Backend, Shared, blas, check_on_device, create_backend, memory
 from cupynet.backend.array import Array
 from cupynet.checkpoints import Checkpoints
-from cupynet.checks import instance, integer, one_of, shown
+from cupynet.checks import flag, instance, integer, one_of, shown
 from cupynet.columns import Columns
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError, CupynetError, DivergedError
@@ -142,7 +142,7 @@ class ParallelWrapper:
         self.optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
         instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")
         if synchronizer is None:
-            score = report_score_after_averaging
+            score = flag("report_score_after_averaging", report_score_after_averaging)  # by the name it has here
             synchronizer = ParameterAveraging(
                 averaging_frequency, average_updaters=average_updaters, report_score=score
             )

@@ -115,6 +115,7 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch)
     [
         ({"workers": 0}, "workers=0: must be an integer of at least 1"),
         ({"averaging_frequency": 0}, "averaging_frequency=0: must be an integer of at least 1, epoch or end"),
+        ({"report_score_after_averaging": 1}, "^report_score_after_averaging=1: must be true or false$"),
         ({"prefetch_buffer": -1}, "prefetch_buffer=-1: must be an integer of at least 0"),
         ({"devices": [0, 1]}, "devices=\\[0, 1\\]: backend numpy runs on the CPU and has none"),
         ({"report_every": -1}, "report_every=-1: must be an integer of at least 0"),
