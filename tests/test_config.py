@@ -333,15 +333,30 @@ def test_priorities_of_the_environment(
 ) -> None:
     monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
     assert command("backend=numpy")[1][0].backend.priority == PrioritySettings(gpu=100, cpu=200)
+    for unset in ("", " "):  # as a script leaves it
+        monkeypatch.setenv("BACKEND_PRIORITY_GPU", unset)
+        assert command("backend=numpy")[1][0].backend.priority == PrioritySettings(gpu=100, cpu=200)
+    capsys.readouterr()
     started = len(list(in_folder.glob("outputs/20*/*")))
-    for value in ("high", "1.5", "", "[1"):
+    for value in ("abc", "1.5", "[1", "${oc.env:HOME}"):
         monkeypatch.setenv("BACKEND_PRIORITY_GPU", value)
-        assert command()[0] == 2
-        err = capsys.readouterr().err
-        assert (
-            err.count("\n") == 1 and err.startswith("cupynet: backend.priority.gpu") and "BACKEND_PRIORITY_GPU" in err
-        )
+        for question in ([], ["-m", "seed=1,2"], ["--cfg", "job", "--resolve"]):
+            assert command(*question) == (2, [])
+            line = f"BACKEND_PRIORITY_GPU={value}: must be an integer, or unset for 100"
+            assert capsys.readouterr().err == f"cupynet: {'job 0: ' * ('-m' in question)}{line}{more(question)}\n"
     assert len(list(in_folder.glob("outputs/20*/*"))) == started
+    monkeypatch.delenv("BACKEND_PRIORITY_GPU")
+    for value, means in (("", True), ("False", False), ("true", True)):
+        monkeypatch.setenv("CUPYNET_REPORT", value)
+        assert command()[1][0].callbacks["report"]["enabled"] is means
+    monkeypatch.setenv("CUPYNET_REPORT", "no")
+    assert command() == (2, [])
+    assert capsys.readouterr().err == "cupynet: CUPYNET_REPORT=no: must be true or false, or unset for true\n"
+
+
+def more(arguments: list[str]) -> str:
+    """What is said of the second job of a sweep, where both are refused."""
+    return " (1 more of 2 jobs is refused too)" if "-m" in arguments else ""
 
 
 def test_check_refuses_before_a_folder_exists(

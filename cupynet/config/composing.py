@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet import trust
+from cupynet.checks import refusal, shown, written
 from cupynet.config.explain import explain
 from cupynet.errors import ConfigError
 from cupynet.parts import for_chosen_classes
@@ -62,6 +65,25 @@ def register(schema: type[Settings]) -> None:
 
 
 register(Settings)
+
+
+def of_environment(name: str, default: bool | int) -> bool | int:
+    """What the environment says, of the type of `default`, which counts where it says nothing. ConfigError."""
+    text = os.environ.get(name, "").strip()
+    if not text:  # as scripts leave a variable that they have no value for
+        return default
+    found: bool | int | None
+    if isinstance(default, bool):
+        found = {"true": True, "false": False}.get(text.lower())
+    else:
+        found = int(text) if re.fullmatch(r"[+-]?[0-9]{1,30}", text) else None
+    if found is None:
+        what = "true or false" if isinstance(default, bool) else "an integer"
+        raise refusal(name, shown(text, str), f"must be {what}, or unset for {written(default)}")
+    return found
+
+
+OmegaConf.register_new_resolver("cupynet.env", of_environment, replace=True)
 
 
 def conf_folder() -> Path:

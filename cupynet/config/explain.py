@@ -7,7 +7,7 @@ put into words is recognized by `WORDS`. Nothing here decides what is wrong: an 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -28,6 +28,7 @@ from omegaconf.errors import (
 )
 
 from cupynet.checks import guess, listed, nearest, one_line
+from cupynet.errors import ConfigError
 from cupynet.settings import Settings, refused, rules
 
 GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
@@ -71,6 +72,9 @@ def explain(error: BaseException, overrides: Sequence[str], schema: type[Setting
     if isinstance(error, OSError):  # met by Hydra at the folder or the log of a run
         path = error.filename or _folder()
         return f"the run's folder cannot be written: {path}{path and ': '}{error.strerror or one_line(error)}"
+    ours = next((each for each in _causes(error) if isinstance(each, ConfigError)), None)
+    if ours is not None:  # raised where a reference was resolved
+        return one_line(ours)
     text = one_line(error)
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
@@ -141,10 +145,17 @@ def _value(override: str, key: str) -> Any:
         return text
 
 
-def _refers_to_nothing(error: BaseException | None) -> bool:
+def _refers_to_nothing(error: BaseException) -> bool:
     """Whether an interpolation names what is not there, or something inside what was made null (a type error)."""
     kinds = (InterpolationKeyError, InterpolationToMissingValueError, ConfigTypeError)
-    return error is not None and (isinstance(error, kinds) or _refers_to_nothing(error.__cause__ or error.__context__))
+    return any(isinstance(each, kinds) for each in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what it came of, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> str:
