@@ -21,7 +21,7 @@ from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_batches, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
-from cupynet.parts import build_as
+from cupynet.parts import build_as, named, under
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
@@ -71,7 +71,7 @@ class Experiment:
             )
         self.loss = self._part("loss", settings.loss, Loss)
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
-        self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
+        self.synchronizer = self._synchronizer()
         self.network = self._part("model", settings.model, Layer)
         self.callbacks = [
             self._part(f"callbacks.{name}", part, Callback)
@@ -87,7 +87,7 @@ class Experiment:
         try:
             self.synchronizer.check(self.placement.workers, self.placement.stages)
         except ConfigError as error:
-            raise ConfigError(f"parallel.synchronizer: {error}") from error
+            raise ConfigError(under("parallel.synchronizer", settings.parallel.synchronizer, error)) from error
         self._check_devices()
         self._check_validation()
         self._tight = ""  # where memory may not do
@@ -101,7 +101,7 @@ class Experiment:
             try:
                 check()
             except ConfigError as error:
-                raise ConfigError(f"{key}: {error}") from error
+                raise ConfigError(under(key, getattr(self.settings, key), error)) from error
 
     def _check_accumulate(self, network: Layer) -> None:
         """Refuse to cut batches where that is another's business, or cannot be. ConfigError."""
@@ -145,6 +145,14 @@ class Experiment:
         if pipeline.count is None:
             pipeline.stages = stages
         return pipeline
+
+    def _synchronizer(self) -> Synchronizer:
+        """The part of that name, whose arguments refer to the settings beside it: these are what is refused."""
+        parallel = self.settings.parallel
+        try:
+            return self._part("parallel.synchronizer", parallel.synchronizer, Synchronizer)
+        except ConfigError as error:
+            raise ConfigError(named("parallel", vars(parallel), str(error.__cause__)) or str(error)) from error
 
     def _check_validation(self) -> None:
         """Refuse what chooses between epochs where none is evaluated on images kept out of training."""
@@ -193,7 +201,7 @@ class Experiment:
             try:
                 stages, most = self.pipeline.count, self.pipeline.most(network)
             except ConfigError as error:
-                raise ConfigError(f"parallel.pipeline: {error}") from error
+                raise ConfigError(under("parallel.pipeline", self.settings.parallel.pipeline, error)) from error
         settings = self.settings
         return Placement.of(
             self.backend_name,
@@ -268,7 +276,7 @@ class Experiment:
         try:
             self.source.check_workers(self.placement.workers)
         except ConfigError as error:
-            raise ConfigError(f"data: {error}") from error
+            raise ConfigError(under("data", self.settings.data, error)) from error
 
     def check_memory(self) -> None:
         """Refuse what this machine's memory, or the devices', cannot hold; all ranks alike. ConfigError."""

@@ -7,6 +7,7 @@ module: a definition cannot be borrowed, as a dotted path can (`cupynet.train.os
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from inspect import Parameter
@@ -58,11 +59,47 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
         try:
             return cls(**arguments)
         except (ConfigError, TypeError, ValueError) as error:
-            text = one_line(error)
-            raise ConfigError(text if text.startswith((f"{key}:", f"{key}.")) else f"{key}: {text}") from error
+            raise ConfigError(under(key, items, error)) from error
     if isinstance(node, list | tuple):
         return [build(item, f"{key}[{index}]", trusted) for index, item in enumerate(node)]
     return node
+
+
+def under(key: str, node: Any, error: BaseException) -> str:
+    """What a part has against its arguments, in one line that begins with the setting.
+
+    Under `data` the text `limit=True: must be ...` becomes `data.limit=true: must be ...`, see `named`; what is about
+    no single argument comes behind the key.
+    """
+    text = one_line(error)
+    if text.startswith((f"{key}:", f"{key}.", f"{key}=")):
+        return text
+    return named(key, node, text) or f"{key}: {text}"
+
+
+def named(key: str, node: Any, text: str) -> str | None:
+    """The text of an error, of whose beginning is made the setting as it is typed; None where it names none of `node`.
+
+    node: what was given, by name: `Conv2D kernel='x': ...` names `kernel`, if that is what it is; and
+    `layer 'pool1' is ...` what is called so among the values of one that is given.
+    """
+    if not isinstance(node, Mapping):
+        return None
+    about = re.match(r"(?:[A-Z]\w* )?(\w+)=", text)
+    if about is not None and about[1] in node:
+        value = node[about[1]]
+        for way in (repr, str, written):
+            begins = f"{about[0]}{shown(value, way)}: "
+            if text.startswith(begins):
+                return f"{key}.{about[1]}={shown(value, written)}: {text[len(begins) :]}"
+    about = re.match(r"\w+ '(\w+)' is [^:]*: ", text)
+    for name, values in node.items():
+        if about is not None and isinstance(values, Mapping) and about[1] in values:
+            place, value = f"{key}.{name}.{about[1]}", values[about[1]]
+            if not isinstance(value, Mapping) or "_target_" not in value:
+                way_out = f"; ~{place} takes it out" if value is None else ""
+                return f"{place}={shown(value, written)}: {text[about.end() :]}{way_out}"
+    return None
 
 
 def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:

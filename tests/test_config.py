@@ -866,7 +866,7 @@ def test_build_makes_parts_inside_parts_in_order() -> None:
         ({"filters": 1, "kernal": 5}, "model.layers.a.kernal: Conv has no argument 'kernal'; did you mean 'kernel'?"),
         ({"kernel": 5}, "model.layers.a.filters: is missing: Conv needs it"),
         ({"filters": 1, "_partial_": True}, "model.layers.a._partial_: Conv has no argument '_partial_'"),
-        ({"filters": 1, "kernel": 0}, "model.layers.a: kernel=0: must be at least 1"),
+        ({"filters": 1, "kernel": 0}, "model.layers.a.kernel=0: must be at least 1"),
         ({"filters": "many"}, "model.layers.a: "),  # TypeError
         ({"filters": 13}, "model.layers.a: filters=13: said by"),
     ],

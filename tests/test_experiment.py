@@ -176,21 +176,21 @@ def test_early_stopping_that_could_choose_nothing_is_refused(overrides: tuple[st
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("parallel=elastic", "parallel.synchronizer.pull=0.9"), "pull=0.9: with 2 workers at most 0.5"),
+        (("parallel=elastic", "parallel.synchronizer.pull=0.9"), ".pull=0.9: with 2 workers at most 0.5"),
         (
             (
                 "parallel=adaptive",
                 "+parallel.pipeline._target_=cupynet.parallel.Pipeline",
                 "+parallel.pipeline.stages=2",
             ),
-            "ParameterAveraging decides by what it measures when to average, and each stage",
+            ": ParameterAveraging decides by what it measures when to average, and each stage",
         ),
     ],
 )
 def test_a_synchronizer_that_cannot_keep_these_workers_together_is_refused(
     overrides: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"^parallel.synchronizer: {message}") as refused:
+    with pytest.raises(ConfigError, match=f"^parallel.synchronizer{message}") as refused:
         experiment((), *overrides, "workers=2")
     assert "\n" not in str(refused.value)
 
@@ -285,6 +285,44 @@ def test_what_shows_in_the_settings_is_refused_before_data_are_drawn(settings: t
     with pytest.raises(ConfigError) as told:
         experiment((), *settings)
     assert str(told.value) == line
+
+
+YAML = "{_target_: cupynet.nn.Dense, units: 10}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("data.seed=null", "must be an integer of at least 0 and below 2**64"),
+        ("data.seed=x", "must be an integer of at least 0 and below 2**64"),
+        ("data.limit=true", "must be an integer of at least 1, or null for no limit"),
+        ("data.validation=[1,a]", "must be an integer of at least 0"),
+        ("model.layers.conv2.kernel=x", "must be an integer of at least 1, or a pair of them (height, width)"),
+        (
+            "optimizer.learning_rate=-1",
+            "must be a number above 0, or a schedule such as OneCycle(0.2), in YAML "
+            "{_target_: cupynet.optim.OneCycle, peak: 0.2}",
+        ),
+        ("callbacks.checkpoint.every_epochs=0.5", "must be an integer of at least 1"),
+        ("parallel.averaging_frequency=null", "must be an integer of at least 1, epoch or end"),
+        (
+            "model.layers.pool1=null",
+            f"must be a Layer, such as Dense(10), in YAML {YAML}; ~model.layers.pool1 takes it out",
+        ),
+        ("+model.layers.x=3", f"must be a Layer, such as Dense(10), in YAML {YAML}"),
+        ("+model.layers.x={units:10}", f"must be a Layer, such as Dense(10), in YAML {YAML}"),
+    ],
+)
+def test_what_a_part_refuses_is_told_as_it_was_typed(wrong: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        experiment((), wrong)
+    assert str(told.value) == f"{wrong.lstrip('+')}: {reason}"
+
+
+def test_another_value_than_the_one_that_was_typed_is_not_put_into_its_place() -> None:
+    """The argument goes by the name of a setting beside the part, which has nothing to do with it here."""
+    with pytest.raises(ConfigError, match="^parallel.synchronizer: averaging_frequency=0: must be an integer"):
+        experiment((), "parallel.synchronizer.frequency=0")
 
 
 def test_a_batch_may_be_cut_into_single_examples() -> None:

@@ -64,10 +64,10 @@ def test_as_many_workers_as_shards(shards: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ("data.seed=7", "data: seed=7: parts was written with seed=12345: say so here"),
-        ("data.train=400", "data: train=400: asks for 400 train images, and parts has 500: ask for as many"),
-        ("data.test=101", "data: test=101: asks for 101 test images, and parts has 100: ask for as many"),
-        ("data.validation=5", "data: validation=5: parts was written with validation=0: say so here"),
+        ("data.seed=7", "data.seed=7: parts was written with seed=12345: say so here"),
+        ("data.train=400", "data.train=400: asks for 400 train images, and parts has 500: ask for as many"),
+        ("data.test=101", "data.test=101: asks for 101 test images, and parts has 100: ask for as many"),
+        ("data.validation=5", "data.validation=5: parts was written with validation=0: say so here"),
     ],
 )
 def test_settings_that_the_shards_were_not_written_with(setting: str, line: str, shards: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_is_no_shard(shards: Path, tmp_path: Path) -> None:
     _, stderr = run(tmp_path, *TRAIN, "data.shards=nowhere", "workers=3", code=65)
     assert "nowhere: expected shards" in stderr and not list(tmp_path.iterdir())
     _, stderr = run(tmp_path, *TRAIN, "workers=3", code=2)
-    assert "data: storage=sharded: must have a folder of shards" in stderr
+    assert "data.storage=sharded: must have a folder of shards" in stderr
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,9 @@ def check_image(kind: str, name: str, input: InputType, window: Window, way_out:
     return input
 
 
+EXAMPLE = "Dense(10), in YAML {_target_: cupynet.nn.Dense, units: 10}"
+
+
 class Sequential(Layer):
     """Layers one after the other. Their names are parameter names and command-line handles.
 
@@ -224,7 +227,7 @@ class Sequential(Layer):
         for name, layer in named.items():
             if not isinstance(name, str) or "." in name or not name:
                 raise ConfigError(f"layer name {name!r}: must be text, not empty, without a dot")
-            checks.instance(f"layer '{name}'", layer, Layer, "Dense(10)")
+            checks.instance(f"layer '{name}'", layer, Layer, EXAMPLE)
             first = names.setdefault(id(layer), name)
             if first != name:  # built twice, it would keep the weights of the second place only
                 raise ConfigError(

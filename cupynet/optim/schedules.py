@@ -328,4 +328,5 @@ def schedule(owner: str, learning_rate: Any) -> Schedule:
         return instance(name, learning_rate, Schedule, "OneCycle(0.2), or a number")
     if isinstance(learning_rate, Schedule):
         return learning_rate
-    return Constant(number(name, learning_rate, above=0, also=", or a schedule such as OneCycle(0.2)"))
+    example = "OneCycle(0.2), in YAML {_target_: cupynet.optim.OneCycle, peak: 0.2}"
+    return Constant(number(name, learning_rate, above=0, also=f", or a schedule such as {example}"))
