@@ -190,6 +190,17 @@ REFUSED = {
     "~parallel.synchronizer": ": every run has this setting"
     ": parallel.synchronizer=... changes it, nothing takes it out",
     "~parallel.nothing": ": there is no setting 'parallel.nothing' to take out",
+    "=3": ": is not written as key=value: there is no key",
+    "experiment=null": ": must be the name of a file in conf/experiment; leave it out for none",
+    "callbacks=[tensorboard,nope]": ": there is no 'nope' in conf/callbacks; the names are default, early_stopping"
+    ", mlflow, tensorboard, wandb and weight_average",
+    "backend=[numpy,nump]": ": there is no 'nump' in conf/backend; did you mean 'numpy'?",
+    "parallel.pipeline.stages=2": ": there is no setting 'parallel.pipeline.stages'"
+    "; replicas are whole: parallel=pipeline cuts them into stages",
+    "callbacks.checkpoint.evry=1": ": there is no setting 'callbacks.checkpoint.evry'; the names are best, "
+    "every_epochs, every_iterations, keep_every, keep_last and path"
+    "; for an argument of another class write ++callbacks.checkpoint.evry=...",
+    "workers=???": ": is missing: write a value, or leave it out",
     "+foo=1": f"foo=1: there is no setting 'foo'; the names are {NAMES}",
     "+epochs=3": ": there is a setting 'epochs' already; write it without the +",
     "workers=1,2": ": several values need -m, to try each; for a list write workers=[1,2], for a text quotes",
@@ -713,6 +724,7 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
         "experiment/wrong.yaml": "# @package _global_\nworkrs: 4\n",
         "experiment/headless.yaml": "workers: 4\n",
         "experiment/typed.yaml": "# @package _global_\nworkers: four\n",
+        "experiment/open.yaml": "# @package _global_\ncallbacks:\n  mine:\n    x: ???\n",
         "experiment/group.yaml": "# @package _global_\ndefaults:\n  - override /data: nothing\n",
     }.items():
         path = in_folder / "mine" / name
@@ -727,12 +739,17 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
         "wrong": "experiment/wrong: workrs: there is no setting 'workrs'; did you mean 'workers'?",
         "headless": "experiment/headless: experiment: there is no setting 'experiment'; "
         "does the file begin with '# @package _global_'?",
+        "open": "callbacks.mine.x: is missing: give it with callbacks.mine.x=...",
         "typed": "experiment/typed: workers: must be an integer of at least 1, or null for one per device",
         "group": "data=nothing: there is no 'nothing' in conf/data; the names are cifar10, fashion_mnist, "
         "folder, idx, kmnist, mnist, npz and synthetic",
     }.items():
         assert command("-cd", "mine", f"experiment={name}")[0] == 2
         assert capsys.readouterr().err == f"cupynet: {line}\n"
+    assert command("-cd", "mine", "model=[mine,min]")[0] == 2
+    assert capsys.readouterr().err == (
+        "cupynet: model=[mine,min]: there is no 'min' in conf/model; did you mean 'mine'?\n"
+    )
     assert command("-cd", "nowhere")[0] == 2
     assert command("-cn", "nowhere")[0] == 2
     assert capsys.readouterr().err.count("\n") == 2
@@ -1063,7 +1080,7 @@ def test_load_of_what_is_no_run(run_folder: Path, tmp_path: Path) -> None:
             config.load(run_folder)
         assert str(caught.value).startswith(f"{stored}: ") and "\n" not in str(caught.value)
     stored.write_text(re.sub(r"  synchronizer:\n(    .*\n)+", "", text))
-    with pytest.raises(ConfigError, match="^parallel.synchronizer: is missing$"):
+    with pytest.raises(ConfigError, match="^parallel.synchronizer: is missing: give it with"):
         config.load(run_folder)
     stored.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot be read"):

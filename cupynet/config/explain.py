@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -53,7 +54,10 @@ WORDS = (
         r"Multiple values for (?P<key>[\w/]+)\. To override a value",
         "{override}: there is a choice of {key} already; write it without the +: {key}={value}",
     ),
-    (r"Config group override must be a string or a list\.", "{override}: must be the name of a file in conf/{key}"),
+    (
+        r"Config group override must be a string or a list\.",
+        "{override}: must be the name of a file in conf/{key}{none}",
+    ),
 )
 IN_FILE = re.compile(r"In '(?P<file>[^']+)': \w+ raised while composing config:")  # the class is in __context__
 
@@ -64,11 +68,11 @@ def explain(error: BaseException, overrides: Sequence[str], schema: type[Setting
         reason = error.message.splitlines()[0]
         reason = "" if reason.startswith("Error parsing") else f": {reason}"
         return f"{error.override}: is not written as key=value, or has special characters without quotes{reason}"
+    nameless = next((each for each in overrides if each.lstrip("+~").startswith("=")), None)
+    if nameless is not None:
+        return f"{nameless}: is not written as key=value: there is no key"
     if isinstance(error, MissingConfigException):
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        if error.options is None or not group:
-            return one_line(str(error).partition("\n")[0])
-        return f"{group}={name}: there is no '{name}' in conf/{group}{nearest(name, error.options)}"
+        return _no_such_file(error, overrides)
     if isinstance(error, OSError):  # met by Hydra at the folder or the log of a run
         path = error.filename or _folder()
         return f"the run's folder cannot be written: {path}{path and ': '}{error.strerror or one_line(error)}"
@@ -92,6 +96,19 @@ def _folder() -> str:
     return str(now.sweep.dir if now.mode == RunMode.MULTIRUN else now.run.dir)
 
 
+def _no_such_file(error: MissingConfigException, overrides: Sequence[str]) -> str:
+    """The line for a file of a group that is not there; of one in a list Hydra does not say which others there are."""
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    options = error.options
+    asked = next((each for each in overrides if each.startswith(f"{group}=[")), None)
+    if asked is not None and not options:
+        folders = re.findall(r"path=file://(.+)", str(error))  # the end of the message: where Hydra has looked
+        options = [path.stem for folder in folders for path in Path(folder, group).glob("*.yaml")]
+    if not options or not group:
+        return one_line(str(error).partition("\n")[0])
+    return f"{asked or f'{group}={name}'}: there is no '{name}' in conf/{group}{nearest(name, options)}"
+
+
 def _worded(text: str, overrides: Sequence[str]) -> str:
     """The line for what one of `WORDS` recognizes, else ""."""
     for pattern, line in WORDS:
@@ -103,7 +120,8 @@ def _worded(text: str, overrides: Sequence[str]) -> str:
             key, _, value = override.lstrip("+~").partition("=")
             no_file = key in GROUPS and (value == "null" or not value[:1].isalpha())
             if caught.get("override") == override or caught.get("key", "" if no_file else None) in (key, ""):
-                return line.format(override=override, key=key, value=value)
+                none = "; leave it out for none" if (key, value) == ("experiment", "null") else ""
+                return line.format(override=override, key=key, value=value, none=none)
     return ""
 
 
@@ -117,7 +135,9 @@ def _keyed(error: OmegaConfBaseException, key: str, overrides: Sequence[str], sc
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return f"{asked or key}: there is no setting '{key}'{_hint(error, key, schema)}"
     if isinstance(error, MissingMandatoryValue):
-        return f"{key}: is missing" + (f"; choose it with {key}=... (--help lists them)" if key in GROUPS else "")
+        if key in GROUPS:
+            return f"{key}: is missing; choose it with {key}=... (--help lists them)"
+        return f"{asked or key}: is missing: {'write a value, or leave it out' if asked else f'give it with {key}=...'}"
     if isinstance(error, ConfigTypeError) and written.startswith("~"):
         return f"{written}: every run has this setting: {key}=... changes it, nothing takes it out"
     if isinstance(error, InterpolationResolutionError) and _refers_to_nothing(error):
@@ -169,10 +189,13 @@ def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> st
         return f"; did you mean {listed(repr(name) for name in inside)}?"
     above, parent = key.rpartition(".")[0], error.parent_node
     known = [str(name) for name in parent if name != "hydra"] if isinstance(parent, DictConfig) else []
+    if above == "parallel.pipeline" and not known:
+        return "; replicas are whole: parallel=pipeline cuts them into stages"
     hint = nearest(key, [f"{above}.{name}" if above else name for name in known])
     # an argument that the file does not list: of another class, which was chosen by its `_target_`
-    strange = "_target_" in known and not guess(key.rpartition(".")[2], known)
-    return f"; for an argument of another class write ++{key}=..." if strange else hint
+    last, own = key.rpartition(".")[2], [name for name in known if name != "_target_"]
+    strange = len(own) < len(known) and not guess(last, known)
+    return f"{nearest(last, own)}; for an argument of another class write ++{key}=..." if strange else hint
 
 
 def _raw(error: OmegaConfBaseException) -> str:
