@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from cupynet.checks import one_line
+from cupynet.config import compose
 from cupynet.errors import ConfigError, Interrupted
 from cupynet.exits import Arguments, steady_streams, tell
 from cupynet.mpiexec import find_mpiexec
@@ -60,6 +61,7 @@ def train(rate: str, delay: str, ranks: int, settings: list[str]) -> int:
     """Train on two machines; the exit code of mpiexec. ConfigError where that cannot be done."""
     if ranks < 1:
         raise ConfigError(f"--ranks={ranks}: must be an integer of at least 1")
+    compose([AS_RANKS, *settings])  # what every rank would refuse is refused before there are machines
     mpiexec = find_mpiexec()
     job = ["-n", str(2 * ranks), sys.executable, "-m", "cupynet.train", AS_RANKS, *settings]
     with ExitStack() as stack:

@@ -91,3 +91,9 @@ def test_a_command_is_handed_the_signals_that_come(tmp_path, number, handed_on):
 def test_no_ranks_are_refused(tmp_path):
     _, stderr = run(tmp_path, "--ranks", "0", command="machines", code=2)
     assert stderr == "cupynet: --ranks=0: must be an integer of at least 1\n"
+
+
+def test_wrong_settings_are_refused_before_there_are_machines(tmp_path):
+    stdout, stderr = run(tmp_path, "workers=0", "hydra.run.dir=here", command="machines", code=2)
+    assert stderr == "cupynet: workers=0: must be an integer of at least 1, or null for one per device\n"
+    assert stdout == ""
