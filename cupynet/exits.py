@@ -79,9 +79,10 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     """Say what ended a job, in its log if it has one, else on stderr; the exit code.
 
     Errors raised on purpose are one line, and below it their notes of several lines: where a worker stood. Anything
-    else is a bug and shows its traceback. `job` goes before the line.
+    else is a bug and shows its traceback, a SystemExit inside a job too: whatever raised it there, a callback say, does
+    not know what it ends. `job` goes before the line.
     """
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and log is None:
         return 0 if error.code is None else error.code
     if isinstance(error, BrokenPipeError) and stdout_is_gone("\n"):
         return BROKEN_PIPE

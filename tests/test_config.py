@@ -423,7 +423,7 @@ def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
 @pytest.mark.parametrize(
     ("error", "code"),
     [(DataError("train-images: is\n damaged"), 65), (DivergedError("loss is nan"), 3), (ConfigError("no"), 2)]
-    + [(Interrupted(15), 143), (Interrupted(2), 130), (KeyboardInterrupt(), 130), (SystemExit(7), 7)],
+    + [(Interrupted(15), 143), (Interrupted(2), 130), (KeyboardInterrupt(), 130)],
 )
 def test_exit_codes_of_a_run(
     error: BaseException, code: int, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -432,10 +432,9 @@ def test_exit_codes_of_a_run(
     line = " ".join(str(error).split())
     if isinstance(error, KeyboardInterrupt):
         line = "stopped by SIGINT: nothing of this run was saved"
-    silent = isinstance(error, SystemExit)
-    assert capsys.readouterr().err == ("" if silent else f"cupynet: {line}\n")
+    assert capsys.readouterr().err == f"cupynet: {line}\n"
     (log,) = in_folder.glob("outputs/*/*/train.log")
-    assert log.read_text().endswith("" if silent else f" ERROR cupynet: {line}\n")
+    assert log.read_text().endswith(f" ERROR cupynet: {line}\n")
 
 
 def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,7 +447,7 @@ def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.C
 def test_a_bug_leaves_with_1_and_its_traceback(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for error in (ZeroDivisionError("oops"), BrokenPipeError(32, "not on stdout")):
+    for error in (ZeroDivisionError("oops"), BrokenPipeError(32, "not on stdout"), SystemExit(7), SystemExit(0)):
         assert command(task=raising(error))[0] == 1
         err = capsys.readouterr().err
         assert err.startswith("Traceback") and "test_config.py" in err and "hydra" not in err
@@ -507,13 +506,14 @@ def test_one_bad_job_does_not_stop_a_sweep(
     assert told == [
         "cupynet: job 1: damaged",
         "cupynet: job 2: this is a bug: ZeroDivisionError: oops",
+        "cupynet: job 3: this is a bug: SystemExit: 9",
         "cupynet: job 4: nan",
     ]
-    assert err.count("Traceback") == 1
+    assert err.count("Traceback") == 2
     (sweep,) = in_folder.glob("outputs/sweeps/*/*")
     assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "3", "4", "multirun.yaml"]
     logs = {job: (sweep / job / "train.log").read_text() for job in "01234"}
-    assert logs["0"] == logs["3"] == ""
+    assert logs["0"] == ""
     assert logs["1"].endswith("ERROR cupynet: job 1: damaged\n") and logs["1"].count("\n") == 1
     assert "ZeroDivisionError" in logs["2"] and "damaged" not in logs["2"]
 
