@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from cupynet import config
+from cupynet import __version__, config
 from cupynet.checks import listed
 from cupynet.config import composing
 from cupynet.config.door import settings_first
@@ -192,6 +192,7 @@ REFUSED = {
     "~parallel.nothing": ": there is no setting 'parallel.nothing' to take out",
     "=3": ": is not written as key=value: there is no key",
     "experiment=null": ": must be the name of a file in conf/experiment; leave it out for none",
+    "model=null": ": must be the name of a file in conf/model",
     "callbacks=[tensorboard,nope]": ": there is no 'nope' in conf/callbacks; the names are default, early_stopping"
     ", mlflow, tensorboard, wandb and weight_average",
     "backend=[numpy,nump]": ": there is no 'nump' in conf/backend; did you mean 'numpy'?",
@@ -669,19 +670,41 @@ def test_a_quiet_run_tells_of_warnings_alone(
             ["+experiment=diloco"],
             "+experiment=diloco: there is a choice of experiment already; write it without the +: experiment=diloco",
         ),
+        (["--config-dir"], "--config-dir/-cd: expected one argument; --help says how settings are written"),
         ([f"{'x' * 300}=1"], f"{'x' * 40}...: no setting has a name of 300 characters"),
         (
             ["model.layers={}"],
             "model.layers={}: takes nothing out of what is there: ~model.layers.conv1 takes one out",
         ),
     ],
-    ids=["dashes", "dashes and =", "nothing after", "in a group", "no option", "plus", "long", "empty"],
+    ids=[
+        "dashes",
+        "dashes and =",
+        "nothing after",
+        "in a group",
+        "no option",
+        "plus",
+        "no value",
+        "long",
+        "empty",
+    ],
 )
 def test_what_is_written_otherwise_is_told_in_a_line(
     arguments: list[str], line: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(*arguments) == (2, [])
     assert capsys.readouterr() == ("", f"cupynet: {line}\n") and list(in_folder.iterdir()) == []
+
+
+def test_a_wrong_choice_of_an_option(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--cfg", "jobb") == (2, [])
+    err = capsys.readouterr().err
+    assert err.startswith("cupynet: --cfg/-c: invalid choice: 'jobb' (choose from ") and err.count("\n") == 1
+
+
+def test_the_version_is_that_of_cupynet(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--version") == (0, [])
+    assert capsys.readouterr() == (f"cupynet {__version__}\n", "")
 
 
 def test_an_answer_that_nobody_reads_to_its_end_is_no_fault(tmp_path: Path) -> None:

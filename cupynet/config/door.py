@@ -14,6 +14,7 @@ The file is long (over 300 lines) because a job's way through Hydra is read in o
 
 from __future__ import annotations
 
+import argparse
 import functools
 import logging
 import os
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -215,9 +216,23 @@ def _is_value(argument: str, before: str) -> bool:
     return False
 
 
+def _parser() -> argparse.ArgumentParser:
+    """Hydra's own, which refuses in one line, and knows whose version is asked for."""
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message.removeprefix('argument ')}; --help says how settings are written")
+
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    for option in parser._actions:
+        if isinstance(option, argparse._VersionAction):
+            option.version = f"cupynet {__version__}"
+    return parser
+
+
 def _refuse_unknown(arguments: Sequence[str], settings: Sequence[str]) -> None:
     """Refuse options that there are not, such as settings written with dashes, and names that can be none."""
-    options = [each for each in get_args_parser().parse_known_args(list(arguments))[1] if each.startswith("-")]
+    options = [each for each in _parser().parse_known_args(list(arguments))[1] if each.startswith("-")]
     for option in options:
         name, _, value = option.lstrip("-").partition("=")
         if name.partition(".")[0] not in settings:
