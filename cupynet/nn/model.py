@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from cupynet.nn.params import Buffer, Parameter, Params
 from cupynet.nn.types import Flat, Image, InputType
 
 PREDICTED_TOGETHER = 256  # images, by default: the memory they take is kept
-ROUNDED = 0.01  # of the largest value: half precision, bfloat16 and whoever resized images leave the range by less
+BYTES = 32  # times what the largest pixel is scaled to: beyond it images were not scaled
 
 
 class Model:
@@ -104,13 +103,13 @@ class Model:
         """Probabilities of images: (N, H, W, C), or (N, H, W) where there is one channel -> (N, O), on the host.
 
         Args:
-            images: uint8, which are scaled as `pixels` says, or floating point as the network takes it: what pixels
-                are scaled to. One image without the axis N is a batch of one.
+            images: uint8, which are scaled as `pixels` says, or floating point as the network takes it. One image
+                without the axis N is a batch of one.
             batch_size: how many are computed together.
 
         Raises:
-            ConfigError: the images are not of this network's size, whole numbers other than uint8, or floating point
-                that no pixel is scaled to.
+            ConfigError: the images are not of this network's size, whole numbers other than uint8, or bytes in
+                floating point.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         parts = []
@@ -156,22 +155,17 @@ class Model:
         if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
             raise ConfigError(f"images of {images.dtype}: must be uint8, or floating point scaled to 0..1")
         if images.dtype != np.uint8 and images.size:
-            self._check_range(float(images.min()), float(images.max()), images.dtype)
+            self._refuse_bytes(images)
         return images
 
-    def _check_range(self, least: float, most: float, dtype: Any) -> None:
-        """Refuse floating point that is not finite, or that pixels are not scaled to. Flat examples are no pixels."""
-        if not (math.isfinite(least) and math.isfinite(most)):
-            raise ConfigError(f"images of {dtype} from {least:g} to {most:g}: must be finite")
-        if not isinstance(self.input, Image):
-            return
-        low = min(self.pixels.shift) + 0.0  # never -0
+    def _refuse_bytes(self, images: Any) -> None:
+        """Refuse bytes in floating point: the answers would be sure, and mean nothing. Flat examples are no pixels."""
+        least, most = float(images.min()), float(images.max())
         high = max(255 * scale + shift for scale, shift in zip(self.pixels.scale, self.pixels.shift, strict=True))
-        slack = ROUNDED * max(-low, high)
-        if least < low - slack or most > high + slack:
+        if isinstance(self.input, Image) and least >= 0 and most > BYTES * high:
             raise ConfigError(
-                f"images of {dtype} from {least:g} to {most:g}: must lie in {low:.4g}..{high:.4g}, as pixels are "
-                "scaled here, or be uint8, 0 to 255"
+                f"images of {images.dtype} up to {most:g}: floating point is taken as it is, and pixels are scaled to "
+                f"{min(self.pixels.shift) + 0.0:.4g}..{high:.4g} here: give uint8, or scale them so"
             )
 
     def _scores(self, x: Array) -> tuple[Array, Array]:
