@@ -54,6 +54,7 @@ class Experiment:
 
     def __init__(self, settings: Settings, stages: int | None = None) -> None:
         self.settings, self.tests = settings, True
+        self._open = False  # whether the settings leave open into how many stages replicas are cut
         self.job = job() if settings.parallel.launcher == "mpi" else None
         self.rank = 0 if self.job is None else self.job.rank
         backend, seat = settings.backend, 0 if self.job is None else self.job.seats[self.rank]
@@ -143,7 +144,7 @@ class Experiment:
             return None
         pipeline = self._part("parallel.pipeline", node, Pipeline)
         if pipeline.count is None:
-            pipeline.stages = stages
+            self._open, pipeline.stages = True, stages
         return pipeline
 
     def _synchronizer(self) -> Synchronizer:
@@ -203,9 +204,12 @@ class Experiment:
             except ConfigError as error:
                 raise ConfigError(under("parallel.pipeline", self.settings.parallel.pipeline, error)) from error
         settings = self.settings
+        alone = (
+            self._open and self.job is None
+        )  # one replica, where that is open too: of as many stages as then, perhaps
         return Placement.of(
             self.backend_name,
-            settings.workers,
+            1 if alone and settings.workers is None else settings.workers,
             settings.devices,
             stages=stages,
             most_stages=most,

@@ -149,8 +149,8 @@ def _tie() -> None:
 
 def _deaf() -> None:
     """From here on signals are ignored: as it ends Python gives back what it handles, and the process would die of one
-    after all is done."""
-    if threading.current_thread() is threading.main_thread():
+    after all is done. Not so of processes that wait for each other even then: one may have to be ended."""
+    if threading.current_thread() is threading.main_thread() and started() is None:
         for number in NUMBERS:
             signal.signal(number, signal.SIG_IGN)
 

@@ -61,7 +61,8 @@ def train(rate: str, delay: str, ranks: int, settings: list[str]) -> int:
     """Train on two machines; the exit code of mpiexec. ConfigError where that cannot be done."""
     if ranks < 1:
         raise ConfigError(f"--ranks={ranks}: must be an integer of at least 1")
-    compose([AS_RANKS, *settings])  # what every rank would refuse is refused before there are machines
+    if not any(each.startswith("-") or each.lstrip("+").startswith("resume=") for each in settings):
+        compose([AS_RANKS, *settings])  # what every rank would refuse is refused before there are machines
     mpiexec = find_mpiexec()
     job = ["-n", str(2 * ranks), sys.executable, "-m", "cupynet.train", AS_RANKS, *settings]
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -91,17 +92,28 @@ def _whole(run: Path) -> Path:
     return run.parent.parent if (run.parent.parent / STUDY).is_file() else run
 
 
+def ended(arguments: Sequence[str]) -> Path | None:
+    """The folder that the command line names, of a run that has come to its end without a checkpoint; else None."""
+    own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
+    run = Path(unquoted(own[-1])) if own else None
+    done = run is not None and (run / SUMMARY).is_file() and not (run / TRIAL).is_file()
+    return run if done else None
+
+
 def nothing_left(arguments: Sequence[str]) -> str:
     """What is told where `latest` has found nothing."""
     elsewhere = any(name == "hydra.run.dir" for name, _, _ in map(_parts, arguments))
     newest = None if elsewhere else next(iter(_newest_first(runs_below(LATEST.parent))), None)
-    ended = "" if newest is None or _left_off(newest) else f" ({newest} has come to its end)"
-    return f"there is nothing to go on with: a new run begins{ended}"
+    done = "" if newest is None or _goes_on(newest) else f" ({newest} has come to its end)"
+    return f"there is nothing to go on with: a new run begins{done}"
 
 
-def offer() -> str:
-    """A line about the run that `latest` would go on with; empty where there is none, or it takes long to know."""
-    run = _unfinished(patient=False)
+def offer(folder: Path) -> str:
+    """A line about the run that `latest` would go on with; empty where there is none, or it takes long to know.
+
+    folder: of the run that begins; one of a sweep's jobs is offered nothing.
+    """
+    run = None if (folder.parent / SWEEP).is_file() else _unfinished(patient=False)
     return "" if run is None else f"the run in {run} was not finished: resume=latest goes on with it"
 
 
@@ -180,14 +192,16 @@ def quoted(path: Path) -> str:
 
 def refuse_taken(folder: Path) -> None:
     """Refuse to begin a run or a sweep where the work of another would be lost, but for a trial's. ConfigError."""
-    lost, way_out = "", ""
-    if _checkpoints(folder) and _goes_on(folder):
-        lost, way_out = "a run that was not finished", f"{shlex.quote(f'resume={folder}')} goes on with it"
-    elif (folder / SWEEP).is_file():
+    lost, way_out, checkpoints = "", "", bool(_checkpoints(folder))
+    if (folder / SWEEP).is_file():
         lost = "a sweep"
-    elif (folder / SUMMARY).is_file() and not (folder / TRIAL).is_file():
+    elif (folder / TRIAL).is_file():
+        return
+    elif checkpoints and _goes_on(folder):
+        lost, way_out = "a run that was not finished", f"{shlex.quote(f'resume={folder}')} goes on with it"
+    elif (folder / SUMMARY).is_file():
         lost = "a run that is finished"
-        way_out = f"{shlex.quote(f'resume={folder}')} with more epochs=... trains it further"
+        way_out = f"{shlex.quote(f'resume={folder}')} with more epochs=... trains it further" * checkpoints
     if lost:
         raise ConfigError(
             f"{folder}: holds {lost}, and beginning there would remove it: {way_out and f'{way_out}; or '}name another "
@@ -235,7 +249,7 @@ def _left_off(run: Path) -> bool:
 
 
 def _touched(path: Path) -> float:
-    """When something was last made or removed in a folder."""
+    """When something was last made or removed in a folder; 0 where that is gone."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -243,14 +257,15 @@ def _touched(path: Path) -> float:
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    return [
-        entry for entry in (run / "checkpoints").glob("step-*") if STEP.match(entry.name) and ".tmp" not in entry.name
-    ]
+    with contextlib.suppress(OSError):  # somebody may remove them meanwhile
+        there = list((run / "checkpoints").glob("step-*"))
+        return [entry for entry in there if STEP.match(entry.name) and ".tmp" not in entry.name]
+    return []
 
 
 def _written(run: Path) -> float:
     """When the newest checkpoint of a run was written."""
-    return max(checkpoint.stat().st_mtime for checkpoint in _checkpoints(run))
+    return max(map(_touched, _checkpoints(run)), default=0.0)
 
 
 def _goes_on(run: Path, ends: Sequence[str] = ("signal", "request", "diverged")) -> bool:
@@ -263,5 +278,5 @@ def _goes_on(run: Path, ends: Sequence[str] = ("signal", "request", "diverged"))
         reason, iterations = summary.get("stop_reason"), summary.get("iterations")
     except (OSError, ValueError, AttributeError, RecursionError):
         return True  # there is none: it was killed
-    newest = max(int(found[0]) for entry in _checkpoints(run) if (found := re.findall(r"\d+", entry.name)))
+    newest = max((int(found[0]) for each in _checkpoints(run) if (found := re.findall(r"\d+", each.name))), default=0)
     return reason in ends or (isinstance(iterations, int) and newest > iterations)

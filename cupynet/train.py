@@ -242,7 +242,7 @@ def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool
     if wrapper.trainer.epoch >= settings.epochs and run.iterations() == wrapper.trainer.iteration:
         epochs = wrapper.trainer.epoch
         complete = "its epoch is complete" if epochs == 1 else f"all of its {epochs} epochs are complete"
-        log.info("%s: epochs=... asks for more; without resume a new run begins", complete)
+        log.info("%s: epochs=... asks for more", complete)
         return False
     return True
 

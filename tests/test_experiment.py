@@ -128,6 +128,17 @@ def test_a_pipeline_of_one_stage_that_nobody_asked_for_is_told(
     assert "of 1 stages" not in caplog.text
 
 
+@pytest.mark.parametrize(("cores", "workers"), [(8, 1), (2, 1), (1, 1), (8, 3)])
+def test_who_goes_on_has_as_many_stages_as_then_and_no_other_replicas(
+    cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "available_cores", lambda: cores)
+    asked = [] if workers == 1 else [f"workers={workers}"]
+    settings = settings_of("data=synthetic", "backend=numpy", "parallel=pipeline", *asked)
+    made = Experiment(settings, 2).placement
+    assert (made.workers, made.stages) == (workers, 2)
+
+
 def test_a_network_that_cannot_be_cut_is_told(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
     for module in (placement, experiment_module):
         monkeypatch.setattr(module, "available_cores", lambda: 4)

@@ -15,6 +15,7 @@ from cupynet.errors import ConfigError
 from tests.test_config import command, in_folder  # noqa: F401 - fixtures
 
 LATEST = Path("outputs/latest")
+NEW = Path("outputs/day/new")  # where another run is to begin
 
 
 @pytest.fixture
@@ -120,7 +121,21 @@ def test_latest_still_means_what_did_not_come_to_its_end(here):
 @pytest.mark.parametrize("name", ["outputs/mine", "outputs/mine/first", "outputs/a/b/c", "outputs/sweeps/day/time/3"])
 def test_latest_is_found_wherever_in_outputs_it_was_put(name, here):
     run = made(name)
-    assert resume.find("latest", []) == run and str(run) in resume.offer()
+    assert resume.find("latest", []) == run and str(run) in resume.offer(NEW)
+    sweep = made("outputs/sweeps/new/time/0", checkpoint=False).parent
+    (sweep / "multirun.yaml").write_text("")
+    assert resume.offer(sweep / "1") == ""  # all jobs of a sweep would say it
+
+
+def test_checkpoints_may_go_while_they_are_looked_at(here, monkeypatch):
+    """Of a run that is at work, by whoever begins another."""
+    run = made("outputs/day/one")
+    monkeypatch.setattr(resume, "_checkpoints", lambda run: [run / "checkpoints" / "step-00000008"])
+    assert resume.find("latest", []) == run
+    monkeypatch.setattr(resume, "_checkpoints", lambda run: [])
+    assert resume.find("latest", []) is None and resume.offer(NEW) == ""
+    (run / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+    assert not resume._goes_on(run)
 
 
 def test_what_others_go_on_with_is_not_the_latest(here):
@@ -133,8 +148,10 @@ def test_what_others_go_on_with_is_not_the_latest(here):
     (here / "elsewhere").mkdir()
     made("elsewhere/run")
     Path("outputs/link").symlink_to(here / "elsewhere")
-    assert resume.find("latest", []) is None and resume.offer() == ""
+    assert resume.find("latest", []) is None and resume.offer(NEW) == ""
     nothing = "there is nothing to go on with: a new run begins"
+    assert resume.nothing_left(["seed=1"]) == nothing  # it has not come to its end
+    (job / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
     assert resume.nothing_left(["seed=1"]) == f"{nothing} (outputs/sweeps/day/time/0 has come to its end)"
     assert resume.nothing_left(["hydra.run.dir=mine"]) == nothing
     (job / "summary.json").write_text('{"stop_reason": "signal", "iterations": 4}')
@@ -163,6 +180,16 @@ def test_no_run_begins_where_there_is_another(summary, said, here):
     (run / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
     (run / "FAST_DEV_RUN.txt").write_text("no results")
     resume.refuse_taken(run)
+    (run / "summary.json").unlink()
+    resume.refuse_taken(run)  # nor is one that was stopped
+    kept = made("outputs/day/two", checkpoint=False)
+    (kept / "summary.json").write_text("{}")
+    with pytest.raises(
+        ConfigError, match="two: holds a run that is finished, and beginning there .* it: name another f"
+    ):
+        resume.refuse_taken(kept)
+    assert resume.ended([f"hydra.run.dir='{kept}'"]) == kept and resume.ended([]) is None
+    assert resume.ended(["hydra.run.dir=outputs/day/three"]) is None
     resume.refuse_taken(Path("outputs/day/nothing"))
     (run.parent / "multirun.yaml").write_text("")
     with pytest.raises(
@@ -212,6 +239,6 @@ def test_a_run_is_offered_from_among_the_newest_alone(here):
         newer = made(f"outputs/day/{number}")
         (newer / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
         os.utime(newer / "checkpoints", (4e9, 4e9))
-    assert resume.offer() == "" and resume.find("latest", []) == old
+    assert resume.offer(NEW) == "" and resume.find("latest", []) == old
     (newer / "summary.json").unlink()
-    assert str(newer) in resume.offer()
+    assert str(newer) in resume.offer(NEW)

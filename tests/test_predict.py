@@ -181,12 +181,13 @@ def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(found.astype(int).mean(axis=2), grey, atol=12 if mode == "CMYK" else 0)
 
 
-@pytest.mark.parametrize("top", [255, 1023, 4080, 60_000, 65_535])
+@pytest.mark.parametrize("top", [255, 1020, 1023, 4080, 16_000, 60_000, 65_535])
 def test_16_bits_of_which_few_are_used_are_levels_all_the_same(top: int, tmp_path: Path) -> None:
     """A camera of 12 bits fills no more of them; cut to 8, nothing would be left."""
     ramp = np.arange(256, dtype=np.int64).reshape(16, 16)
-    Pictures.fromarray((-(-ramp * top // 255)).astype(np.uint16)).save(tmp_path / "a.png")
-    np.testing.assert_array_equal(picture(tmp_path / "a.png", 1, drawn=True)[:, :, 0], ramp)
+    levels, bits = -(-ramp * top // 255), max(8, top.bit_length() + top.bit_length() % 2)
+    Pictures.fromarray(levels.astype(np.uint16)).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(picture(tmp_path / "a.png", 1, drawn=True)[:, :, 0], levels >> (bits - 8))
     Pictures.fromarray(np.zeros((5, 5), np.uint16)).save(tmp_path / "a.png")
     assert not picture(tmp_path / "a.png", 1).any()
 

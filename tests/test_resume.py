@@ -206,6 +206,19 @@ def test_what_did_not_go_on_is_stored_as_it_was(stopped, tmp_path):
     assert "epochs: 4\n" in (folder / "config.yaml").read_text()
 
 
+def test_a_run_that_ended_without_a_checkpoint_is_done(tmp_path):
+    """As one with checkpoints is: who asks again and again, until all is done, is let go."""
+    latest = [*QUICK, "workers=1", "callbacks.checkpoint=null", "hydra.run.dir=run", "resume=latest"]
+    run(tmp_path, *latest)
+    before = contents(tmp_path / "run")
+    stdout, stderr = run(tmp_path, *latest)
+    assert (stdout, stderr) == (
+        "resume=latest: the run in run has come to its end, and kept no checkpoint to go on from\n",
+        "",
+    )
+    assert contents(tmp_path / "run") == before
+
+
 def test_stages_that_were_left_open_are_as_many_as_then(tmp_path):
     """Whatever the machine that goes on has for each replica."""
     started(tmp_path, "run", "workers=1", "parallel=pipeline", code=143, END_AFTER="7", END_BY="SIGTERM")

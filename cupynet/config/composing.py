@@ -74,7 +74,7 @@ def of_environment(name: str, default: bool | int) -> bool | int:
         return default
     found: bool | int | None
     if isinstance(default, bool):
-        found = {"true": True, "false": False}.get(text.lower())
+        found = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
     else:
         found = int(text) if re.fullmatch(r"[+-]?[0-9]{1,30}", text) else None
     if found is None:

@@ -364,6 +364,13 @@ class _Door(Generic[S, T]):
             raise ConfigError(f"resume={value}: goes on with one run, and a sweep makes many: leave -m out")
         path = self._resumed = resume.find(value, given)
         if path is None:
+            ended = resume.ended(given)
+            if ended is not None:
+                if not self.rank:
+                    print(
+                        f"resume=latest: the run in {ended} has come to its end, and kept no checkpoint to go on from"
+                    )
+                raise SystemExit(0)
             sys.argv[1:] = [argument for argument in given if argument.lstrip("+").partition("=")[0] != "resume"]
             self._notes.append((logging.INFO, f"resume=latest: {resume.nothing_left(given)}"))
         else:
@@ -378,8 +385,9 @@ class _Door(Generic[S, T]):
         try:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}; Hydra itself does it only later
             self._check_folder(os.path.abspath(str(OmegaConf.select(config, "hydra.run.dir"))), config)
-            self._prepare(config, asked_in(config), Path(str(config.hydra.run.dir)))
-            offer = resume.offer() if self.schema is Settings and self._resumed is None else ""
+            folder = Path(str(config.hydra.run.dir))
+            self._prepare(config, asked_in(config), folder)
+            offer = resume.offer(folder) if self.schema is Settings and self._resumed is None else ""
             if offer:
                 self._notes.append((logging.INFO, offer))
         except Exception as error:
@@ -399,12 +407,10 @@ class _Door(Generic[S, T]):
             account = None if self._sweeping is None else self._sweeping(folder)
             if asked_for(config) is not None and account is None:
                 raise ConfigError("hydra/launcher=processes: only jobs of cupynet.train are run as processes")
-            if account is not None:
-                self._hold(folder, make=False)
-                resume.refuse_taken(folder)
+            self._hold(folder, make=False, fresh=account is not None)
             self._check_jobs(jobs or (), account)
             HydraConfig.instance().set_config(config)
-            self._hold(folder, make=True)
+            self._hold(folder, make=True, fresh=account is not None)
             self._sweep, self.account = folder.resolve(), account
             if account is not None:
                 if jobs is not None:
@@ -456,12 +462,17 @@ class _Door(Generic[S, T]):
             raise _Leave(Interrupted(number, "what its jobs have saved is in their folders"))
         return [account.result(job[0]) for job, _ in jobs]
 
-    def _hold(self, folder: Path, *, make: bool) -> None:
-        """Keep others out of a folder, made if it is to be, on all ranks alike: ConfigError where somebody is there."""
+    def _hold(self, folder: Path, *, make: bool, fresh: bool = False) -> None:
+        """Keep others out of a folder, made if it is to be, on all ranks alike: ConfigError where somebody is there.
+
+        fresh: or where somebody was, whose work would be lost.
+        """
         refusal = ""
         try:
             if not self.rank:
                 self._take(folder, make=make)
+                if fresh:
+                    resume.refuse_taken(folder)
         except ConfigError as error:
             refusal = str(error)
         if self.started is not None and self.join is not None:
@@ -512,11 +523,11 @@ class _Door(Generic[S, T]):
             ranks = self.join()
             ranks.timeout_s = settings.parallel.timeout_s
             ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=LOCAL)})
-        self._hold(folder, make=False)  # what is there must not change while it is looked at
-        if self.schema is Settings and self._resumed is None:
-            resume.refuse_taken(folder)
+        own = self._sweep is not None and folder.resolve() == self._sweep  # a job may have its sweep's folder
+        fresh = self.schema is Settings and self._resumed is None and not own
+        self._hold(folder, make=False, fresh=fresh)  # what is there must not change while it is looked at
         prepared = self.prepare(settings)
-        self._hold(folder, make=True)
+        self._hold(folder, make=True, fresh=fresh)
         self._prepared.append(prepared)
 
     @contextmanager

@@ -130,7 +130,7 @@ def _keyed(error: OmegaConfBaseException, key: str, overrides: Sequence[str], sc
     ruled = key.partition("[")[0]  # devices[1] falls under the rule of devices
     told = [o for o in overrides if o.lstrip("+~").startswith((f"{ruled}=", f"{ruled}.")) or o == f"~{ruled}"]
     wrong = [o for o in told if refused(schema, ruled, _value(o, ruled))]  # of a setting written twice, the refused one
-    written = [*wrong, *told, ""][0]
+    written = ["", *told, *wrong][-1]
     asked = written.lstrip("+~")
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return f"{asked or key}: there is no setting '{key}'{_hint(error, key, schema)}"

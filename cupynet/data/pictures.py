@@ -23,6 +23,7 @@ ENDINGS = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")
 GREY = ("1", "L", "LA")  # Pillow's modes
 DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
+BITS = (8, 10, 12, 14, 16)  # of which scanners and cameras fill as many
 MOST_PIXELS = 1 << 26  # of a picture that is looked at: a small file may unfold into any number
 PART = 1 << 20  # pixels that are computed with at once
 COLOURS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits in each channel, or brought to it
@@ -254,8 +255,8 @@ def _levels(opened: Any, channels: int, drawn: bool) -> Array:
     images = _pillow()
     if opened.mode in DEEP:
         deep = np.asarray(opened).clip(0, 65535).astype(np.uint32)
-        top = int(deep.max()) or 1  # scanners and cameras fill 10, 12 or 14 of the bits
-        opened = images.fromarray((deep * 255 // top).astype(np.uint8))
+        bits = next(bits for bits in BITS if int(deep.max()) < 1 << bits)
+        opened = images.fromarray((deep >> (bits - 8)).astype(np.uint8))
     if drawn and (opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info):
         shown = opened.convert("RGBA")
         alpha, grey = np.asarray(shown.getchannel("A")), np.asarray(shown.convert("RGB").convert("L"))

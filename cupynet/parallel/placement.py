@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cupynet.backend import available_cores, device_count
-from cupynet.checks import integer
+from cupynet.checks import counted, integer
 from cupynet.errors import ConfigError
 
 MOST_CPU_WORKERS = 4  # by default: more replicas than this change how a run learns
@@ -102,7 +102,7 @@ def _replicas(workers: int | None, stages: int, ranks: int) -> int:
     each = f" of {stages} stages" if stages > 1 else ""
     if workers is None and ranks % stages:
         raise ConfigError(
-            f"mpiexec started {ranks} ranks, which make no whole number of replicas{each}: take a multiple of {stages}"
+            f"mpiexec started {counted(ranks, 'rank')}, no whole number of replicas{each}: take a multiple of {stages}"
         )
     workers = ranks // stages if workers is None else integer("workers", workers, 1)
     if workers * stages != ranks:

@@ -19,7 +19,7 @@ import numpy as np
 
 from cupynet.backend.environment import environment
 from cupynet.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
-from cupynet.checks import integer
+from cupynet.checks import integer, setting
 from cupynet.errors import ConfigError, CupynetError, DataError
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
@@ -176,7 +176,7 @@ def check_stages(stored: Stored, stages: int) -> None:
     if then != stages:
         raise ConfigError(
             f"{stored.path}: its replicas were cut into {_stages(then)}, and here into {_stages(stages)}: cut them as "
-            f"then, Pipeline(stages={then})"
+            f"then, {setting('parallel', 'pipeline.stages', then, python=f'Pipeline(stages={then})')}"
         )
 
 
@@ -245,8 +245,8 @@ def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
     log.info(
         "workers: %d go on from what %d left: all begin with the mean of their weights, by the samples that each had "
         "seen since they last met%s",
-        world.size // stages,
-        len(states) // stages,
+        world.size,
+        len(states),
         more,
     )
     return regrouped(states, world.size, stages, trainer.synchronizer), True

@@ -57,7 +57,7 @@ class NonFinite(Callback):
       when they come to it again; three times in a fit at most. (Not so where only an average brings it to light.)
 
     Weights that are not finite themselves are not mended by leaving a batch out: `skip` ends the fit then. So it does
-    after an epoch of whose images more than half were left out: that is no training any more.
+    after an epoch of whose batches more than half were left out: that is no training any more.
 
     Args:
         action: `stop`, `skip` or `rollback`.
@@ -102,27 +102,18 @@ class NonFinite(Callback):
             self._keep(trainer)
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
-        self._check_share(trainer, record)
         self._keep(trainer)  # nobody goes back behind an evaluation: what others made of it stands
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         self._kept = {}
-        if self.action != "stop":  # stages of a replica leave a batch out together, and other workers may have taken
-            own = np.array(self._skipped, np.int64).reshape(-1)  # over what is known of it: each counts once
-            all_of_them = np.concatenate(trainer.world.all_gather_ragged(own)).reshape(-1, 2)
-            self.left_out = len(np.unique(all_of_them, axis=0))
+        if self.action != "stop":
+            self.left_out = len(self._of_all(trainer))
 
-    def _check_share(self, trainer: TrainerView, record: EpochRecord) -> None:
-        """Whether more than half of the epoch's images were trained on, by what all workers know of each other.
-
-        DivergedError: on the workers that have left some out.
-        """
-        if self.action == "skip" and any(epoch == record.epoch - 1 for epoch, _ in self._skipped):
-            stages = trainer.world.size // trainer.replicas.size
-            left_out = record.samples - sum(record.spent.samples) // stages
-            if left_out > record.samples / 2:
-                images = f"{left_out:,} of the {counted(record.samples, 'image')} of epoch {record.epoch}"
-                raise DivergedError(f"{images} were left out, for what is not finite{WAYS_OUT}")
+    def _of_all(self, trainer: TrainerView) -> Any:
+        """(M, 2) epoch and batch of what workers left out. Stages of a replica leave a batch out together, and others
+        may have taken over what is known of it: each counts once."""
+        own = np.array(self._skipped, np.int64).reshape(-1)
+        return np.unique(np.concatenate(trainer.world.all_gather_ragged(own)).reshape(-1, 2), axis=0)
 
     def state(self) -> dict[str, Any]:
         return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2), "backs": self._backs}
@@ -187,6 +178,21 @@ class NonFinite(Callback):
         text = told(trainer.rank, trainer.replica, batch)
         trainer.replica.forget()
         return DivergedError(text + WAYS_OUT + LEAVE_OUT)
+
+    def end_epoch(self, trainer: Guarded, batches: int) -> None:
+        """After the last round of an epoch of so many batches, before anything is made of it.
+
+        Raises:
+            DivergedError: on every worker alike, with `skip`, where more than half of them were left out.
+        """
+        if self.action != "skip":
+            return
+        left_out = int((self._of_all(trainer)[:, 0] == trainer.epoch - 1).sum())
+        if left_out > batches / 2:
+            raise DivergedError(
+                f"{left_out} of the {counted(batches, 'batch')} of epoch {trainer.epoch} were left out, for what is "
+                f"not finite{WAYS_OUT}"
+            )
 
     def look_back(self, trainer: Guarded) -> None:
         """After the update of a round, with `rollback`: whether all go back.

@@ -78,7 +78,7 @@ def test_ranks_that_were_started_decide_the_number_of_replicas():
         Placement.of("numpy", 3, seats=(0, 1, 0, 1))
     with pytest.raises(ConfigError, match=r"workers=1: 1 replicas of 2 stages need 2 ranks, and 4 were started"):
         Placement.of("numpy", 1, stages=2, seats=(0, 1, 0, 1))
-    with pytest.raises(ConfigError, match=r"3 ranks, which make no whole number of replicas of 2 stages"):
+    with pytest.raises(ConfigError, match=r"3 ranks, no whole number of replicas of 2 stages"):
         Placement.of("numpy", stages=2, seats=(0, 1, 2))
 
 

@@ -207,20 +207,42 @@ def test_too_many_are_too_many():
 
 
 @pytest.mark.parametrize(("workers", "stages"), [(1, 1), (3, 1), (2, 2)])
-def test_an_epoch_of_which_more_than_half_is_left_out_is_no_training(workers, stages):
-    """25 batches, in order: 48 of the 97 images are left out first, then 52."""
+def test_an_epoch_of_which_more_than_half_is_left_out_is_no_training(workers, stages, tmp_path):
+    """Of 25 batches 12 are left out, then 13; nothing is made of that epoch, and what goes on comes to the same."""
     options = {"pipeline": None if stages == 1 else Pipeline(stages, 2), "timeout_s": 20}
-    loader = Loader(DATA, 4, shuffle=False)
+    loader, folder = Loader(DATA, 4, shuffle=False), tmp_path / "checkpoints"
     with ParallelWrapper(network(Poisoned(*range(48))), workers, 2, callbacks=[NonFinite("skip")], **options) as fine:
         fine.fit(loader, 2)
-    seen = Seen()
-    callbacks = [seen, NonFinite("skip")]
-    with (
-        ParallelWrapper(network(Poisoned(*range(52))), workers, 2, callbacks=callbacks, **options) as wrapper,
-        pytest.raises(DivergedError, match=r"^52 of the 97 images of epoch 1 were left out, for what is not finite: l"),
-    ):
-        wrapper.fit(loader, 2)
-    assert len(seen.iterations) == -(-25 // workers)  # at its end
+    said = r"^13 of the 25 batches of epoch 1 were left out, for what is not finite: lower"
+    for _ in range(2):
+        seen = Seen()
+        callbacks = [seen, Checkpoint(every_iterations=5, path=folder), NonFinite("skip")]
+        bad = network(Poisoned(*range(52)))
+        with ParallelWrapper(bad, workers, 2, callbacks=callbacks, **options) as wrapper:
+            if folder.is_dir():
+                wrapper.restore(folder)
+                assert wrapper.trainer.epoch == 0
+            with pytest.raises(DivergedError, match=said):
+                wrapper.fit(loader, 1)
+        assert (seen.iterations or [25])[-1] == -(-25 // workers)  # at its end, of which one has a checkpoint
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_other_workers_have_trained_on_was_not_left_out(workers, tmp_path):
+    class StopsAfterFive(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 5:
+                trainer.stop()
+
+    with ParallelWrapper(network(Poisoned(1)), 4, 1, callbacks=[StopsAfterFive(), NonFinite("skip")]) as one:
+        one.fit(Loader(DATA, 4, shuffle=False), 1)
+        path = one.checkpoint(tmp_path)
+        assert (one.trainer.epoch, one.trainer.iteration) == (0, 5)
+    guard = NonFinite("skip")
+    with ParallelWrapper(network(Poisoned(1)), workers, 1, callbacks=[guard]) as other:
+        other.restore(path)
+        other.fit(Loader(DATA, 4, shuffle=False), 1)
+        assert (other.trainer.epoch, guard.left_out) == (1, 1)
 
 
 @pytest.mark.parametrize("stages", [1, 2])
