@@ -23,13 +23,14 @@ from cupynet.lock import NAME, Hold
 from tests.test_train import QUICK, environment, run
 
 FAULT = """
-import os, signal
+import os, signal, time
 from cupynet.training import Callback
 
 class Fault(Callback):
     def on_iteration_end(self, trainer):
         if os.environ.get("END_AFTER") == str(trainer.iteration):
             os.kill(os.getpid(), getattr(signal, os.environ["END_BY"]))
+            time.sleep(0.2)  # the main thread has to hear of it, and the rest takes no longer
 """
 MORE = ["epochs=3", "report_every_iterations=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
 FAULTY = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
