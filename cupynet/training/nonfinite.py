@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupynet.checks import counted, integer, one_of, setting
-from cupynet.data import Batch
+from cupynet.data import Batch, Batches
 from cupynet.errors import DivergedError
 from cupynet.nn import Context, Layer, Sequential
 from cupynet.parallel import Groups, is_finite, parts
@@ -179,8 +179,8 @@ class NonFinite(Callback):
         trainer.replica.forget()
         return DivergedError(text + WAYS_OUT + LEAVE_OUT)
 
-    def end_epoch(self, trainer: Guarded, batches: int) -> None:
-        """After the last round of an epoch of so many batches, before anything is made of it.
+    def end_epoch(self, trainer: Guarded, train: Batches) -> None:
+        """After the last round of an epoch of these batches, before anything is made of it.
 
         Raises:
             DivergedError: on every worker alike, with `skip`, where more than half of them were left out.
@@ -188,11 +188,9 @@ class NonFinite(Callback):
         if self.action != "skip":
             return
         left_out = int((self._of_all(trainer)[:, 0] == trainer.epoch - 1).sum())
-        if left_out > batches / 2:
-            raise DivergedError(
-                f"{left_out} of the {counted(batches, 'batch')} of epoch {trainer.epoch} were left out, for what is "
-                f"not finite{WAYS_OUT}"
-            )
+        if left_out > train.batches / 2:
+            of_all = f"{counted(train.batches, 'batch')} of epoch {trainer.epoch}"
+            raise DivergedError(f"{left_out} of the {of_all} were left out, for what is not finite{WAYS_OUT}")
 
     def look_back(self, trainer: Guarded) -> None:
         """After the update of a round, with `rollback`: whether all go back.
