@@ -204,9 +204,8 @@ class Experiment:
             except ConfigError as error:
                 raise ConfigError(under("parallel.pipeline", self.settings.parallel.pipeline, error)) from error
         settings = self.settings
-        alone = (
-            self._open and self.job is None
-        )  # one replica, where that is open too: of as many stages as then, perhaps
+        # where the replicas are open too it is one, whether the stages are those of the machine or those of then
+        alone = self._open and self.job is None
         return Placement.of(
             self.backend_name,
             1 if alone and settings.workers is None else settings.workers,

@@ -96,8 +96,9 @@ def ended(arguments: Sequence[str]) -> Path | None:
     """The folder that the command line names, of a run that has come to its end without a checkpoint; else None."""
     own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
     run = Path(unquoted(own[-1])) if own else None
-    done = run is not None and (run / SUMMARY).is_file() and not (run / TRIAL).is_file()
-    return run if done else None
+    if run is None or not (run / SUMMARY).is_file() or (run / TRIAL).is_file() or _goes_on(run):
+        return None
+    return run
 
 
 def nothing_left(arguments: Sequence[str]) -> str:
@@ -200,7 +201,7 @@ def refuse_taken(folder: Path) -> None:
     elif checkpoints and _goes_on(folder):
         lost, way_out = "a run that was not finished", f"{shlex.quote(f'resume={folder}')} goes on with it"
     elif (folder / SUMMARY).is_file():
-        lost = "a run that is finished"
+        lost = "a run that was stopped" if _goes_on(folder) else "a run that is finished"
         way_out = f"{shlex.quote(f'resume={folder}')} with more epochs=... trains it further" * checkpoints
     if lost:
         raise ConfigError(
@@ -269,7 +270,7 @@ def _written(run: Path) -> float:
 
 
 def _goes_on(run: Path, ends: Sequence[str] = ("signal", "request", "diverged")) -> bool:
-    """Whether a run with checkpoints did not come to its end, or has gone on since.
+    """Whether a run did not come to its end, or has gone on since.
 
     ends: reasons to stop that are none to leave it at that.
     """

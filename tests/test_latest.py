@@ -190,6 +190,10 @@ def test_no_run_begins_where_there_is_another(summary, said, here):
         resume.refuse_taken(kept)
     assert resume.ended([f"hydra.run.dir='{kept}'"]) == kept and resume.ended([]) is None
     assert resume.ended(["hydra.run.dir=outputs/day/three"]) is None
+    (kept / "summary.json").write_text('{"stop_reason": "signal"}')  # and there is nothing to go on from
+    assert resume.ended([f"hydra.run.dir={kept}"]) is None
+    with pytest.raises(ConfigError, match="two: holds a run that was stopped, and beginning there .* it: name another"):
+        resume.refuse_taken(kept)
     resume.refuse_taken(Path("outputs/day/nothing"))
     (run.parent / "multirun.yaml").write_text("")
     with pytest.raises(
