@@ -125,6 +125,7 @@ class NcclCommunicator:
             raise NcclError(4, f"rank {rank} of {ndev}")
         self.rank, self._thread, self._count = rank, 0, 0
         self._ring: Ring | None = None
+        self._stuck: list[Line] = []  # lines on which a call of this end waits for one that never comes
         with machine.lock:
             rings = machine.rings
             ring = rings.setdefault(commId, Ring(ndev))
@@ -161,11 +162,13 @@ class NcclCommunicator:
         self._ring = None
 
     def abort(self) -> None:
-        """The end, of what others wait for in it too."""
+        """The end, of what others wait for in it too, and of what this end's device does."""
         ring, self._ring = self._ring, None
         if ring is not None:
             machine = active()
             with machine.lock:
+                for line in self._stuck:
+                    line.stuck = ""
                 ring.broken = NcclError(5, f"rank {self.rank} has aborted the communicator")
                 machine.changed.notify_all()
 
@@ -291,6 +294,7 @@ def _submit(calls: Sequence[Call]) -> None:
                     raise ring.broken
                 if not call.over:  # the host goes on; the device waits for one that never comes
                     call.line.stuck = f"{call} waits for {_missing(call, ring)}, whose device is lost"
+                    call.communicator._stuck.append(call.line)
                 if call.error is not None:
                     raise call.error
         except Misuse as misuse:

@@ -172,13 +172,20 @@ def test_a_device_that_is_lost_ends_the_run(after: int) -> None:
 
 
 @on_standin
-def test_a_device_that_is_lost_before_a_collective_leaves_no_host_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All have met, and one device never comes: who fails ends the collective, and with it the others' waiting."""
+@pytest.mark.parametrize("late_s", [0.0, 0.3])
+def test_a_device_that_is_lost_before_a_collective_leaves_no_host_behind(
+    late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have met, and one device never comes: who fails ends the collective, and with it the others' waiting.
+
+    late_s: the others' hosts may have gone on meanwhile, and each has its own device's part to end.
+    """
     really = DeviceMeans._sum_here
 
     def lost(self: DeviceMeans, *arguments: Any) -> None:
         if self.rank == 1 and made.trainer.iteration == 2:
             active().lose(1)
+            time.sleep(late_s)
         really(self, *arguments)
 
     monkeypatch.setattr(DeviceMeans, "_sum_here", lost)
