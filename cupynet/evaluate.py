@@ -88,8 +88,12 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
     if trained.checkpoint is None and summary is not None and all(keys == ["trusted_modules"] for keys in changed):
         loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # as JSON has it
         same = (evaluation.accuracy, loss) == (summary.test_accuracy, summary.test_loss)
-        says = "has no result: the run was not evaluated" if summary.test_accuracy is None else None
-        print("the same as in summary.json" if same else f"summary.json {says or f'says {summary.test_accuracy}'}")
+        if same:
+            print("the same as in summary.json")
+        elif summary.test_accuracy is None:
+            print("summary.json has no result: the run was not evaluated")
+        else:
+            print(f"summary.json says {summary.test_accuracy}")
 
 
 def without_training(settings: Settings) -> Settings:

@@ -268,6 +268,15 @@ def test_refused_in_one_line_before_a_folder_exists(
     assert list(in_folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(("bad", "good"), [("workers=four", "workers=4"), ("devices=x", "devices=[0]")])
+def test_of_a_setting_written_twice_the_wrong_one_is_told(
+    bad: str, good: str, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ((bad, good), (good, bad)):
+        assert command(*arguments) == (2, [])
+        assert capsys.readouterr().err.startswith(f"cupynet: {bad}: must be ")
+
+
 @pytest.mark.parametrize("gone", ["~callbacks.progress", "callbacks.progress=null"])
 def test_a_reference_to_what_was_taken_out(
     gone: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -358,7 +367,7 @@ def test_priorities_of_the_environment(
             assert capsys.readouterr().err == f"cupynet: {'job 0: ' * ('-m' in question)}{line}{more(question)}\n"
     assert len(list(in_folder.glob("outputs/20*/*"))) == started
     monkeypatch.delenv("BACKEND_PRIORITY_GPU")
-    for value, means in (("", True), ("False", False), ("true", True)):
+    for value, means in (("", True), ("False", False), ("true", True), ("0", False), ("1", True)):
         monkeypatch.setenv("CUPYNET_REPORT", value)
         assert command()[1][0].callbacks["report"]["enabled"] is means
     monkeypatch.setenv("CUPYNET_REPORT", "no")

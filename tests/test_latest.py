@@ -142,6 +142,8 @@ def test_what_others_go_on_with_is_not_the_latest(here):
     """A search has its trials; of a sweep's jobs one that diverged has told what it was to tell."""
     trial, job = made("outputs/tune/day/time/trials/0000"), made("outputs/sweeps/day/time/0")
     (trial.parents[1] / "study.db").write_text("")
+    made("outputs/search/trials/0000")
+    Path("outputs/search/study.db").write_text("")
     (job.parent / "multirun.yaml").write_text("")
     (job / "summary.json").write_text('{"stop_reason": "diverged", "iterations": 4}')
     made("outputs/a/b/c/d/e")  # deeper than anything that a command makes

@@ -97,3 +97,19 @@ def test_wrong_settings_are_refused_before_there_are_machines(tmp_path):
     stdout, stderr = run(tmp_path, "workers=0", "hydra.run.dir=here", command="machines", code=2)
     assert stderr == "cupynet: workers=0: must be an integer of at least 1, or null for one per device\n"
     assert stdout == ""
+
+
+@pytest.mark.parametrize("setting", ["resume=latest", "+resume=there", "--cfg=job"])
+def test_what_each_rank_reads_by_itself_is_left_to_the_ranks(monkeypatch, setting):
+    """The settings of a run that is gone on with are stored there; a question is answered, and nothing trains."""
+
+    def composed(*_: object) -> None:
+        raise AssertionError(setting)
+
+    commands: list[list[str]] = []
+    monkeypatch.setattr(machines, "compose", composed)
+    monkeypatch.setattr(machines.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(machines, "find_mpiexec", lambda: "mpiexec")
+    monkeypatch.setattr(machines, "follow", lambda command, _: commands.append(command) or 0)
+    assert machines.train("1mbit", "1ms", 1, [setting]) == 0
+    assert commands[0][-1] == setting

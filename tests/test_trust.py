@@ -255,6 +255,18 @@ def test_a_folder_has_a_name(arguments: list[str], key: str, refused: Any, monke
     refused(f"cupynet: {key}=: must be the name of a folder\n", *arguments)
 
 
+def test_jobs_of_a_sweep_have_each_a_folder_of_its_own(
+    command: Command,  # noqa: F811
+    refused: Any,
+    in_folder: Path,  # noqa: F811
+) -> None:
+    for subdir, shown in ((".", "."), ("a", "a"), ("a/${hydra.job.num}/..", "a/1/..")):
+        said = f"cupynet: hydra.sweep.subdir={shown}: jobs 0 and 1 would have one folder: put ${{hydra.job.num}} into"
+        refused(said, "-m", "seed=1,2", f"hydra.sweep.subdir={subdir}")
+    assert command("-m", "seed=1", "hydra.sweep.subdir=.", "hydra.sweep.dir=alone")[0] == 0  # its sweep's folder
+    assert (in_folder / "alone" / ".hydra").is_dir()
+
+
 # what a run has stored ------------------------------------------------------------------------------------------------
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

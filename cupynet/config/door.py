@@ -311,11 +311,19 @@ class Gate(Callback):
         except Exception as error:
             raise _Leave(ConfigError(explain(error, asked, schema))) from error
         composed = []
+        folders: dict[Path, int] = {}
         for number, overrides in enumerate(jobs):
             try:
                 job = loader.load_sweep_config(config, list(overrides))
-                numbered(job, number)
-                trust.check_folder("hydra.sweep.subdir", OmegaConf.select(job, "hydra.sweep.subdir"), typed)
+                folder = numbered(job, number).resolve()
+                subdir = OmegaConf.select(job, "hydra.sweep.subdir")
+                trust.check_folder("hydra.sweep.subdir", subdir, typed)
+                other = folders.setdefault(folder, number)
+                if other != number:
+                    raise ConfigError(
+                        f"hydra.sweep.subdir={subdir}: jobs {other} and {number} would have one folder: put "
+                        "${hydra.job.num} into it, or leave it out"
+                    )
             except Exception as error:
                 raise _Leave(ConfigError(explain(error, overrides, schema))) from error
             composed.append((list(overrides), job))

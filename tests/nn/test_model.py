@@ -171,7 +171,13 @@ def test_bytes_in_floating_point_are_refused(classified: bool) -> None:
     asked = model.classify if classified else model.predict
     random = np.random.default_rng(0)
     fractions = random.random((2, *SMALL.shape), np.float32)
-    for taken in (fractions, fractions * 2 - 1, random.standard_normal(fractions.shape), fractions[:0]):
+    for taken in (
+        fractions,
+        fractions * 2 - 1,
+        random.standard_normal(fractions.shape),
+        fractions * 100 - 1,
+        fractions[:0],
+    ):
         assert len(asked(taken)) == len(taken)
     said = (
         r"images of float32 up to 25\d.*: floating point is taken as it is, and pixels are scaled to 0\.\.1 here: give"
