@@ -162,7 +162,7 @@ class Checkpoints:
         """Under its own name it is whole as long as it is there."""
         old = path.with_name(f"{path.name}.old-{os.getpid()}")
         os.rename(path, old)
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)  # what is left, as NFS leaves files that are open, `clean` removes
 
 
 def read(path: str | Path) -> Stored:

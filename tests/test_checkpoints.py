@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -342,3 +343,21 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         store.save(2, {"step": 2}, ARRAYS)
     monkeypatch.undo()
     assert newest_step(store) == 1 and leftovers(tmp_path) == [] and store.steps() == [1]
+
+
+def test_what_cannot_be_removed_ends_nothing(tmp_path, monkeypatch):
+    """NFS leaves a file that somebody has open: the checkpoint is gone all the same, and the rest is removed later."""
+    store = saved(tmp_path, 1, 2)
+    real = os.rmdir
+
+    def busy(path, **more):
+        if ".old-" in str(path):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        real(path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        store.keep({2})
+    assert store.steps() == [2] and any(".old-" in path.name for path in tmp_path.iterdir())
+    store.clean()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]

@@ -89,7 +89,11 @@ class GradientSharing(Synchronizer):
     def begin(self, replica: ReplicaView) -> None:
         super().begin(replica)
         if self._encoder is not None:
-            self._common[...] = replica.backend.to_host(replica.params.master)
+            self._remember(replica)
+
+    def _remember(self, replica: ReplicaView) -> None:
+        """The weights that all replicas have now are what the next updates are told from."""
+        self._common[...] = replica.backend.to_host(replica.params.master)
 
     @property
     def _encoder(self) -> ThresholdEncoding | None:
@@ -139,6 +143,7 @@ class GradientSharing(Synchronizer):
         if self._encoder is not None:
             self._encoder.restore(state["encoding"])
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
+            self._remember(self._replica)  # of which the state is already that of then
 
     def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {**state, "tally": Tally(score=self.report_score).state()}
@@ -167,7 +172,8 @@ class GradientSharing(Synchronizer):
         refuse_divergence([each.finite for each in sent], self._next - 1)
         total = sum(each.samples for each in sent)
         for each in sent:  # in rank order, so that the sums are the same everywhere
-            each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
+            if each.samples:  # else it says nothing; it may be that nobody does
+                each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
         if params.running:
             self.communicator.allreduce_mean(params.running, self._samples)
         params.master[...] = replica.backend.asarray(common)

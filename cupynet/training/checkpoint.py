@@ -81,6 +81,7 @@ class Checkpoint(Callback):
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         if self._path is None and run is None:
             raise ConfigError("Checkpoint needs a path where there is no run folder: Checkpoint(path='checkpoints')")
+        self._written, self._for_good, self._best_step, self._best_score = 0, [], -1, math.nan
         self._store = Checkpoints(run.checkpoints_path if self._path is None and run is not None else self._path or "")
 
     def on_fit_start(self, trainer: TrainerView) -> None:

@@ -86,15 +86,19 @@ class NonFinite(Callback):
         self._text = ""
         self._count = 0  # of those that were left out in this fit
         self._backs = 0
+        self._continues = False  # whether the next fit goes on from a restored state
         self._kept: dict[str, Any] = {}
 
     # events ---------------------------------------------------------------------------------------------------------
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        self._found, self._kept = None, {}
+        self._found, self._kept, self._skipped = None, {}, []
+        self.left_out, self._continues = 0, False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        self._backs = self._count = 0
+        if not self._continues:
+            self._backs = self._count = 0
+        self._continues = False
         self._keep(trainer)
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
@@ -116,12 +120,13 @@ class NonFinite(Callback):
         return np.unique(np.concatenate(trainer.world.all_gather_ragged(own)).reshape(-1, 2), axis=0)
 
     def state(self) -> dict[str, Any]:
-        return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2), "backs": self._backs}
+        skipped = np.array(self._skipped, np.int64).reshape(-1, 2)
+        return {"skipped": skipped, "count": self._count, "backs": self._backs}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._skipped = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
         self.left_out = len(self._skipped)
-        self._backs = int(state["backs"])
+        self._count, self._backs, self._continues = int(state.get("count", 0)), int(state["backs"]), True
 
     def _keep(self, trainer: TrainerView) -> None:
         if self.action == "rollback":

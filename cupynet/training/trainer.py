@@ -290,8 +290,9 @@ class Trainer:
         """Where this fit starts and where it will end."""
         rounds = self.rounds(fit.train)
         deal = fit.train.deal(self.groups.replicas.size)
-        if deal != self._deal or self.round > rounds:  # a round that no epoch of these batches comes to
+        if deal != self._deal:
             self.round, self._deal = 0, deal
+        self.round = min(self.round, rounds)  # fewer workers than it is of have passed what no epoch of theirs comes to
         start = self.iteration if self._span_start is None else self._span_start
         self.total_iterations = self.iteration + (fit.last - self.epoch) * rounds - self.round
         self.total_epochs = fit.last
@@ -363,6 +364,7 @@ class Trainer:
             raise ConfigError(f"{name}.before_update returned {update!r}: return True or False")
         seen = time.perf_counter()
         if update and not (self.scaler is not None and self.scaler.skipping):
+            self.groups.world.check()  # the model of one that was left behind belongs to its user again
             replica.update(self.iteration)
         if self.scaler is not None:
             self.scaler.updated()

@@ -258,3 +258,14 @@ def test_what_cannot_be_restored_is_refused(tmp_path):
     Checkpoints(tmp_path / "odd").save(1, {"workers": []}, {"weights": {"a": np.zeros(2)}})
     with ParallelWrapper(small_model(), 2) as other, pytest.raises(DataError, match="it names no workers"):
         other.restore(tmp_path / "odd")
+
+
+def test_one_of_another_wrapper_begins_anew(tmp_path):
+    """What is the best of one training says nothing of another."""
+    callback = Checkpoint(best="loss", keep_last=1, path=tmp_path)
+    for _ in range(2):
+        with ParallelWrapper(small_model("float"), 2, callbacks=[callback]) as wrapper:
+            fit(wrapper, 1)
+            assert callback._best_step == wrapper.trainer.iteration
+            assert callback._best_score == wrapper.trainer.evaluation.loss
+        callback._best_score = 1e-9  # as of a network that was better

@@ -17,10 +17,18 @@ from cupynet.errors import ConfigError, DivergedError
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel import (
+    ElasticAveraging,
+    GradientSharing,
+    Groups,
+    ParameterAveraging,
+    Pipeline,
+    SlowMo,
+    Synchronizer,
+)
 from cupynet.training import Callback, Checkpoint, EarlyStopping, History, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training.nonfinite import told
-from tests.training.conftest import WAYS, alone, fingerprint, on_threads, small_dataset, small_model
+from tests.training.conftest import WAYS, StopAfter, alone, fingerprint, on_threads, small_dataset, small_model
 
 DATA = small_dataset(97)
 
@@ -286,8 +294,19 @@ class Seen(Callback):
         self.iterations.append(trainer.iteration)
 
 
-@pytest.mark.parametrize(("workers", "stages"), [(1, 1), (3, 1), (1, 2), (2, 2)])
-def test_rollback_goes_back_and_leaves_the_batch_out(tmp_path, workers, stages):
+@pytest.mark.parametrize(
+    ("workers", "stages", "way"),
+    [
+        (1, 1, ParameterAveraging(2)),
+        (3, 1, ParameterAveraging(2)),
+        (1, 2, ParameterAveraging(2)),
+        (2, 2, ParameterAveraging(2)),
+        (2, 1, GradientSharing("threshold")),
+        (3, 1, ElasticAveraging(2)),
+        (3, 1, ParameterAveraging(2, outer=SlowMo(1.0, 0.5))),
+    ],
+)
+def test_rollback_goes_back_and_leaves_the_batch_out(tmp_path, workers, stages, way):
     """As if it had been left out from the start: `skip` comes to the same weights, and to the same history."""
     loader = Loader(DATA, 4, seed=3)
     pipeline = None if stages == 1 else Pipeline(stages, 2)
@@ -296,7 +315,7 @@ def test_rollback_goes_back_and_leaves_the_batch_out(tmp_path, workers, stages):
         seen, history = Seen(), tmp_path / f"{action}.jsonl"
         callbacks = [seen, History(history), NonFinite(action, every_iterations=4)]
         options = {"callbacks": callbacks, "pipeline": pipeline, "timeout_s": 20, "report_every": 1}
-        with ParallelWrapper(network(Poisoned(17)), workers, 2, **options) as wrapper:
+        with ParallelWrapper(network(Poisoned(17)), workers, synchronizer=copy.deepcopy(way), **options) as wrapper:
             wrapper.fit(loader, 2)
             written = [json.loads(line) for line in history.read_text().splitlines()]
             rows = [{name: row.get(name) for name in ("kind", "iteration", "epoch", "loss")} for row in written]
@@ -437,3 +456,43 @@ def test_a_hundred_batches_that_are_not_finite_contaminate_nothing(capsys):
         assert all(np.isfinite(weights).all() for weights in kept.values())
     with capsys.disabled():
         print(f"\n{told} of 100 found in their round, no replica holds a number that is not finite, 0 hung")
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce):
+    """The last round of 25 batches is of one worker alone, and its batch is left out: nobody says anything."""
+    loader, guard = Loader(DATA, 4, seed=3), NonFinite("skip")
+    sample = int(next(batch for batch in loader.epoch(0, small_model().backend) if batch.index == 24).samples[0])
+    way = GradientSharing("threshold", reduce=reduce)
+    with ParallelWrapper(network(Poisoned(sample)), 3, synchronizer=way, callbacks=[guard], timeout_s=20) as wrapper:
+        wrapper.fit(loader, 1)
+        assert guard.left_out == 1 and len({fingerprint(each) for each in wrapper.replicas()}) == 1
+        assert np.isfinite(wrapper.model.params.master).all()
+
+
+def test_what_was_left_out_counts_after_a_resume_as_before(tmp_path):
+    """One batch may be left out, and the second is one too many: also where the run was stopped between them."""
+    loader = Loader(DATA, 4, shuffle=False)
+
+    def fit(*callbacks):
+        guard = NonFinite("skip", most_skipped=1)
+        with ParallelWrapper(network(Poisoned(5, 41)), 1, callbacks=[guard, *callbacks]) as wrapper:
+            if tmp_path.joinpath("step-00000005").is_dir():
+                wrapper.restore(tmp_path)
+            wrapper.fit(loader, 1)
+            wrapper.checkpoint(tmp_path)
+
+    with pytest.raises(DivergedError, match="batch 10 of epoch 1 .*; 1 batch of this worker left out before"):
+        fit()
+    fit(StopAfter(5))
+    with pytest.raises(DivergedError, match="batch 10 of epoch 1 .*; 1 batch of this worker left out before"):
+        fit()
+
+
+def test_a_guard_of_another_wrapper_begins_anew():
+    guard, loader = NonFinite("skip"), Loader(DATA, 4, shuffle=False)
+    for poisoned, left_out in ((Poisoned(5), 1), (Poisoned(), 0)):
+        seen = Seen()
+        with ParallelWrapper(network(poisoned), 1, callbacks=[guard, seen]) as wrapper:
+            wrapper.fit(loader, 1)
+            assert guard.left_out == left_out and wrapper.trainer.clock.samples == 97 - 4 * left_out

@@ -131,6 +131,21 @@ def test_nothing_is_left_out_and_little_is_trained_twice(tmp_path, caplog, worke
     )
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_an_epoch_whose_last_round_was_done_is_done(tmp_path, workers):
+    """Four workers make 4 rounds of 15 batches: as rounds of fewer that is more than an epoch has."""
+    callbacks = [Checkpoint(every_iterations=4, every_epochs=100, keep_last=100, path=tmp_path)]
+    options = {"synchronizer": ParameterAveraging(1), "optimizer": Nesterov(0.1)}
+    with ParallelWrapper(small_model(), 4, callbacks=callbacks, **options) as wrapper:
+        wrapper.fit(LOADER, 3)
+    assert read(tmp_path / "step-00000004").state["epoch"] == 0
+    with ParallelWrapper(small_model(), workers, **options) as wrapper:
+        wrapper.restore(tmp_path / "step-00000004")
+        wrapper.fit(LOADER, 2)
+        rounds = -(-15 // workers)
+        assert (wrapper.trainer.epoch, wrapper.trainer.iteration) == (2, 4 + rounds)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 6])
 def test_what_was_spent_is_counted_once(tmp_path, workers):
     """A worker that was not there before has spent nothing; what all count alike, such as images, all know."""
