@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cupynet import checks
-from cupynet.backend import FRACTIONS, Device, Feed
+from cupynet.backend import FRACTIONS, Device, Feed, PixelScale
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation, augmentations, augmented
 from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
@@ -295,6 +295,7 @@ def as_loader(
     shuffle: bool = True,
     *,
     classes: int | None = None,
+    pixels: PixelScale = FRACTIONS,
     augment: Sequence[Augmentation] = (),
 ) -> Batches:
     """The batches of whatever there is to train or evaluate on.
@@ -304,6 +305,7 @@ def as_loader(
             `Shards`; or a pair (images, labels) of arrays as `Dataset` takes them.
         batch_size, seed, shuffle, augment: see `Loader`.
         classes: of a pair; the largest label + 1 by default.
+        pixels: of a pair: what becomes of its pixels.
 
     Raises:
         ConfigError: `data` is none of these, or an argument cannot work.
@@ -316,7 +318,7 @@ def as_loader(
         images, labels = data
         labels = label_numbers("data set 'arrays'", labels)
         largest = int(labels.max(initial=0))
-        data = Dataset("arrays", images, labels, largest + 1 if classes is None else classes)
+        data = Dataset("arrays", images, labels, largest + 1 if classes is None else classes, pixels)
     if not isinstance(data, Dataset):
         kind = f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
         part = {Data: "; take one of its parts: train, validation or test", Source: "; take a part of what it loads"}

@@ -177,7 +177,7 @@ def find_rate(
     taken = next((name for name in ("report_every", "callbacks", "run") if name in wrapper), None)
     if taken is not None:
         raise ConfigError(f"{taken}: a learning-rate test has its own: leave it out")
-    loader = as_loader(data, batch_size, classes=model.output.features)
+    loader = as_loader(data, batch_size, classes=model.output.features, pixels=model.pixels)
 
     def make(optimizer: Optimizer, watch: Callback) -> ParallelWrapper:
         own = model.backend

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend import Backend
+from cupynet.backend import Backend, PixelScale
 from cupynet.backend.array import Array
 from cupynet.checks import instance, integer
 from cupynet.data import Batch, Labelled
@@ -35,6 +35,23 @@ def check_data(dataset: Labelled, model: Model) -> None:
             f"{model.input}: build the model for Image{shape}, or bring the images to its shape"
         )
     check_output(model.network, dataset.classes)
+
+
+def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
+    """Refuse data whose pixels become something else than those trained on: the answers would mean nothing.
+
+    ConfigError.
+    """
+    if dataset.pixels != pixels:
+        raise ConfigError(
+            f"data set {dataset.name!r}: its pixels become {_become(dataset.pixels)}, and those trained on "
+            f"{_become(pixels)}: give it the same pixels, Dataset(..., pixels=model.pixels), or a pair (images, labels)"
+        )
+
+
+def _become(pixels: PixelScale) -> str:
+    found = pixels.normalization()
+    return "fractions of 255" if found is None else f"(x - {found['mean']}) / {found['deviation']}"
 
 
 def moved(vector: Array, before: Array) -> bool:

@@ -15,13 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
-from cupynet.backend import Backend, Shared, blas, check_on_device, create_backend, memory
+import numpy as np
+
+from cupynet.backend import FRACTIONS, Backend, PixelScale, Shared, blas, check_on_device, create_backend, memory
 from cupynet.backend.array import Array
-from cupynet.checkpoints import Checkpoints
+from cupynet.checkpoints import Checkpoints, Stored
 from cupynet.checks import flag, instance, integer, one_of, shown
 from cupynet.columns import Columns
 from cupynet.data import Batches, Dataset, Shards, as_loader
-from cupynet.errors import ConfigError, CupynetError, DivergedError
+from cupynet.errors import ConfigError, CupynetError, DataError, DivergedError
 from cupynet.nn import Model, check_batches
 from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
 from cupynet.parallel import (
@@ -49,7 +51,7 @@ from cupynet.training.metrics import Evaluation
 from cupynet.training.profile import Profile
 from cupynet.training.recorded import replica_of
 from cupynet.training.records import StopReason
-from cupynet.training.replica import Replica, check_data
+from cupynet.training.replica import Replica, check_data, check_pixels
 from cupynet.training.stage import Stage
 from cupynet.training.trainer import Fit, Trainer
 
@@ -244,16 +246,19 @@ class ParallelWrapper:
             train: a `Loader`; or a `Dataset`, `Shards`, or a pair of images (S, H, W, C) uint8 and labels (S,), as in
                 `fit((images, labels))`, shuffled anew in each epoch.
             epochs: how many more; 0 after `restore`, to end a fit whose last epoch was complete.
+                The pixels of a pair become what the model has them become already (`Model.pixels`): fractions, unless
+                it was trained on others.
             batch_size: for a `train` or `evaluate_on` that is no `Loader`.
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
         """
-        loader = self._loader(train, batch_size)
+        loader = self._loader(train, batch_size, self.model.pixels)
         loader.rounds(self.placement.workers)  # refuses shards that are not as many
-        held_out = None if evaluate_on is None else self._loader(evaluate_on, batch_size, shuffle=False)
+        pixels = loader.dataset.pixels
+        held_out = None if evaluate_on is None else self._judging(evaluate_on, batch_size, pixels)
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         Fit.check(epochs, evaluate_every, split, least=0 if unfinished else 1)  # before any worker begins: no harm done
         several = self.placement.workers > 1
-        self.model.pixels = loader.dataset.pixels
+        self.model.pixels = pixels
         self._warn_of_idle(loader)
         self._check_batches(loader)
         evaluated = None if held_out is None else split
@@ -286,16 +291,27 @@ class ParallelWrapper:
                     callback.close()
 
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
-        """Evaluate in parallel over the replicas; `data` as for `fit`."""
-        loader = self._loader(data, batch_size, shuffle=False)
+        """Evaluate in parallel over the replicas; `data` as for `fit`.
+
+        ConfigError: its pixels become something else than those that the model was trained on; or the replicas were
+        restored to where they differ, between two averages.
+        """
+        pixels = self.model.pixels  # fractions, too, before it has seen any: then data may say otherwise
+        loader = self._judging(data, batch_size, pixels if pixels != FRACTIONS else None)
         found: list[Evaluation] = []  # one from each worker of this process, all the same
 
         def task(trainer: Trainer) -> None:
-            trainer.replica.begin()
-            trainer.synchronizer.begin(trainer.replica)
-            found.append(trainer.evaluate(loader))
+            if trainer.synchronizer.identical:  # here as there
+                trainer.replica.begin()
+                trainer.synchronizer.begin(trainer.replica)
+                found.append(trainer.evaluate(loader))
 
         self.on_workers(task, batch_size=loader.batch_size)
+        if not found:
+            raise ConfigError(
+                "the replicas are between two averages, and differ: let fit go on first, or evaluate what load_model "
+                "makes of the checkpoint, their mean"
+            )
         return found[0]
 
     def greatest(self, number: float) -> float:
@@ -326,12 +342,34 @@ class ParallelWrapper:
             ConfigError: it is not there; or of another network, optimizer or synchronizer, or of other stages.
             DataError: it is damaged.
         """
-        stored = found(path) if self._launcher.first == 0 else None
+        stored: Stored | None = None
+        refusal: CupynetError | None = None
+        if self._launcher.first == 0:
+            try:
+                stored = found(path)
+            except (ConfigError, DataError) as error:
+                refusal = error
+        refusal = self._of_first(refusal)
+        if refusal is not None:
+            raise refusal
 
         def task(trainer: Trainer) -> None:
             resumed(trainer, stored if trainer.rank == 0 else None)
 
         self.on_workers(task)
+
+    def _of_first(self, refusal: CupynetError | None) -> CupynetError | None:
+        """What worker 0 has against something, in all processes: the others would wait for it in what comes next."""
+        text = "" if refusal is None else f"{type(refusal).__name__} {refusal}"
+        told: list[str] = []
+
+        def task(trainer: Trainer) -> None:
+            texts = trainer.world.all_gather_ragged(np.frombuffer(text.encode(), np.uint8))
+            told.append(texts[0].tobytes().decode())
+
+        self.on_workers(task)
+        kind, _, rest = told[0].partition(" ")
+        return refusal or ({"ConfigError": ConfigError, "DataError": DataError}[kind](rest) if kind else None)
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs; the seconds it took."""
@@ -365,9 +403,16 @@ class ParallelWrapper:
         self.model.backend.synchronize()  # streams of the caller and of the workers do not wait for each other
         return self._launcher.run(done)
 
-    def _loader(self, data: Examples, batch_size: int, *, shuffle: bool = True) -> Batches:
-        loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features)
+    def _loader(self, data: Examples, batch_size: int, pixels: PixelScale, *, shuffle: bool = True) -> Batches:
+        loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features, pixels=pixels)
         check_data(loader.dataset, self.model)
+        return loader
+
+    def _judging(self, data: Examples, batch_size: int, pixels: PixelScale | None) -> Batches:
+        """Batches to evaluate on, whose pixels must become what those trained on do, where that is known."""
+        loader = self._loader(data, batch_size, pixels or FRACTIONS, shuffle=False)
+        if pixels is not None:
+            check_pixels(loader.dataset, pixels)
         return loader
 
     def _check_batches(self, loader: Batches) -> None:

@@ -172,6 +172,40 @@ def test_who_is_stopped_while_all_come_together_is_not_killed(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+RESTORING = """
+import sys
+import numpy as np
+from cupynet import ParallelWrapper, create_backend
+from cupynet.errors import ConfigError, DataError
+from cupynet.mpiexec import started
+from cupynet.nn import Dense, Image, Model, Sequential
+
+rng = np.random.default_rng(0)
+pair = rng.integers(0, 256, (24, 4, 4, 1), np.uint8), rng.integers(0, 3, 24)
+model = Model(Sequential({"output": Dense(3)}), Image(4, 4, 1), create_backend("numpy"), 1)
+with ParallelWrapper(model, 2, launcher="mpi", timeout_s=20, progress="none") as wrapper:
+    try:
+        wrapper.restore("there" if started()[0] == 0 else "no folder of this machine")
+    except (ConfigError, DataError) as error:
+        said = f"{type(error).__name__}: {error}"
+    wrapper.fit(pair, 1, batch_size=4)  # nothing there yet: a new training
+    with open(f"said-{started()[0]}", "w") as file:
+        file.write(said)
+"""
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_cannot_be_restored_is_refused_by_all(tmp_path, damaged):
+    """Rank 0 alone reads checkpoints: the others would wait for what it is not going to send."""
+    (tmp_path / "restoring.py").write_text(RESTORING)
+    if damaged:
+        (tmp_path / "there" / "step-00000001").mkdir(parents=True)
+    done = under_mpiexec(2, "restoring.py", cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+    first, second = ((tmp_path / f"said-{rank}").read_text() for rank in (0, 1))
+    assert first == second and first.startswith("DataError: there" if damaged else "ConfigError: there: there is no")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raise", "kill"])
 def test_fifty_failures_at_random_moments_never_hang(script, kind, capsys):

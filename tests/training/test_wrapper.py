@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import gc
 import signal
 import threading
@@ -11,12 +13,15 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
+from cupynet.backend import PixelScale
+from cupynet.checkpoints import Checkpoints
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
 from cupynet.optim import SGD, Nesterov, OneCycle
-from cupynet.parallel import Synchronizer, placement
+from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, launch, placement
 from cupynet.runs import Run
 from cupynet.training import Callback, History, ParallelWrapper, Trainer
+from cupynet.training.checkpoint import save
 from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
 
 
@@ -379,3 +384,93 @@ def test_data_stay_on_gpus_alone():
         with ParallelWrapper(small_model(), 2, 1, data_on_device=harmless) as wrapper:
             found.add(fingerprint(wrapper.fit(small_dataset(20), 1, batch_size=4).replicas()[0]))
     assert len(found) == 1
+
+
+def test_a_pair_has_the_pixels_of_the_model():
+    """Whoever has loaded a model that normalises gives it images as they are: all that look at them see the same."""
+    dataset = small_dataset(60)
+    pixels = PixelScale.of([0.2], [0.3])
+    model = small_model("float")
+    with ParallelWrapper(model, 2) as wrapper:
+        normalised = dataclasses.replace(dataset, pixels=pixels)
+        wrapper.fit(Loader(normalised, 8, seed=1), 2, evaluate_on=(dataset.images, dataset.labels))
+        last, pair = wrapper.trainer.evaluation, (dataset.images, dataset.labels)
+        assert wrapper.evaluate(pair).to_dict() == wrapper.evaluate(normalised).to_dict()
+        assert wrapper.evaluate(pair).loss == pytest.approx(last.loss)
+        right = model.predict(dataset.images).argmax(1) == dataset.labels
+        assert wrapper.evaluate(pair).accuracy == right.mean()
+        wrapper.fit(pair, 1)
+        assert model.pixels == pixels
+        for work in (
+            lambda: wrapper.evaluate(dataset),
+            lambda: wrapper.fit(normalised, 1, evaluate_on=Loader(dataset, 8, shuffle=False)),
+        ):
+            with pytest.raises(
+                ConfigError,
+                match=r"^data set 'bright rows': its pixels become fractions of 255, and those trained on "
+                r"\(x - \[0\.2\]\) / \[0\.3\]: give it the same pixels",
+            ):
+                work()
+        wrapper.fit(dataset, 1)  # who says what is trained on says how
+        assert model.pixels == dataset.pixels
+
+
+@pytest.mark.parametrize("way", [ParameterAveraging(3), ElasticAveraging(3)])
+def test_replicas_that_differ_are_not_evaluated(tmp_path, way):
+    """Each would judge its part of the images by weights of its own."""
+    dataset = small_dataset(60)
+    with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way), callbacks=[Keeps(tmp_path)]) as wrapper:
+        wrapper.fit(Loader(dataset, 4, seed=1), 1)
+    with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way)) as wrapper:
+        wrapper.restore(tmp_path)
+        with pytest.raises(ConfigError, match="^the replicas are between two averages, and differ: let fit go on"):
+            wrapper.evaluate(dataset)
+        wrapper.fit(Loader(dataset, 4, seed=1), 1)
+        assert wrapper.evaluate(dataset).samples == 60
+
+
+class Keeps(Callback):
+    """A checkpoint after the fourth iteration alone."""
+
+    every_rank = True
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == 4:
+            save(Checkpoints(self.folder), trainer)
+
+
+def test_one_that_was_left_behind_does_not_move_the_users_model(monkeypatch):
+    """A gradient takes longer than the others wait for it: what it comes to is of a training that is over."""
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    model, computing, over = small_model(), threading.Event(), threading.Event()
+
+    class Fails(Callback):
+        every_rank = True
+
+        def on_fit_start(self, trainer):
+            original = trainer.replica.gradient
+
+            def gradient(batch):
+                found = original(batch)
+                if trainer.rank == 0:
+                    computing.set()
+                    assert over.wait(20)
+                else:
+                    assert computing.wait(20)
+                    raise ZeroDivisionError("on purpose")
+                return found
+
+            trainer.replica.gradient = gradient
+
+    with ParallelWrapper(model, 2, callbacks=[Fails()]) as wrapper:
+        before = fingerprint(model)
+        with pytest.raises(ZeroDivisionError):
+            wrapper.fit(Loader(small_dataset(60), 4, seed=1), 1)
+        left = wrapper._launcher._left_behind
+        over.set()
+        for thread in left:
+            thread.join(20)
+    assert left and fingerprint(model) == before
