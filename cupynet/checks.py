@@ -236,6 +236,11 @@ def amount(size: int) -> str:
     return f"{count:.{1 if power and round(count, 1) < 100 else 0}f} {units[power]}"
 
 
+def kept_out(images: int) -> int:
+    """How many of so many training images it is usual to keep out, to choose by: a tenth, at most 5000."""
+    return min(max(images // 10, 1), 5000)
+
+
 def percent(share: float, digits: int = 2) -> str:
     """A share of one in percent: `98.90 %`."""
     return f"{100 * share:.{digits}f} %"

@@ -57,7 +57,8 @@ def described(model: Model, optimizer: Optimizer) -> Words:
             f"peers=torch: PyTorch is measured with softmax and cross-entropy, not with {type(model.loss).__name__}: "
             "leave out loss=, or peers=torch"
         )
-    return {"input": list(model.input.shape), "layers": _layer(model.network), "optimizer": OPTIMIZERS[name]}
+    sizes = {"input": list(model.input.shape), "outputs": model.output.features}
+    return {**sizes, "layers": _layer(model.network), "optimizer": OPTIMIZERS[name]}
 
 
 def _layer(layer: Layer) -> list[Words]:

@@ -10,16 +10,18 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet.errors import ConfigError, DataError
-from cupynet.exits import Arguments, leave_after, steady_streams
+from cupynet.exits import Arguments, leave_after, named_path, steady_streams
 from cupynet.mpiexec import started
 from cupynet.settings import Settings
 
 if TYPE_CHECKING:
     from cupynet.runs import Summary
+    from cupynet.training import Evaluation
 
 EXAMPLES = """overrides are settings of the run, changed:
   python -m cupynet.evaluate outputs/latest
@@ -34,7 +36,7 @@ def main() -> None:
         "python -m cupynet.evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES
     )
     parser.add_argument(
-        "run", type=Path, nargs="?", help="a folder that cupynet.train has written, or one of its checkpoints"
+        "run", type=named_path, nargs="?", help="a folder that cupynet.train has written, or one of its checkpoints"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     parser.add_argument("--json", action="store_true", help="the figures for programs")
@@ -73,6 +75,7 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
     weights, data = trained.weights, experiment.load()
     if summary is not None and not any(keys[0] == "data" for keys in changed):
         check_same_data(data.name, summary)
+    check_same_classes(experiment.source.class_names, trained.class_names)
     with experiment.wrapper(callbacks=()) as wrapper:
         try:
             wrapper.model.load_weights(weights)
@@ -86,14 +89,16 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
     print(evaluation.stats(names))
     print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
     if trained.checkpoint is None and summary is not None and all(keys == ["trusted_modules"] for keys in changed):
-        loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # as JSON has it
-        same = (evaluation.accuracy, loss) == (summary.test_accuracy, summary.test_loss)
-        if same:
-            print("the same as in summary.json")
-        elif summary.test_accuracy is None:
-            print("summary.json has no result: the run was not evaluated")
-        else:
-            print(f"summary.json says {summary.test_accuracy}")
+        print(_beside(summary, evaluation))
+
+
+def _beside(summary: Summary, evaluation: Evaluation) -> str:
+    """Whether the run came to the same."""
+    if summary.test_accuracy is None:
+        return "summary.json has no result: the run was not evaluated"
+    loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # as JSON has it
+    same = (evaluation.accuracy, loss) == (summary.test_accuracy, summary.test_loss)
+    return "the same as in summary.json" if same else f"summary.json says {summary.test_accuracy}"
 
 
 def without_training(settings: Settings) -> Settings:
@@ -120,6 +125,17 @@ def check_same_data(name: str, summary: Summary) -> None:
         raise DataError(
             f"the run was made on {before}, and now {name} was found: bring {before} back, or choose with data=..."
         )
+
+
+def check_same_classes(found: Sequence[str], before: Sequence[str]) -> None:
+    """Refuse other classes than the run's, or in another order: each would be counted as another. DataError."""
+    for number, (here, there) in enumerate(zip_longest(found, before) if found and before else ()):
+        if here != there:
+            own, then = ("missing" if each is None else repr(each) for each in (here, there))
+            raise DataError(
+                f"class {number} of these data is {own}, and of the run's {then}: bring the same classes, in the same "
+                "order"
+            )
 
 
 if __name__ == "__main__":

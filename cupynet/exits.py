@@ -15,6 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from cupynet.checks import one_line
@@ -58,6 +59,18 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: {self.prog} --help shows what it takes")
+
+
+def named(text: str) -> str:
+    """The name of a file or a folder; an empty one is of a variable that has no value, and would mean this folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a file or a folder, not ''")
+    return text
+
+
+def named_path(text: str) -> Path:
+    """`named`, as a path."""
+    return Path(named(text))
 
 
 def leave_after(work: Callable[[], int | None]) -> NoReturn:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
-from cupynet.checks import tf32_products
+from cupynet.checks import kept_out, tf32_products
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_batches, check_loss, check_output
@@ -165,9 +165,10 @@ class Experiment:
             if not chooser.needs_validation:
                 continue
             if not getattr(self.source, "validation", True):
+                there = self.source.expected().get("train", 0)
                 raise ConfigError(
                     f"{name}: {kind} chooses by images kept out of training, and there are none: hold some "
-                    "out, data.validation=5000"
+                    f"out, data.validation={kept_out(there) if there else 5000}"
                 )
             if not self.synchronizer.evaluates and self.placement.workers > 1:
                 raise ConfigError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cupynet import __version__
 from cupynet.checks import integer
 from cupynet.errors import ConfigError, CupynetError
-from cupynet.exits import Arguments, leave_after, steady_streams
+from cupynet.exits import Arguments, leave_after, named_path, steady_streams
 
 if TYPE_CHECKING:
     from cupynet.nn import Model
@@ -31,15 +31,17 @@ def main() -> None:
     """The command."""
     steady_streams()
     parser = Arguments("python -m cupynet.export", "Write a finished run as what other programs read.", EXAMPLES)
-    parser.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
-    parser.add_argument("--onnx", type=Path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
+    parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_argument("--onnx", type=named_path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
                         help="what the graph takes: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
     parser.add_argument("--check", type=int, default=CHECKED, metavar="N",
                         help="images on which the graph is held against the model; 0: none (%(default)s)")  # fmt: skip
-    parser.add_argument("--safetensors", type=Path, metavar="FILE", help="the weights, in our names and layouts")
-    parser.add_argument("--torch", type=Path, metavar="FILE", help="the weights, in PyTorch's names and layouts")
-    parser.add_argument("--torch-module", type=Path, metavar="FILE", help="Python text of the module that takes them")
+    parser.add_argument("--safetensors", type=named_path, metavar="FILE", help="the weights, in our names and layouts")
+    parser.add_argument("--torch", type=named_path, metavar="FILE", help="the weights, in PyTorch's names and layouts")
+    parser.add_argument(
+        "--torch-module", type=named_path, metavar="FILE", help="Python text of the module that takes them"
+    )
     parser.add_argument("--trusted-modules", default="", metavar="NAMES",
                         help="modules of your own whose classes the run names, with commas between")  # fmt: skip
     leave_after(lambda: export(parser.parse_args()))

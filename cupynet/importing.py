@@ -21,13 +21,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from cupynet.errors import ConfigError, DataError
 from cupynet.files import load_tensors
 from cupynet.layouts import from_torch, name_in_torch, orders
-from cupynet.nn import Layer, Model
+from cupynet.nn import Concat, Layer, Model, Residual
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 _H5_IN_KERAS = "model.weights.h5"
@@ -65,13 +66,15 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
 
     Args:
         names: layer here -> layer in the file ("conv1": "conv2d_1"). By default the n-th layer of a class here is the
-            n-th of that class there.
+            n-th of that class there. Layers of one size in different branches must be named: Keras counts those of
+            branches by how far they are from the output.
 
     Raises:
         DataError: the file cannot be read, a weight is missing in it, of another shape, or for no layer here.
-        ConfigError: `names` names what this model has not; h5py is not installed.
+        ConfigError: `names` names what this model has not, or not what cannot be told apart; h5py is not installed.
     """
     wanted, layers = _wanted(model, names), _keras_names(model.network)
+    _check_told_apart(model, wanted, names or {})
     found: dict[str, str] = {}
     place: dict[int, int] = {}
     for name, (layer, _) in wanted.items():
@@ -131,6 +134,32 @@ def _keras_names(network: Layer) -> dict[str, str]:
         names[layer.path] = f"{kind}_{counts[kind]}" if kind in counts else kind
         counts[kind] = counts.get(kind, 0) + 1
     return names
+
+
+def _check_told_apart(model: Model, wanted: Mapping[str, tuple[Layer, str]], names: Mapping[str, str]) -> None:
+    """Refuse to guess which of two branches a layer is in, where the sizes would fit either way. ConfigError.
+
+    Layers one after the other have one order here and there. (keras/src/ops/function.py: layers are numbered by depth.)
+    """
+    sizes: dict[str, list[Any]] = {}
+    for name, (layer, own) in wanted.items():
+        sizes.setdefault(layer.path, [type(layer)]).append((own, model_shape(model, name)))
+    for whole in model.network.walk():
+        for first, second in combinations(_ways(whole), 2):
+            for one, other in product(first, second):
+                alike = one.path in sizes and sizes[one.path] == sizes.get(other.path)
+                if alike and not {one.path, other.path} <= set(names):
+                    raise ConfigError(
+                        f"layers {one.path!r} and {other.path!r} are of one size, in two branches, and Keras does not "
+                        f"say which is which: name both, names={{{one.path!r}: ..., {other.path!r}: ...}}"
+                    )
+
+
+def _ways(layer: Layer) -> list[list[Layer]]:
+    """The layers of each of the ways that lead through a layer side by side."""
+    if isinstance(layer, Residual):
+        return [list(layer.body.walk()), [] if layer.shortcut is None else list(layer.shortcut.walk())]
+    return [list(branch.walk()) for _, branch in layer.children()] if isinstance(layer, Concat) else []
 
 
 def _taken(there: dict[str, Any], name: str, own: str, path: PathLike) -> Any:

@@ -24,6 +24,7 @@ _CONV = {"stride": [1, 1], "padding": [[0, 0], [0, 0]], "dilation": [1, 1], "gro
 _POOL = {"kind": "max_pool", "kernel": [2, 2], "stride": [2, 2], "padding": [[0, 0], [0, 0]]}
 NETWORK: dict[str, Any] = {  # what is measured: see described.py
     "input": [28, 28, 1],
+    "outputs": 10,
     "optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9, "nesterov": True},
     "layers": [
         {"kind": "conv", "in": 1, "out": 20, "kernel": [5, 5], "activation": "identity", **_CONV},
@@ -154,7 +155,7 @@ def same_step(threads: int, batch: int, layout: str, device: str = "cpu") -> tup
     network = built(NETWORK["layers"]).to(device, memory_format=memory_format)
     optimizer = _optimizer(NETWORK["optimizer"], network.parameters())
     images = torch.rand(batch, channels, height, width, device=device).to(memory_format=memory_format)
-    labels = torch.randint(0, 10, (batch,), device=device)
+    labels = torch.randint(0, NETWORK["outputs"], (batch,), device=device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

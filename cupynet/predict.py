@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupynet.checks import integer, percent
 from cupynet.errors import ConfigError, CupynetError, DataError
-from cupynet.exits import Arguments, leave_after, say_error, steady_streams
+from cupynet.exits import Arguments, leave_after, named_path, say_error, steady_streams
 
 if TYPE_CHECKING:
     from cupynet.nn import Model
@@ -36,8 +36,8 @@ def main() -> None:
     """The command."""
     steady_streams()
     parser = Arguments("python -m cupynet.predict", "Say what a finished run sees in pictures.", EXAMPLES)
-    parser.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
-    parser.add_argument("pictures", type=Path, nargs="+", metavar="picture",
+    parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_argument("pictures", type=named_path, nargs="+", metavar="picture",
                         help="PNG and JPEG files, and folders of them")  # fmt: skip
     parser.add_argument("--top", type=int, default=3, metavar="N", help="classes that are told (%(default)s)")
     parser.add_argument("--json", action="store_true", help="one object a line, for programs")

@@ -136,6 +136,14 @@ class Trained:
             raise DataError(f"{self.path}: does not say how its pixels were normalised: name a finished run")
         return asked
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What its classes are called, in the order of the outputs; empty where they have no names. DataError."""
+        found = self._told.get("class_names") or ()
+        if not isinstance(found, list | tuple):
+            raise DataError(f"{self.path}: what it says of its classes cannot be ({checks.shown(found)})")
+        return tuple(map(str, found))
+
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
         """See `load_model`."""
         settings = self._own
@@ -153,7 +161,7 @@ class Trained:
             shape, normalize = self._told.get("image_shape") or self.source.image_shape, self.normalize
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
-            model.class_names = tuple(map(str, self._told.get("class_names") or ()))
+            model.class_names = self.class_names
             self._check_channels(model)
         except CupynetError:
             raise

@@ -323,3 +323,8 @@ def test_what_to_set_is_told_for_the_command_line_and_for_python() -> None:
 def test_values_as_they_are_written_on_the_command_line() -> None:
     value = {"a": [1, None, True], "b": {"c": "x"}, "d": (0.5,)}
     assert checks.written(value) == "{a:[1,null,true],b:{c:x},d:[0.5]}"
+
+
+@pytest.mark.parametrize(("images", "out"), [(60_000, 5000), (49_999, 4999), (600, 60), (11, 1), (2, 1)])
+def test_what_is_kept_out_leaves_some_to_train_on(images: int, out: int) -> None:
+    assert checks.kept_out(images) == out < images

@@ -264,3 +264,26 @@ def test_a_run_out_of_memory_says_what_to_lower(tmp_path):
     assert "worker 1 (numba, device 0), epoch 1, at batch 1" in line
     assert line.endswith(": lower batch_size, workers or parallel.prefetch_buffer")
     assert "Traceback" not in (Path(run_folder(tmp_path)) / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "RUN", "--onnx", ""],
+        ["export", ""],
+        ["evaluate", ""],
+        ["predict", "RUN", "a.png", ""],
+        ["report", ""],
+        ["compare", ""],
+        ["compare", "RUN", "--csv", ""],
+        ["compare", "RUN", "--html", ""],
+    ],
+)
+def test_a_variable_without_a_value_names_no_file(command: list[str], monkeypatch, capsys) -> None:
+    """It would be this folder, or a file without a name."""
+    main = importlib.import_module(f"cupynet.{command[0]}{'.__main__' * (command[0] in ('report', 'compare'))}").main
+    monkeypatch.setattr(sys, "argv", ["cupynet", *command[1:]])
+    with pytest.raises(SystemExit) as left:
+        main()
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and "must be the name of a file or a folder, not ''" in told and told.count("\n") == 1

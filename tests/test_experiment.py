@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cupynet import experiment as experiment_module
-from cupynet.backend import cuda
+from cupynet.backend import create_backend, cuda
 from cupynet.data import Data, Dataset, Source
 from cupynet.errors import ConfigError, DataError
 from cupynet.experiment import Experiment
@@ -81,6 +81,23 @@ def test_a_source_that_promised_something_else_is_found_out() -> None:
     found.source = Liar(0, 0, None)
     with pytest.raises(DataError, match="8 x 8 x 3.*8 x 8 x 1"):
         found.load()
+
+
+def test_a_source_made_without_init_is_trained_on() -> None:
+    """As a user writes one that needs no setting."""
+
+    class Bare(Source):
+        image_shape, classes = (8, 8, 1), 3
+
+        def __init__(self) -> None:
+            pass
+
+        def load(self) -> Data:
+            return Data("bare", small_dataset(12), None, small_dataset(12))
+
+    found = experiment(())
+    found.source = Bare()
+    assert len(list(found.train_loader(found.load()).epoch(0, create_backend("numpy")))) == 1
 
 
 def test_a_source_whose_files_cannot_be_read_is_an_error_of_the_data() -> None:
@@ -167,7 +184,10 @@ def test_the_learning_rate_follows_the_workers_where_asked() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ((), "callbacks.early_stopping: EarlyStopping chooses by images kept out of training, .*data.validation=5000$"),
+        (
+            ("data.train=600",),
+            "callbacks.early_stopping: EarlyStopping chooses by images kept out of training, .*data.validation=60$",
+        ),
         (
             ("data.validation=100", "workers=2", "parallel.averaging_frequency=end"),
             "callbacks.early_stopping: .*, and replicas averaged at the end are not evaluated after each: parallel.av",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import zipfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from cupynet import (
     Activation,
     BatchNorm,
+    Concat,
     ConfigError,
     Conv2D,
     DataError,
@@ -25,6 +27,7 @@ from cupynet import (
     LayerNorm,
     MaxPool2D,
     Model,
+    Residual,
     Sequential,
     create_backend,
     import_keras,
@@ -325,3 +328,42 @@ def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ConfigError, match=r"files of Keras need h5py, .*: pip install 'cupynet\[keras\]'"):
         import_keras(model(), tmp_path / "a.weights.h5")
+
+
+def branched(*ways: Any) -> Model:
+    return Model(
+        Sequential({"ways": Concat(list(ways)), "output": Dense(3)}), Image(6, 6, 2), create_backend("numpy"), 1
+    )
+
+
+def test_layers_of_keras_in_branches_are_named(tmp_path: Path) -> None:
+    """Keras counts them by how far they are from the output: which is which the file does not say."""
+    ways: Any = [Conv2D(4, 1)], [Conv2D(4, 1), Conv2D(4, 3, padding="same")]
+    source, found = branched(*ways), branched(*ways)
+    source.load_weights({name: weight + 1 for name, weight in source.weights().items()})
+    arrays = source.weights()
+    first, second, third = (f"ways.branch{way}.conv2d{n}" for way, n in ((1, 1), (2, 1), (2, 2)))
+    there = {first: "conv2d_1", second: "conv2d", third: "conv2d_2", "output": "dense"}
+    stored = {f"layers/{there[layer]}/vars/{number}": arrays[f"{layer}.{own}"]
+              for layer in there for number, own in enumerate(("weight", "bias"))}  # fmt: skip
+    path = write(tmp_path / "a.weights.h5", stored)
+    for names in ({}, {first: "conv2d_1"}):
+        said = rf"^layers '{first}' and '{second}' are of one size, in two branches, .*: name both, names="
+        with pytest.raises(ConfigError, match=said):
+            import_keras(found, path, names)
+    import_keras(found, path, {first: "conv2d_1", second: "conv2d"})
+    for name, weight in arrays.items():
+        np.testing.assert_array_equal(found.weights()[name], weight)
+
+
+def test_layers_of_keras_that_only_fit_one_way_need_no_names(tmp_path: Path) -> None:
+    layers = {"block": Residual([Conv2D(2, 3, padding="same"), Conv2D(2, 3, padding="same")], Conv2D(2, 1))}
+    source, found = (Model(Sequential({**copy.deepcopy(layers), "output": Dense(3)}), Image(6, 6, 2),
+                           create_backend("numpy"), seed) for seed in (1, 2))  # fmt: skip
+    names = [name for name in source.weights() if name.endswith(".weight")]
+    there = dict(zip(names, ("conv2d", "conv2d_1", "conv2d_2", "dense"), strict=True))
+    stored = {f"layers/{there[name]}/vars/{number}": source.weights()[name.replace("weight", own)]
+              for name in names for number, own in enumerate(("weight", "bias"))}  # fmt: skip
+    import_keras(found, write(tmp_path / "a.weights.h5", stored))
+    for name, weight in source.weights().items():
+        np.testing.assert_array_equal(found.weights()[name], weight)

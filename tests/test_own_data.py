@@ -68,6 +68,20 @@ def test_digits_nobody_tuned_anything_to_are_learned_and_evaluated_again(
     assert f"loss {summary['test_loss']!r}" not in stdout
 
 
+def test_classes_of_other_names_are_not_taken_for_those_of_the_run(tmp_path: Path) -> None:
+    """In the order of their names each would be counted as the next."""
+    few = Parts(*(array[:: len(array) // 40] for array in digits()))  # sorted by class
+    for name, renamed in (("then", ""), ("now", "another")):
+        folder = write_pictures(tmp_path / name, few)
+        for part in ("train", "test"):
+            if renamed:
+                sorted((folder / part).iterdir())[-1].rename(folder / part / renamed)
+    run(tmp_path, "data=folder", "data.folder=then", *SHORT)
+    asked = [str(run_folder(tmp_path)), "data.folder=now"]
+    _, stderr = run(tmp_path, *asked, command="evaluate", code=65)
+    assert stderr.startswith("cupynet: class 0 of these data is 'another', and of the run's 'class-0': bring the same")
+
+
 def test_shards_are_trained_on(kept: dict[str, list[str]], tmp_path: Path) -> None:
     run(tmp_path, *kept["folder"], "data.normalize=auto", "shards=2", "to=shards", command="shard")
     sharded = ["data=folder", "data.storage=sharded", "data.shards=shards", "data.normalize=auto"]

@@ -41,7 +41,10 @@ class Passes(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: int) -> Passes | None:
-    """Those of images (H, W, C); None where an image, or what comes out of it, has too many values to number."""
+    """Those of images (H, W, C); None where an image, or what comes out of it, has too many values to number.
+
+    Nor are there any where no window sees a pixel.
+    """
     from cupynet.backend.kernels import tiles  # numba is imported only where it is used
 
     (height, width, channels), (rows, cols) = image, window.output(*image[:2])
@@ -56,6 +59,8 @@ def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: 
     patch = (pixels[:, None] + np.arange(channels)).reshape(-1)
     outputs, weights = np.arange(corners.size) * filters, np.arange(patch.size) * filters
     places, seen = _seen(image, filters, window)
+    if not places:
+        return None
     return Passes(
         frame,
         _sums([(corners, outputs, patch)], filters, itemsize),

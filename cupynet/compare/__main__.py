@@ -15,7 +15,7 @@ from cupynet.compare.columns import chosen, columns, in_order, records
 from cupynet.compare.found import find, is_run
 from cupynet.compare.groups import Comparison, Group, compared
 from cupynet.errors import ConfigError, OutputError
-from cupynet.exits import Arguments, leave_after, say_error, steady_streams
+from cupynet.exits import Arguments, leave_after, named, say_error, steady_streams
 from cupynet.files import write_whole
 from cupynet.sweeps.table import Column, Screen, as_csv, as_markdown, show
 from cupynet.terminal import wrapped
@@ -44,14 +44,18 @@ def main() -> None:
 def _parser() -> Arguments:
     about = "Compare runs: which settings differ, what came of them, and which to use."
     parser = Arguments("python -m cupynet.compare", about, EXAMPLES)
-    parser.add_argument("folders", nargs="+", help="of runs, of sweeps, or with such in them; patterns are looked up")
+    parser.add_argument(
+        "folders", nargs="+", type=named, help="of runs, of sweeps, or with such in them; patterns are looked up"
+    )
     parser.add_argument(
         "--sort", metavar="COLUMN", help="order of the rows, -COLUMN for the largest first: --sort=-loss"
     )
     parser.add_argument("--columns", metavar="A,B,...", help="which columns, in this order")
     parser.add_argument("--to", type=float, metavar="ACCURACY", help="the accuracy that time_to is about, such as 0.99")
-    parser.add_argument("--csv", metavar="FILE", help="write the table to a file, with all columns")
-    parser.add_argument("--html", metavar="FILE", help=f"write the page there; in a sweep's folder it is {PAGE}")
+    parser.add_argument("--csv", type=named, metavar="FILE", help="write the table to a file, with all columns")
+    parser.add_argument(
+        "--html", type=named, metavar="FILE", help=f"write the page there; in a sweep's folder it is {PAGE}"
+    )
     parser.add_argument("--no-html", action="store_true", help="write no page")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print the table as Markdown")

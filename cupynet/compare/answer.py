@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cupynet.checks import counted, percent
+from cupynet.checks import counted, kept_out, percent
 from cupynet.compare.found import Found
 from cupynet.compare.groups import Comparison, Figure, Group, summary_of
 
@@ -102,8 +102,12 @@ def _chance(comparison: Comparison, chosen: Group, judged: Sequence[Group]) -> l
                 f"which overlaps with {len(rivals)} other{'s' * (len(rivals) > 1)}: between these the time decides."
             )
     if comparison.split == "test" and len(judged) > 1:
+        trained = min(
+            summary_of(run).images // max(summary_of(run).epochs, 1) for group in judged for run in group.runs
+        )
         said.append(
-            "Accuracy is that of the test images: who chooses by it should hold others out, data.validation=5000."
+            "Accuracy is that of the test images: who chooses by it should hold others out, "
+            f"data.validation={kept_out(trained)}."
         )
     return said
 

@@ -85,9 +85,10 @@ class Source(ABC):
     class_names: tuple[str, ...] = ()
     on_black = False
     centred = False
-    normalize: str | Mapping[str, Sequence[float]] | None = None  # these, too, of a source made without `__init__`
+    seed = 12345  # these of a source that was made without `__init__`
+    normalize: str | Mapping[str, Sequence[float]] | None = None
     augment: tuple[Augmentation, ...] = ()
-    storage: str = "shared"  # of a source that was made without `__init__`
+    storage: str = "shared"
     shards: str | os.PathLike[str] | None = None
 
     def __init__(

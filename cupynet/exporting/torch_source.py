@@ -57,7 +57,8 @@ MEAN, DEVIATION = {mean}, {deviation}  # of pixels, in fractions of 255
 
 def prepared(images):
     """Images (N, H, W, C) of 0 to 255 as the network takes them: (N, C, H, W)."""
-    x = (images.float() / 255 - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
+    mean, deviation = (torch.tensor(each, device=images.device) for each in (MEAN, DEVIATION))
+    x = (images.float() / 255 - mean) / deviation
     return x.permute(0, 3, 1, 2)
 '''
 

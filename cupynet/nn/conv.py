@@ -106,8 +106,10 @@ class Conv2D(Layer):
         return y, backward
 
     def fuse(self, following: Layer) -> Layer | None:
-        if not isinstance(following, MaxPool2D) or not self._activation.monotone or not isinstance(self.input, Image):
+        own = type(self) is Conv2D and type(following) is MaxPool2D  # what is made from them may compute otherwise
+        if not own or not self._activation.monotone or not isinstance(self.input, Image):
             return None
+        assert isinstance(following, MaxPool2D)
         pair = self.backend.fused_pair(self._operation(), MaxPool(following.window))
         return None if pair is None else ConvMaxPool(self, following, pair)
 

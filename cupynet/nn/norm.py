@@ -77,8 +77,8 @@ class BatchNorm(Layer):
         return self.normalized(x, context, relu=False)
 
     def fuse(self, following: Layer) -> Layer | None:
-        fits = type(following) is Activation and following.output_activation == "relu"
-        return BatchNormReLU(self, following) if fits else None
+        own = type(self) is BatchNorm and type(following) is Activation  # what is made from them may compute otherwise
+        return BatchNormReLU(self, following) if own and following.output_activation == "relu" else None
 
     def normalized(self, x: Array, context: Context, *, relu: bool) -> tuple[Array, Backward]:
         """`forward` of x (N, ..., C), and with `relu` what that makes of it."""

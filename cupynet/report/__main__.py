@@ -10,7 +10,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from cupynet.exits import Arguments, leave_after, say_error, stdout_is_gone, steady_streams
+from cupynet.exits import Arguments, leave_after, named_path, say_error, stdout_is_gone, steady_streams
 
 EXAMPLES = """for example:
   python -m cupynet.report outputs/latest --open"""
@@ -24,7 +24,7 @@ def main() -> None:
         "Write report.html and curves.png into the folder of a run, finished, killed or going on.",
         EXAMPLES,
     )
-    parser.add_argument("run_folder", type=Path, help="a folder that cupynet.train has written")
+    parser.add_argument("run_folder", type=named_path, help="a folder that cupynet.train has written")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     parser.add_argument("--follow", type=int, metavar="NICENESS", help=argparse.SUPPRESS)  # started so by training
     leave_after(lambda: _report(parser.parse_args()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ class Seen:
 
     Attributes:
         run: the folder.
-        running: whether a process is at work there now.
+        running: whether a process is at work there now. checkpoints: whether it has some.
         start: started.json, summary: summary.json; empty where there is none.
         reports, epochs: the rows of history.jsonl.
         filters: the weights of the first convolution, (K_h, K_w, C, O), and its name.
@@ -44,6 +45,7 @@ class Seen:
 
     run: Run
     running: bool
+    checkpoints: bool = False
     start: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
@@ -99,6 +101,7 @@ def look(folder: str | Path, *, over: bool = False) -> Seen:
     return Seen(
         run=run,
         running=not over and at_work(run.folder, patient=False),
+        checkpoints=any(each.name[5:].isdecimal() for each in run.checkpoints_path.glob("step-*")),
         start=start,
         summary=summary,
         reports=[row for row in rows if row.get("kind") == "report"],
@@ -147,7 +150,14 @@ def _text(path: Path) -> str:
 
 def _lines(path: Path) -> list[str]:
     """A log from where its run was gone on with last, if it was."""
-    lines = _text(path).splitlines()
+    with path.open("rb") as file:
+        content = file.read(MOST_TEXT // 2)
+        rest = max(0, os.fstat(file.fileno()).st_size - len(content))
+        if rest > MOST_TEXT // 2:  # what it began and what it ended with
+            content += b"\n"
+            file.seek(-MOST_TEXT // 2, os.SEEK_END)
+        content += file.read(MOST_TEXT // 2)
+    lines = content.decode("utf-8", "replace").splitlines()
     begins = [number for number, line in enumerate(lines) if " going on after iteration " in line]
     return lines[begins[-1] :] if begins else lines
 
@@ -185,8 +195,8 @@ def _filters(path: Path, start: dict[str, Any]) -> tuple[str, Any] | None:
         return None
     weights = load_weights(path)
     layers = start.get("layers")
-    order = [str(mapping(layer).get("layer", "")).strip() for layer in layers] if isinstance(layers, list) else []
-    place = {name: index for index, name in enumerate(order)}
+    names = [str(mapping(layer).get("layer", "")) for layer in layers] if isinstance(layers, list) else []
+    place = {name: index for index, name in enumerate(names) if not name.startswith(" ")}  # the others are in these
     found = [name for name, array in weights.items() if getattr(array, "ndim", 0) == 4]
     found.sort(key=lambda name: (place.get(name.rpartition(".")[0].split(".")[0], len(place)), name))
     return (found[0], weights[found[0]]) if found else None

@@ -70,7 +70,8 @@ def state(seen: Seen) -> tuple[str, str, str]:
         if seen.errors:
             diverged = "not finite" in seen.errors[-1] or "diverged" in seen.errors[-1]
             return ("diverged" if diverged else "failed"), "bad", seen.errors[-1].partition(": ")[2]
-        return "killed", "bad", f"The run ended without a result, after {of}; its last checkpoint can be gone on with."
+        left = "; its last checkpoint can be gone on with" if seen.checkpoints else ""
+        return "killed", "bad", f"The run ended without a result, after {of}{left}."
     if _last_iteration(seen) > (seen.number("iterations") or math.inf):
         return "killed", "bad", "The run was gone on with, and killed: the results are those from before."
     reason = seen.text("stop_reason")
@@ -200,8 +201,8 @@ def _tiles(seen: Seen) -> Markup:
         if not seen.running and validation is not None and split == "test":
             more.append(f"validation {percent(validation)}")
         rows.append((f"{split} accuracy", percent(accuracy), ", ".join(more)))
-        loss = finite(last.get(f"{split}_loss"))
-        loss = finite(seen.summary.get(f"{split}_loss")) if loss is None else loss
+        ended = None if seen.running else finite(seen.summary.get(f"{split}_loss"))  # of the weights that were kept
+        loss = finite(last.get(f"{split}_loss")) if ended is None else ended
         trained = finite(last.get("loss"))
         if loss is not None:
             rows.append((f"{split} loss", f"{loss:.4g}", "" if trained is None else f"training {trained:.4g}"))

@@ -169,8 +169,17 @@ class Sweep:
     @property
     def best(self) -> Job | None:
         """The finished job of the best accuracy, of several the one that trained fastest; None where there is none."""
-        done = [job for job in self.jobs.values() if job.code == 0 and job.accuracy is not None]
-        return min(done, key=lambda job: (-(job.accuracy or 0.0), _summary(job).train_s), default=None)
+        done = [job for job in self.jobs.values() if job.code == 0 and self._judged(job) is not None]
+        return min(done, key=lambda job: (-(self._judged(job) or 0.0), _summary(job).train_s), default=None)
+
+    @property
+    def _split(self) -> str:
+        """Which images choose between the jobs: those that all finished ones were judged by."""
+        found = [job.summary for job in self.jobs.values() if job.code == 0 and job.summary is not None]
+        return "validation" if all(each.validation_accuracy is not None for each in found) else "test"
+
+    def _judged(self, job: Job) -> float | None:
+        return None if job.summary is None else getattr(job.summary, f"{self._split}_accuracy")
 
     def _called(self, job: Job) -> str:
         """A job by what is its own."""
@@ -243,10 +252,10 @@ class Sweep:
                 )
         if left:
             screen.print(f"no room for {', '.join(column.key for column in left)}: see {NAME}")
-        if best is not None and best.accuracy is not None:
-            split = "test" if _summary(best).validation_accuracy is None else "validation"
+        if best is not None:
+            reached = percent(self._judged(best) or 0.0)
             screen.print(
-                f"best: job {best.number} ({self._called(best)}), {split} accuracy {percent(best.accuracy)}",
+                f"best: job {best.number} ({self._called(best)}), {self._split} accuracy {reached}",
                 soft_wrap=True,
             )
         screen.print(f"python -m cupynet.compare {shlex.quote(str(self.folder))}", soft_wrap=True)

@@ -190,7 +190,7 @@ def _lines(
 def tested(run: Path, trusted_modules: Sequence[str]) -> dict[str, float]:
     """The weights of a run, evaluated on the test images that it has not seen."""
     from cupynet import config
-    from cupynet.evaluate import check_same_data, normalized_as, without_training
+    from cupynet.evaluate import check_same_classes, check_same_data, normalized_as, without_training
     from cupynet.experiment import Experiment
     from cupynet.runs import Run
     from cupynet.tune.judged import figures
@@ -200,6 +200,7 @@ def tested(run: Path, trusted_modules: Sequence[str]) -> dict[str, float]:
     experiment = Experiment(normalized_as(without_training(settings), summary.normalize))
     data = experiment.load()
     check_same_data(data.name, summary)
+    check_same_classes(experiment.source.class_names, summary.class_names or ())
     with experiment.wrapper(callbacks=()) as wrapper:
         wrapper.model.load_weights(Run(run).weights())
         return figures(wrapper.evaluate(experiment.evaluation_loader(data.test)))

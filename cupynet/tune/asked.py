@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config, resume
+from cupynet.checks import kept_out
 from cupynet.errors import ConfigError
 from cupynet.settings import TuneSettings, own_names
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from cupynet.experiment import Experiment
 
 MAY_DIFFER = ("trials", "timeout_s", "jobs", "trusted_modules")  # where a search goes on
-SHARE, MOST_HELD_OUT = 10, 5000  # one of so many training images is kept out by default, and no more than that
 MOST_CHECKED = 60  # settings that are composed before the first trial
+FEWEST = 20  # training images, for some to be kept out
 NOT_SEARCHED = ("resume", "trusted_modules", "experiment", "data.validation", "parallel.launcher")
 
 
@@ -206,7 +207,8 @@ def _held_out(experiment: Experiment, typed: Sequence[str]) -> str:
     if getattr(source, "validation", True):
         return ""
     there = source.expected().get("train", 0)
-    if "data.validation" in typed or there < 2 * SHARE:
+    if "data.validation" in typed or there < FEWEST:
         none = "data.validation=0" if "data.validation" in typed else "data.validation"
-        raise ConfigError(f"{none}: a search chooses by images kept out of training: data.validation=1000")
-    return f"data.validation={min(there // SHARE, MOST_HELD_OUT)}"
+        some = kept_out(there) if there else 1000
+        raise ConfigError(f"{none}: a search chooses by images kept out of training: data.validation={some}")
+    return f"data.validation={kept_out(there)}"

@@ -83,6 +83,17 @@ def test_images_too_large_for_32_bits_are_left_to_numpy() -> None:
     assert passes((1 << 15, 1 << 15, 2), 1, window, 4) is None and passes((1 << 15, 1 << 15, 1), 3, window, 4) is None
 
 
+def test_windows_that_see_no_pixel_are_left_to_numpy() -> None:
+    """A window of 1x1 that lies on the padding alone: what comes out is the bias."""
+    window, weight, bias = Window((1, 1), (2, 2), ROOM), np.ones((1, 1, 2, 3), np.float32), np.arange(3, dtype="f")
+    x, grads = np.ones((4, 1, 1, 2), np.float32), (np.zeros_like(weight), np.zeros_like(bias))
+    backend = create_backend("numba")
+    y, kept = backend.conv2d(x, weight, bias, window)
+    assert y.shape == (4, 2, 2, 3) and (y == bias).all()
+    dx = backend.conv2d_backward(np.ones_like(y), kept, x, weight, *grads, window, need_dx=True)
+    assert not dx.any() and not grads[0].any() and (grads[1] == 16).all()
+
+
 def test_tiles_fill_the_registers_and_no_more() -> None:
     width, sums = tiles.registers()
     for columns, itemsize in itertools.product(range(1, 80), (4, 8)):

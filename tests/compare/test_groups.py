@@ -223,7 +223,7 @@ def test_the_fastest_close_to_the_best_is_recommended(tmp_path: Path) -> None:
         "30.0 s: workers=1)."
     )
     assert notes == [
-        "Accuracy is that of the test images: who chooses by it should hold others out, data.validation=5000."
+        "Accuracy is that of the test images: who chooses by it should hold others out, data.validation=50."
     ]
     made(tmp_path / "3", workers=8, test_accuracy=0.9950, train_s=40.0, test=many)
     assert answer(of(tmp_path))[0].startswith(

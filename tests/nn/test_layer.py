@@ -13,6 +13,7 @@ from cupynet.nn import (
     INFERENCE,
     Activation,
     Backward,
+    BatchNorm,
     Context,
     Conv2D,
     Dense,
@@ -408,3 +409,44 @@ def test_one_layer_at_two_depths_is_refused():
         Model(network, Flat(3), create_backend("numpy"))
     Model(Sequential([shared]), Flat(3), create_backend("numpy"))  # a description may be used again, for another model
     Model(Sequential([shared]), Flat(3), create_backend("numpy"))
+
+
+class Halved(Conv2D):
+    def forward(self, x, context):
+        y, backward = super().forward(x, context)
+        y *= 0.5
+        return y, backward
+
+
+class Doubled(MaxPool2D):
+    def forward(self, x, context):
+        y, backward = super().forward(x, context)
+        y *= 2
+        return y, backward
+
+
+class Quartered(BatchNorm):
+    def forward(self, x, context):
+        y, backward = super().forward(x, context)
+        y *= 0.25
+        return y, backward
+
+
+@every_backend
+def test_what_is_made_from_a_layer_computes_what_it_says(name: str) -> None:
+    """Also where the backend would make one operation of the layer it is made from and the next."""
+    x = np.random.default_rng(1).normal(size=(3, 6, 6, 2))
+
+    def computed(**layers: Layer) -> Any:
+        backend, params = create_backend(name, "double"), Params()
+        network = Sequential(layers)
+        build(network, Image(6, 6, 2), params, backend)
+        params.allocate(backend, 5)
+        with backend.here():
+            return backend.to_host(network.forward(backend.asarray(x), INFERENCE)[0]).copy()
+
+    plain = computed(conv=Conv2D(4, 3), pool=MaxPool2D(2))
+    np.testing.assert_allclose(computed(conv=Halved(4, 3), pool=MaxPool2D(2)), plain / 2)
+    np.testing.assert_allclose(computed(conv=Conv2D(4, 3), pool=Doubled(2)), plain * 2)
+    plain = computed(norm=BatchNorm(), relu=Activation("relu"))
+    np.testing.assert_allclose(computed(norm=Quartered(), relu=Activation("relu")), plain / 4)

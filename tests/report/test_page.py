@@ -162,6 +162,48 @@ def test_a_run_without_results_was_killed_or_failed(tmp_path):
     assert state(look(unfinished(tmp_path, name="again", log=went_on)))[0] == "killed"
 
 
+def test_what_can_be_gone_on_with_is_said_where_there_is_something(tmp_path):
+    folder = unfinished(tmp_path, rows=history(1))
+    assert state(look(folder))[2] == "The run ended without a result, after 1 of 3 epochs."
+    (folder / "checkpoints" / "step-00000100.tmp-7").mkdir(parents=True)
+    assert "gone on" not in state(look(folder))[2]
+    (folder / "checkpoints" / "step-00000100").mkdir()
+    assert state(look(folder))[2].endswith("; its last checkpoint can be gone on with.")
+
+
+def test_the_end_of_a_long_log_is_read(tmp_path):
+    """A warning at its beginning, a million characters, and the error that ended it."""
+    line = "2026-05-01 12:00:00,000 {} cupynet.config.door: {}\n"
+    much = line.format("INFO", "epoch") * 30_000
+    text = line.format("WARNING", "no GPU") + much + line.format("ERROR", "the disk is full")
+    seen = look(unfinished(tmp_path, log=text))
+    assert state(seen) == ("failed", "bad", "the disk is full")
+    assert [each.partition(": ")[2] for each in seen.warnings] == ["no GPU"]
+
+
+def test_the_loss_is_of_the_weights_whose_accuracy_stands_beside_it(tmp_path):
+    """Those of the last epoch are no longer there where a callback has put others in their place."""
+    parsed = made(finished(tmp_path, test_loss=0.1234, test_accuracy=0.9876))
+    assert "0.1234" in parsed.text and "98.76 %" in parsed.text
+    folder = finished(tmp_path, name="other", test_loss=None)
+    assert "test loss" in made(folder).text  # of the last row
+
+
+def test_the_first_convolution_is_the_networks(tmp_path):
+    """Not one that is called so in a block further on."""
+    folder = finished(tmp_path)
+    row = {"kind": "", "settings": "", "output": "", "parameters": ""}
+    names = ["input", "conv1", "block1", "  conv1", "  conv2", "output"]
+    started = json.loads((folder / "started.json").read_text())
+    started["layers"] = [{"layer": name, **row} for name in names]
+    (folder / "started.json").write_text(json.dumps(started))
+    shape = (3, 3, 1, 4)
+    weights = {name: np.zeros(shape) for name in ("block1.conv1.weight", "block1.conv2.weight", "conv1.weight")}
+    save_weights(folder / "weights.safetensors", weights)
+    found = look(folder).filters
+    assert found is not None and found[0] == "conv1.weight"
+
+
 def test_the_page_of_a_run_that_goes_on_reads_itself_again(tmp_path):
     folder = unfinished(tmp_path, rows=history(2)[:-1])
     hold = Hold(folder)

@@ -91,6 +91,18 @@ def test_jobs_are_judged_by_validation_images_where_there_are_some(tmp_path: Pat
     assert (sweep.code(0), sweep.code(4)) == (0, None)
 
 
+def test_jobs_judged_by_other_images_are_chosen_from_by_those_that_all_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = Sweep(tmp_path)
+    job(sweep, 0, validation_accuracy=0.99, test_accuracy=0.9)
+    job(sweep, 1, test_accuracy=0.95)
+    job(sweep, 2, code=3)
+    assert sweep.best is sweep.jobs[1]
+    sweep.close()
+    assert "best: job 1 (workers=1 parallel.averaging_frequency=10), test accuracy 95.00 %" in capsys.readouterr().out
+
+
 def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sweep.csv").mkdir()
     sweep = Sweep(tmp_path)
