@@ -108,9 +108,25 @@ class MeanOfSeen(nn.Module):
 '''
 
 
+# what an nn.Sequential of PyTorch 2.13 has itself, beside register_...: no module in one may be called so
+TAKEN = frozenset((
+    "T_destination", "add_module", "append", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile",
+    "cpu", "cuda", "double", "dump_patches", "eval", "extend", "extra_repr", "float", "forward", "get_buffer",
+    "get_extra_state", "get_parameter", "get_submodule", "half", "insert", "ipu", "load_state_dict", "modules",
+    "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+    "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict", "to", "to_empty", "train",
+    "training", "type", "xpu", "zero_grad",
+))  # fmt: skip
+
+
 def torch_source(model: Model) -> str:
-    """The text. ConfigError: a layer is not known there."""
+    """The text. ConfigError: a layer is not known there, or is called what is none's there."""
     check_known(model.network, "PyTorch")
+    for layer in model.network.walk():
+        if layer.path.rpartition(".")[2] in TAKEN:
+            raise ConfigError(
+                f"layer '{layer.path}': every module of PyTorch has something of that name: give it another one"
+            )
     orders(model.network)  # refuses what PyTorch has in two orders
     entries = (
         _inside(model.network) if isinstance(model.network, Sequential) else _entries("network", model.network, ())

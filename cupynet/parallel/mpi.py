@@ -29,7 +29,10 @@ FORM_BYTES = 64  # of the note before each message that says what it is
 
 @cache
 def library() -> Any:
-    """The module mpi4py.MPI; this starts MPI, which waits for all ranks. ConfigError where it is missing."""
+    """The module mpi4py.MPI; this starts MPI, which waits for all ranks.
+
+    ConfigError where it is missing, or is for one thread at a time: a thread of its own sends what others wait for.
+    """
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -37,6 +40,11 @@ def library() -> Any:
             f"launcher=mpi: MPI cannot be used ({one_line(error)}): install it with pip install 'cupynet[mpi]', "
             "or mpi4py for the MPI of this machine"
         ) from error
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise ConfigError(
+            "launcher=mpi: this MPI lets one thread at a time call it, and two do: take one that was built for "
+            "several (MPI_THREAD_MULTIPLE), such as that of pip install 'cupynet[mpi]'"
+        )
     return MPI
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cupynet.errors import ConfigError
+from cupynet.parallel.mpi import library
 from tests.mpi import needs_mpi, under_mpiexec
 
 pytestmark = needs_mpi
@@ -221,3 +225,12 @@ def test_fifty_failures_at_random_moments_never_hang(script, kind, capsys):
     with capsys.disabled():
         print(f"\n{kind}: 50 tries, 0 hangs, {tracebacks} with their own traceback, the longest {longest:.1f} s")
     assert tracebacks == (50 if kind == "raise" else 0)
+
+
+def test_an_mpi_for_one_thread_at_a_time_is_refused(monkeypatch):
+    found = SimpleNamespace(Query_thread=lambda: 2, THREAD_MULTIPLE=3)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=found))
+    with pytest.raises(ConfigError, match="^launcher=mpi: this MPI lets one thread at a time call it, and two do"):
+        library()
+    found.Query_thread = lambda: 3
+    assert library() is found
