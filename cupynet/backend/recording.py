@@ -59,6 +59,9 @@ class Recorder(Protocol):
         The optimizer's updates do so, and do nothing but set gradients to zero where the step is left out.
         """
 
+    def first(self) -> AbstractContextManager[None]:
+        """A context for what is done for the first time: nobody records in any thread while it lasts."""
+
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """What `work` asks of the backend, as one thing to be asked for again; nothing of it is done now.
 

@@ -43,7 +43,17 @@ def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> Nc
 
     scratch = None if place is None else backend.asarray(np.zeros(1, np.float32))
     identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")  # all have met: nobody allocates any more
-    return None if place is None else NcclSum(identifier, place, leaders, backend, scratch)
+    made = None if place is None else NcclSum(identifier, place, leaders, backend)
+    try:
+        hand(b"made")  # on the host: in a sum nobody hears that one of them could not be made
+        if made is not None:
+            made.sum([scratch])  # in which older versions of NCCL connect
+            backend.synchronize()
+    except BaseException:
+        if made is not None:
+            made.abandon()
+        raise
+    return made
 
 
 class NcclSum:
@@ -53,18 +63,15 @@ class NcclSum:
         identifier: of the first one, the same for all.
         place, size: its number, and how many there are. All are made at the same time, each in its own thread.
         backend: its device and stream.
-        scratch: an array there, for a first sum, in which older versions of NCCL connect.
     """
 
-    def __init__(self, identifier: bytes, place: int, size: int, backend: Backend, scratch: Array) -> None:
+    def __init__(self, identifier: bytes, place: int, size: int, backend: Backend) -> None:
         from cupy.cuda import nccl
 
         self._nccl, self._backend = nccl, backend
         self._types = {np.dtype(np.float16): nccl.NCCL_FLOAT16, np.dtype(np.float32): nccl.NCCL_FLOAT32}
         self._types[np.dtype(np.float64)] = nccl.NCCL_FLOAT64
         self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
-        self.sum([scratch])
-        backend.synchronize()
 
     def sum(self, arrays: Sequence[Array]) -> None:
         """Overwrite each array with its sum over all devices. RuntimeError: it is none that NCCL can add up."""

@@ -29,6 +29,9 @@ from cupynet.training.scaling import LossScaler
 
 log = logging.getLogger(__name__)
 
+SPOILED = range(900, 908)  # cudaErrorStreamCapture...: what a capture ended with that was invalidated
+ATTEMPTS = 3  # to record a work, where it was spoiled
+
 
 @dataclass(frozen=True)
 class Found:
@@ -70,6 +73,7 @@ class RecordedReplica(Replica):
         self._epoch: Array = model.backend.asarray(np.zeros(1, np.int64))
         self._epoch_there = 0
         self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by what it does and that size: works done before
+        self._spoiled: dict[tuple[str, int], int] = {}  # how often a work was not recorded
         self._scale: float | None = None  # the loss scale that the device was told, or told; None: nothing yet
         self._asked: dict[int, int] = {}  # see `Found.rounds`
         self._loss: Array = None
@@ -219,18 +223,31 @@ class RecordedReplica(Replica):
         if self._singly:
             plainly()
         elif known is None:
-            plainly()
+            with self._recorder.first():
+                plainly()
             self._known[key] = lambda: self._first_recorded(key, plainly)
         else:
             known()
 
     def _first_recorded(self, key: tuple[str, int], work: Callable[[], None]) -> None:
-        """The second time: record it, then do it; or find that it cannot be recorded, and do it as it stands."""
+        """The second time: record it, then do it; or find that it cannot be recorded, and do it as it stands.
+
+        What another thread did to the device meanwhile may have spoiled it: then it is tried again, a few times.
+        """
         try:
             self._known[key] = self._recorder.record(work)
         except Exception as error:  # CuPy's, CUDA's, or of whatever is in a network
-            if self.backend.failure(error, self.backend.device) is not None:
-                raise  # no memory, or a device that is lost
+            failed = self.backend.failure(error, self.backend.device)
+            if failed is not None and failed.of_memory:
+                raise
+            spoiled = (
+                failed is not None or getattr(error, "status", 0) in SPOILED
+            )  # a device that is lost says so again
+            self._spoiled[key] = self._spoiled.get(key, 0) + 1
+            if spoiled and self._spoiled[key] < ATTEMPTS:
+                log.debug("%s could not be recorded (%s): tried again at the next", key[0], error)
+                work()
+                return
             if not self.refused:
                 log.warning("each operation is launched by itself: %s cannot be recorded (%s)", key[0], error)
             self._known[key], self.refused = work, f"{key[0]} cannot be recorded ({error})"

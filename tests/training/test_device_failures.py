@@ -431,3 +431,25 @@ def test_pools_of_processes_are_looked_after_by_each() -> None:
     pools = Pools([0, 0], processes=True)
     assert [pools._looks_after(rank) for rank in (0, 1)] == [True, True]
     assert [Pools([0, 0, 1])._looks_after(rank) for rank in (0, 1, 2)] == [True, False, True]
+
+
+@on_standin
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_cannot_be_connected_leaves_nobody_in_a_sum(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL has connected the others, who are about to add up for the first time: on the device nobody hears of it."""
+    from cupy.cuda import nccl
+
+    original = nccl.NcclCommunicator
+
+    def connected(size: int, identifier: Any, place: int) -> Any:
+        made = original(size, identifier, place)
+        if place == rank:
+            kept.append(made)  # of whose end nobody is told
+            raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: on purpose")
+        return made
+
+    monkeypatch.setattr(nccl, "NcclCommunicator", connected)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="on purpose"), wrapper(devices=[0, 1]) as made:
+        made.fit(loader(), 1)
+    assert time.monotonic() - began < 15 and nobody_is_left()

@@ -6,6 +6,7 @@ On the stand-in of CuPy, which runs what was recorded and refuses what cannot be
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.backend.cuda import cublas
 from cupynet.checkpoints import Checkpoints
 from cupynet.data import Dataset, Loader
 from cupynet.errors import DivergedError
@@ -610,3 +612,97 @@ def test_a_second_fit_and_weights_that_somebody_changed(plainly: Any) -> None:
     expected = plainly(twice)
     for name, weight in twice().items():
         np.testing.assert_array_equal(weight, expected[name])
+
+
+class Spoiled(RuntimeError):
+    """As CuPy tells what CUDA answered."""
+
+    def __init__(self, status: int, name: str) -> None:
+        super().__init__(f"{name}: made up")
+        self.status = status
+
+
+@on_standin
+@pytest.mark.parametrize(
+    ("error", "times", "recorded_after_all"),
+    [
+        (Spoiled(901, "cudaErrorStreamCaptureInvalidated"), 2, True),
+        (Spoiled(901, "cudaErrorStreamCaptureInvalidated"), 3, False),
+        (cublas.CublasError("cublasGemmEx: CUBLAS_STATUS_INTERNAL_ERROR"), 1, True),
+        (Spoiled(1, "cudaErrorInvalidValue"), 1, False),
+    ],
+    ids=["twice", "three times", "in cuBLAS", "otherwise"],
+)
+def test_a_recording_that_others_spoiled_is_tried_again(
+    error: Exception, times: int, recorded_after_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the steps meanwhile are made all the same."""
+    from cupynet.backend.cuda.recording import Recorder
+
+    left, original = [times], Recorder.record
+
+    def record(self: Any, work: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return original(self, work)
+
+    def weights() -> Any:
+        with ParallelWrapper(small_model("float", "cupy"), 1, report_every=0) as wrapper:
+            wrapper.fit(Loader(DATA, 8, shuffle=False), 2)
+            assert (wrapper.trainer.replica.refused == "") == (recorded_after_all or not times)  # type: ignore[attr-defined]
+            return wrapper.model.weights()
+
+    monkeypatch.setattr(Recorder, "record", record)
+    found = weights()
+    times = left[0] = 0
+    for name, weight in weights().items():
+        np.testing.assert_array_equal(found[name], weight)
+
+
+@on_standin
+def test_nothing_is_loaded_or_made_while_another_thread_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is loaded waits for the device, and no capture survives that."""
+    import cupy
+
+    capturing, wrong = set(), []
+    begin, end = cupy.cuda.Stream.begin_capture, cupy.cuda.Stream.end_capture
+
+    def begun(stream: Any, *mode: Any) -> None:
+        begin(stream, *mode)
+        capturing.add(threading.get_ident())
+        time.sleep(0.05)  # others come to their first steps meanwhile
+
+    def ended(stream: Any) -> Any:
+        capturing.discard(threading.get_ident())
+        return end(stream)
+
+    def alone(original: Any, what: str) -> Any:
+        def called(*arguments: Any, **named: Any) -> Any:
+            if capturing - {threading.get_ident()}:
+                wrong.append(what)
+            return original(*arguments, **named)
+
+        return called
+
+    monkeypatch.setattr(cupy.cuda.Stream, "begin_capture", begun)
+    monkeypatch.setattr(cupy.cuda.Stream, "end_capture", ended)
+    monkeypatch.setattr(cublas.Library, "handle", alone(cublas.Library.handle, "a handle"))
+    monkeypatch.setattr(cupy.RawModule, "get_function", alone(cupy.RawModule.get_function, "a kernel"))
+    monkeypatch.setattr(
+        recorded.RecordedReplica, "_gradient", alone(recorded.RecordedReplica._gradient, "a first step")
+    )
+    data = small_dataset(64)
+
+    class Late(Callback):
+        """Each worker comes later than the one before it."""
+
+        every_rank = True
+
+        def on_fit_start(self, trainer: Any) -> None:
+            time.sleep(0.03 * trainer.rank)
+
+    with ParallelWrapper(small_model("float", "cupy"), 3, callbacks=[Late()], devices=[0], report_every=0) as wrapper:
+        wrapper.fit(Loader(data, 4, shuffle=False), 1)
+        assert all(replica.refused == "" for replica in [wrapper.trainer.replica])  # type: ignore[attr-defined]
+    assert wrong == []

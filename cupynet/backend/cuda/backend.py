@@ -20,7 +20,7 @@ from cupynet.backend.cuda import feeds
 from cupynet.backend.cuda.convpool import ConvPool
 from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
-from cupynet.backend.cuda.launch import KIND_OF, MOST_BLOCKS_DOWN, TERMS, Kernels, power_of_two
+from cupynet.backend.cuda.launch import KIND_OF, MOST_BLOCKS_DOWN, TERMS, Kernels, first_use, power_of_two
 from cupynet.backend.cuda.recording import Recorder
 from cupynet.backend.cuda.staging import check_rows
 from cupynet.backend.failure import Failure
@@ -36,6 +36,7 @@ from cupynet.checks import tf32_products
 MOST_VALUES = 1 << 31  # of an image, its windows or a row: kernels number these in 32 bits
 ACROSS = 32  # columns that a block adds up side by side
 MOST_ALONG = 32  # blocks along a layer's weights
+MERGED = 8  # columns whose parts a block merges: the fewer, the more of its threads share the parts of one
 MOST_PARTS = 256  # sums of parts that are added up in a second pass
 FEW_ROWS = 128  # in one part at least
 SIXTEEN = 16  # bytes in one access
@@ -264,7 +265,8 @@ class CupyBackend(Backend):
         with self.here():
             if self._cublas is None or self._cublas.stream != self.xp.cuda.get_current_stream().ptr:
                 self._cublas = None  # the next one takes over its handle
-                self._cublas = Cublas(self.xp, tf32=self.options["tf32"])
+                with first_use:
+                    self._cublas = Cublas(self.xp, tf32=self.options["tf32"])
             self._cublas.gemm(left, right, out, beta=beta)
 
     def _operand(self, a: Array) -> tuple[Array, bool]:
@@ -561,8 +563,10 @@ class CupyBackend(Backend):
         rows = x.size // columns
         parts, moments = self._parts(rows, columns), self.borrow((2, columns), self.policy.accumulate)
         self._by_chunks(f"moment_parts_{self._kind}", rows, columns, x, parts)
+        across, threads = min(MERGED, self.kernels.threads, power_of_two(columns)), self.kernels.threads
+        grid, block = (min(-(-columns // across), self.kernels.blocks),), (across, threads // across)
         merge = f"moment_merge_{self._wide}"
-        self.kernels.flat(merge, columns, parts, moments, rows, columns, *self._chunks(rows))
+        self.kernels.launch(merge, grid, block, parts, moments, rows, columns, *self._chunks(rows))
         self.give_back(parts)
         return moments
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ TAKES = {
         "column_sums": "in:S out:A int64 int32 int64 int32 int32",
         "sum_vector": "in:A out:A int64 int32",
         "moment_parts": "in:S out:A int64 int32 int64 int32",
+        "moment_merge": "in:A out:A int64 int32 int64 int32",
         "normalize_sums": "out:S in:S in:S? in:A in:A out:A A int64 int32 int64 int32",
         "normalize_rows": "in:S in:S in:S out:S out:A A int64 int32",
         "normalize_rows_sums": "in:S in:S in:A out:A int64 int32 int64 int32",
@@ -82,7 +84,6 @@ TAKES = {
     "norms": {
         "normalize": "in:S in:A in:A in:S in:S out:S A int64 int32 int32",
         "normalize_backward": "out:S in:S in:A in:A in:S in:A A A int64 int32",
-        "moment_merge": "in:A out:A int64 int32 int64 int32",
         "track_moments": "out:A out:A in:A A A int64",
     },
     "random": {"dropout": "in:S out:S in:int64 in:int64 uint32 uint32 uint32 A int32 int32"},
@@ -175,6 +176,12 @@ def source(file: str) -> str:
 def power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`."""
     return 1 << max(number - 1, 0).bit_length()
+
+
+# Held while something is done for the first time, and while a stream is captured: modules and libraries that are
+# loaded, and handles that are made, may wait for the whole device, which no capture on it survives. Who takes a
+# backend's `apart` too takes that first.
+first_use = threading.RLock()
 
 
 class Kernels:
@@ -274,7 +281,7 @@ class Kernels:
     def _function(self, name: str) -> tuple[Any, list[tuple[Parameter, Any]]]:
         """The compiled kernel and what it takes; kept."""
         instance = INSTANCES[name]
-        with self._here():
+        with self._here(), first_use:
             module = self._modules.get(instance.file)
             if module is None:
                 module = self._modules[instance.file] = self._xp.RawModule(code=source(instance.file), options=OPTIONS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import ModuleType
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.launch import Kernels
+from cupynet.backend.cuda.launch import Kernels, first_use
 from cupynet.backend.recording import GIVEN, Control, Scaling
 
 
@@ -39,9 +38,6 @@ class Gpu(Protocol):
         """A copy on the host."""
 
 
-_one_at_a_time = threading.Lock()  # CuPy holds its own tests of graphs to be unsafe in several threads
-
-
 def _refuse(nbytes: int) -> Any:
     """In place of the pool: CuPy would record what is allocated, give it to others, and let each launch write there."""
     raise RuntimeError(f"it allocates {nbytes} bytes of the device, beside the workspace")
@@ -64,10 +60,16 @@ class Recorder:
         finally:
             self._backend.controls = None
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    @contextmanager
+    def first(self) -> Iterator[None]:
         """See there."""
+        with self._backend.apart, first_use:
+            yield
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See there. CuPy holds its own tests of graphs to be unsafe in several threads: one at a time."""
         here = self._backend.here
-        with _one_at_a_time, self._backend.apart, here(), self._backend.xp.cuda.using_allocator(_refuse):
+        with self.first(), here(), self._backend.xp.cuda.using_allocator(_refuse):
             stream = self._backend.xp.cuda.get_current_stream()
             stream.begin_capture()
             try:

@@ -5,26 +5,6 @@
 __device__ __forceinline__ float root(float x) { return sqrtf(x); }
 __device__ __forceinline__ double root(double x) { return sqrt(x); }
 
-// Moments of chunks of rows, each a mean and a sum of squares about it (chunks, 2, columns), as mean and biased variance
-// of all (2, columns): combined one after the other (Chan et al. 1979), in double. A thread for each column.
-template <class A>
-__device__ void moment_merge(const A* parts, A* moments, long long rows, int columns, long long length, int chunks) {
-  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-  for (long long c = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; c < columns; c += step) {
-    double mean = 0, squares = 0;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      const A* part = parts + static_cast<long long>(chunk) * 2 * columns + c;
-      const double before = static_cast<double>(chunk * length);
-      const double end = static_cast<double>(min((chunk + 1) * length, rows));
-      const double share = (end - before) / end, delta = part[0] - mean;
-      mean += delta * share;
-      squares += part[columns] + delta * delta * before * share;
-    }
-    moments[c] = static_cast<A>(mean);
-    moments[columns + c] = static_cast<A>(squares / static_cast<double>(rows));
-  }
-}
-
 // running = momentum · running + (1 - momentum) · moment, for mean and variance (n,); moments (2, n), the variance times
 // `unbiased`.
 template <class A>
@@ -140,10 +120,6 @@ INSTANCES(float, float)
 INSTANCES(double, double)
 
 #define WIDE_INSTANCES(kind, A)                                                                                       \
-  KERNEL moment_merge_##kind(                                                                                         \
-      const A* parts, A* moments, long long rows, int columns, long long length, int chunks) {                        \
-    moment_merge<A>(parts, moments, rows, columns, length, chunks);                                                   \
-  }                                                                                                                   \
   KERNEL track_moments_##kind(                                                                                        \
       A* mean, A* variance, const A* moments, A momentum, A unbiased, long long n) {                                  \
     track_moments<A>(mean, variance, moments, momentum, unbiased, n);                                                 \

@@ -294,6 +294,36 @@ __device__ void moment_parts(
   });
 }
 
+// Moments of chunks of rows, each a mean and a sum of squares about it (chunks, 2, columns), as mean and biased variance
+// of all (2, columns), in double: squares about the mean of all are those about a chunk's and its distance from it. The
+// threads along y share the chunks of a column.
+template <class A>
+__device__ void moment_merge(const A* parts, A* moments, long long rows, int columns, long long length, int chunks) {
+  for (long long left = static_cast<long long>(blockIdx.x) * blockDim.x; left < columns;
+       left += static_cast<long long>(gridDim.x) * blockDim.x) {
+    const long long column = left + threadIdx.x;
+    const bool here = column < columns;
+    double sum = 0, squares = 0;
+    if (here)
+      for (int chunk = threadIdx.y; chunk < chunks; chunk += blockDim.y) {
+        const double count = static_cast<double>(min(length, rows - chunk * length));
+        sum += count * parts[static_cast<long long>(chunk) * 2 * columns + column];
+      }
+    const double mean = down_for_all(sum) / static_cast<double>(rows);
+    if (here)
+      for (int chunk = threadIdx.y; chunk < chunks; chunk += blockDim.y) {
+        const A* part = parts + static_cast<long long>(chunk) * 2 * columns + column;
+        const double count = static_cast<double>(min(length, rows - chunk * length)), delta = part[0] - mean;
+        squares += part[columns] + delta * delta * count;
+      }
+    squares = down(squares);
+    if (threadIdx.y == 0 && here) {
+      moments[column] = static_cast<A>(mean);
+      moments[columns + column] = static_cast<A>(squares / static_cast<double>(rows));
+    }
+  }
+}
+
 // sums (chunks, 2, columns): of each chunk of rows the sums of dy and of dy · xhat. Where y is given, dy becomes 0 where
 // it is not positive.
 template <class S>
@@ -478,6 +508,10 @@ INSTANCES(double, double)
   KERNEL sum_vector_##kind(                                                                                           \
       const A* vector, A* sums, long long n, int squares) {                                                           \
     sum_vector<A>(vector, sums, n, squares);                                                                          \
+  }                                                                                                                   \
+  KERNEL moment_merge_##kind(                                                                                         \
+      const A* parts, A* moments, long long rows, int columns, long long length, int chunks) {                        \
+    moment_merge<A>(parts, moments, rows, columns, length, chunks);                                                   \
   }
 WIDE_INSTANCES(float, float)
 WIDE_INSTANCES(double, double)
