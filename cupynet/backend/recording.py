@@ -85,5 +85,8 @@ class Recorder(Protocol):
     def read(self) -> dict[Control, float]:
         """The controls, when all that was asked for is done."""
 
-    def write(self, values: dict[Control, float]) -> None:
-        """Overwrite the controls: those that are not named become 0, but for those that `steer` gives."""
+    def begin(self, scale: float, used: float, steady: int) -> None:
+        """Let the device forget what steps have found out: it goes on with a loss scale, after so many steady steps.
+
+        scale, used: see `Control`. The last step counts as made.
+        """

@@ -261,9 +261,7 @@ class RecordedReplica(Replica):
 
     def _write(self, used: float) -> None:
         """Begin a new stretch of steps on the device."""
-        steady = 0 if self.scaler is None else self.scaler.steady
-        scale = self.backend.loss_scale
-        self._recorder.write({Control.SCALE: scale, Control.USED: used, Control.GO: 1, Control.STEADY: steady})
+        self._recorder.begin(self.backend.loss_scale, used, 0 if self.scaler is None else self.scaler.steady)
 
 
 class RecordedContext(Context):

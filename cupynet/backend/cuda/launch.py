@@ -103,6 +103,7 @@ TAKES = {
         "judge": "out:float64 in:A in:A int32 int32 float64 float64",
         "undo": "out:A in:A in:float64 int64",
         "steer": "out:float64 float64 float64 float64 float64",
+        "begin": "out:float64 float64 float64 float64",
     },
 }
 # of what is never narrower
@@ -122,6 +123,7 @@ OF_WIDE = {
         WIDE,
     ),  # fmt: skip
     "steer": ("double",),
+    "begin": ("double",),
 }
 
 

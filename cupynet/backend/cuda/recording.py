@@ -31,9 +31,6 @@ class Gpu(Protocol):
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """A new array."""
 
-    def asarray(self, array: Any, dtype: Any = None) -> Array:
-        """A copy on the device."""
-
     def to_host(self, array: Array) -> Any:
         """A copy on the host."""
 
@@ -49,6 +46,8 @@ class Recorder:
     def __init__(self, backend: Gpu) -> None:
         self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
+        with backend.here():
+            self._controls[...] = 0
         self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # what the controls have
 
     @contextmanager
@@ -107,10 +106,6 @@ class Recorder:
         """See there."""
         return dict(zip(Control, self._backend.to_host(self._controls).tolist(), strict=True))
 
-    def write(self, values: dict[Control, float]) -> None:
+    def begin(self, scale: float, used: float, steady: int) -> None:
         """See there."""
-        told = {**dict(zip(GIVEN, self._given, strict=True)), **values}
-        host = np.array([told.get(place, 0.0) for place in Control])
-        with self._backend.here():
-            self._controls[...] = self._backend.asarray(host)
-        self._given = tuple(float(host[place]) for place in GIVEN)
+        self._backend.kernels.launch("begin_double", (1,), (1,), self._controls, scale, used, steady)

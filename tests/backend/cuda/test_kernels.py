@@ -389,6 +389,13 @@ def test_numbers_travel_with_a_launch() -> None:
     assert [controls[place] for place in GIVEN] == given and controls[Control.SCALE] == 2
 
 
+def test_a_new_stretch_keeps_what_was_given() -> None:
+    controls = controls_of(**{place.name: 7 for place in Control})
+    kernel("updates", "begin_double")((2,), (32,), (controls, np.float64(64), np.float64(32), np.float64(5)))
+    known = {Control.SCALE: 64, Control.USED: 32, Control.GO: 1, Control.STEADY: 5}
+    assert [controls[place] for place in Control] == [7 if p in GIVEN else known.get(p, 0) for p in Control]
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero(rule: str) -> None:
     vectors, _, arguments = update(RULES[rule], "float", 1, 0, Move(0.5, factors=(0.5, 0.5, 0.5)), copied=False)

@@ -256,6 +256,16 @@ KERNEL steer_double(double* controls, double rate, double first, double second, 
   controls[THIRD] = third;
 }
 
+// A new stretch of steps: what the last ones have found out is forgotten, what `steer` gave stays.
+KERNEL begin_double(double* controls, double scale, double used, double steady) {
+  if (blockIdx.x || threadIdx.x) return;
+  for (int place = SCALE; place <= SKIPPED; ++place) controls[place] = 0;
+  controls[SCALE] = scale;
+  controls[USED] = used;
+  controls[GO] = 1;
+  controls[STEADY] = steady;
+}
+
 // layer by layer ------------------------------------------------------------------------------------------------------
 
 // table (stretches, 3): start, stop and layer of each. The blocks along y share the stretches, those along x each of them.
