@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from cupynet import find_rate as command
 from cupynet import optim
-from cupynet.backend import create_backend
+from cupynet.backend import PixelScale, create_backend
 from cupynet.data import Loader, Synthetic
 from cupynet.errors import ConfigError
 from cupynet.nn import Dense, Image, Model, Sequential
@@ -209,3 +210,15 @@ def test_the_losses_are_written_with_and_without_matplotlib(tmp_path: Path, monk
     if charts.available():
         command.write(found, tmp_path)
         assert (tmp_path / "find_rate.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pair_has_the_pixels_of_the_model(loader: Loader) -> None:
+    """A model that was trained on normalised images is looked at with such."""
+    pixels = PixelScale.of([0.2], [0.3])
+    own, normalised = model(), dataclasses.replace(loader.dataset, pixels=pixels)
+    own.pixels = pixels
+    found = [
+        find_rate(own, data, iterations=20, batch_size=16)
+        for data in ((normalised.images, normalised.labels), normalised)
+    ]
+    assert found[0].losses == found[1].losses

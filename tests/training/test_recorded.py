@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.backend.cuda import cublas
+from cupynet.backend.cuda import cublas, launch
 from cupynet.checkpoints import Checkpoints
 from cupynet.data import Dataset, Loader
 from cupynet.errors import DivergedError
@@ -706,3 +706,25 @@ def test_nothing_is_loaded_or_made_while_another_thread_records(monkeypatch: pyt
         wrapper.fit(Loader(data, 4, shuffle=False), 1)
         assert all(replica.refused == "" for replica in [wrapper.trainer.replica])  # type: ignore[attr-defined]
     assert wrong == []
+
+
+@on_standin
+@pytest.mark.parametrize("what", ["a kernel", "a handle"])
+def test_what_is_loaded_or_made_waits_for_who_records(what: str) -> None:
+    """Also by those who take no steps: prefetchers, and who predicts."""
+    backend, done = create_backend("cupy"), threading.Event()
+    x, y = backend.asarray(np.ones((2, 2), np.float32)), backend.allocate((2, 2), np.float32)
+
+    def work() -> None:
+        if what == "a kernel":
+            backend.relu(x)
+        else:
+            backend._gemm(x, x, y)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    with launch.first_use:
+        thread.start()
+        assert not done.wait(0.2)
+    thread.join(20)
+    assert done.is_set()
