@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.backends import ON_DEVICES
-from tests.standin import installed
+from cupynet.backend import cuda
+from tests.backends import GPU, ON_DEVICES
+from tests.standin import installed, machine
 
 # under nohup SIGHUP is ignored, in the background of a script SIGINT, by whatever a test starts too: here they mean
 # what they mean from a terminal
@@ -23,6 +24,7 @@ os.environ["CUPYNET_REPORT"] = "false"
 # Central differences and the like: thousands of operations, of which nothing is learned but that they are the same.
 # What takes longest begins first: else one process works at the end while the others have nothing left.
 FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
+HIDDEN = "CuPy finds no usable GPU or driver"  # as it is said where there is none
 LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_learns_what_float_learns")
 
 
@@ -43,6 +45,26 @@ def pytest_collection_finish() -> None:
     """Twelve thousand tests and what they were made from stay to the end: no collection needs to look at them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that is not marked `gpu` sees none, nor does what it starts: it says what a processor does.
+
+    Devices that it makes up itself are there. (CUDA has looked for GPUs before, when tests were collected: for this
+    process the variable comes too late, and other tests go on with what was found.)
+    """
+    if not GPU or any(item.get_closest_marker(mark) for mark in ("gpu", "multi_gpu")):
+        return (yield)
+    real, at_first = cuda.probe, machine.switched_on()
+
+    def probe(device: int = 0) -> str | None:
+        return HIDDEN if machine.switched_on() is at_first else real(device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "probe", probe)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return (yield)
 
 
 @pytest.fixture(params=ON_DEVICES)

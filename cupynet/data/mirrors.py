@@ -119,6 +119,8 @@ def _read(url: str, start: int, most: int, opener: Opener, answers: _Answers, le
                 raise ConnectionError(f"the connection ended after {size} of {promised} bytes")
         answers.put(b"")
     except Exception as error:
+        if isinstance(error, urllib.error.HTTPError):  # it is the response too, and holds the connection
+            error.close()
         answers.put(error)
 
 

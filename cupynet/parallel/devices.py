@@ -47,7 +47,7 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     if reduce == "device" and processes:
         raise ConfigError("reduce=device: processes cannot read each other's arrays: take reduce=nccl or reduce=host")
     if reduce == "nccl" and (why := nccl.missing()):
-        raise ConfigError(f"reduce=nccl: {why}: install it with pip install 'cupynet[cuda12x]', or take reduce=host")
+        raise ConfigError(f"reduce=nccl: {why}: {nccl.way_out()}; or take reduce=host")
     if stages == 1 or processes or backend != "cupy":
         return reduce
     if reduce == "nccl":

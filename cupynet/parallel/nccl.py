@@ -7,6 +7,7 @@ in one nobody allocates or frees memory of a device, which waits for all its ker
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -30,6 +31,18 @@ def missing() -> str | None:
     except ImportError as error:
         return f"CuPy has no NCCL ({error})"
     return None if getattr(nccl, "available", False) else "NCCL is not installed"
+
+
+def way_out() -> str:
+    """What brings NCCL: the extra of the CUDA that the CuPy at hand is made for, as two cannot be there together."""
+    extras = {"cupy-cuda12x": "cuda12x", "cupy-cuda13x": "cuda13x"}
+    for package, extra in extras.items():
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return f"install it with pip install 'cupynet[{extra}]'"
+    return "install it with pip install 'cupynet[cuda12x]', or cuda13x, by its CUDA"
 
 
 def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> NcclSum | None:

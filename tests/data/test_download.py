@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email.message
 import errno
+import io
 import os
 import socket
 import subprocess
@@ -216,6 +218,19 @@ def test_what_is_waited_in_vain_is_counted_over_all_files_mirrors_and_tries(mirr
     assert mirror.requests[:7] == ["/a/one", "/b/one", "/c/one", "/d/one", "/d/two", "/d/three", "/d/four"]
     assert len(mirror.requests) <= 9
     assert left_in(tmp_path)[-3:] == ["one", "three", "two"]
+
+
+def test_a_refusal_lets_go_of_its_connection(tmp_path: Path) -> None:
+    """What urllib raises is the response itself: nobody reads it, and it would stay open until it is collected."""
+    told = []  # kept, so that nothing is closed by being collected
+
+    def opener(url: str, start: int, timeout_s: float) -> Any:
+        body = io.BytesIO(b"try again later")
+        told.append(urllib.error.HTTPError(url, 503, "Service Unavailable", email.message.Message(), body))
+        raise told[-1]
+
+    assert "HTTP status 503 (Service Unavailable)" in refused(tmp_path, "https://localhost/", opener=opener)
+    assert [error.fp.closed for error in told] == [True] * 3
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
+import sys
 import threading
 from typing import Any
 
@@ -204,6 +206,7 @@ def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
 
 
 def test_what_cannot_be_is_refused_before_anything_is_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)  # whatever this machine has
     for arguments, line in (
         (("device", "cupy", True), "reduce=device: processes cannot read each other's arrays: take reduce=nccl or"),
         (("nccl", "cupy", False), "reduce=nccl: CuPy has no NCCL"),
@@ -214,6 +217,27 @@ def test_what_cannot_be_is_refused_before_anything_is_made(monkeypatch):
             check_reduce(arguments[0], arguments[1], processes=arguments[2])
         assert str(caught.value).startswith(line), str(caught.value)
     assert check_reduce("auto", "numba", processes=True) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("installed", "advice"),
+    [
+        ("cupy-cuda12x", "pip install 'cupynet[cuda12x]'; or take reduce=host"),
+        ("cupy-cuda13x", "pip install 'cupynet[cuda13x]'; or take reduce=host"),
+        ("cupy", "pip install 'cupynet[cuda12x]', or cuda13x, by its CUDA; or take reduce=host"),
+    ],
+)
+def test_nccl_is_that_of_the_cupy_at_hand(monkeypatch, installed, advice):
+    def version(package):
+        if package != installed:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "14.2.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(nccl, "missing", lambda: "NCCL is not installed")
+    with pytest.raises(ConfigError) as caught:
+        check_reduce("nccl", "cupy", processes=False)
+    assert str(caught.value) == f"reduce=nccl: NCCL is not installed: install it with {advice}"
 
 
 def test_one_rank_without_nccl_is_named(with_nccl, monkeypatch):

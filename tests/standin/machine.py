@@ -344,6 +344,11 @@ def active() -> Machine:
     return _active
 
 
+def switched_on() -> Machine | None:
+    """The machine that is switched on, if any is."""
+    return _active
+
+
 def activate(machine: Machine | None) -> Machine | None:
     """Make it the active one; the one before."""
     global _active

@@ -11,6 +11,7 @@ The file is long (over 300 lines) because a block, the pool that it is from and 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import gc
@@ -73,6 +74,7 @@ def _mapping() -> tuple[Any, Any]:
 def _pages(size: int) -> IO[bytes]:
     """A file of that many bytes of the pattern."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
+    atexit.register(file.close)
     file.write(bytes([UNWRITTEN]) * size)
     file.flush()
     return file

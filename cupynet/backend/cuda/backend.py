@@ -254,7 +254,9 @@ class CupyBackend(Backend):
         return all(vector.dtype == wide and vector.flags.c_contiguous for vector in vectors)
 
     def _flat(self, name: str, count: int, *arguments: Any) -> None:
-        """Launch a kernel over flat arrays; the number of values is its last argument."""
+        """Launch a kernel over flat arrays; the number of values is its last argument. Of nothing there is none."""
+        if not count:
+            return
         widest = max(array.dtype.itemsize for array in arguments if getattr(array, "size", 0) == count)
         self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
 
