@@ -206,7 +206,8 @@ def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
 
 
 def test_what_cannot_be_is_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)  # whatever this machine has
+    for module in ("cupy", "cupy.cuda"):  # whatever this machine has
+        monkeypatch.setitem(sys.modules, module, None)
     for arguments, line in (
         (("device", "cupy", True), "reduce=device: processes cannot read each other's arrays: take reduce=nccl or"),
         (("nccl", "cupy", False), "reduce=nccl: CuPy has no NCCL"),
