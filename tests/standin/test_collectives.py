@@ -14,7 +14,6 @@ from tests.standin.errors import Deadlock, Disagreement, Misuse, Unordered
 from tests.standin.machine import Machine
 from tests.standin.planted import together
 
-
 NOWHERE = 8  # an address that no array ever has
 
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -13,12 +14,24 @@ from pathlib import Path
 import pytest
 
 from cupynet.backend.cuda.launch import FOLDER, INSTANCES, OPTIONS, source
+from cupynet.backend.rules import RULES
 from tests.standin.host import kept
 
 QUICKLY = "--Ofast-compile=max"  # less is optimized, which takes a third of the time; what is refused is the same
 LATER = ("sm_80", "sm_90", "sm_100")
 HOW = [("sm_75", ()), *((name, (QUICKLY,)) for name in LATER)]  # the oldest as CuPy compiles
 HOW += [pytest.param(name, (), marks=pytest.mark.slow) for name in LATER]
+
+FLAT = {  # kernels over whole vectors, or over stretches of them
+    "activations": ("relu", "relu_backward", "pointwise", "pointwise_backward"),
+    "averages": ("weighted_sum",),
+    "reductions": ("sum_vector",),
+    "updates": (
+        *(f"{rule}_update" for rule in RULES),
+        *("widen", "narrow", "clip_norm", "clip_norms", "stretch_squares", "trust_weights"),
+    ),
+}
+ONE_WAY = {"sum_vector": "ld", "stretch_squares": "ld", "widen": "st", "narrow": "ld"}  # the other way is narrower
 
 
 def has_nvrtc() -> bool:
@@ -45,6 +58,7 @@ needs_nvrtc = pytest.mark.skipif(
 def compiled(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
     """The machine code of a file, and what the compiler has to say. ValueError: it does not compile.
 
+    For an architecture that is a virtual one, `compute_90`, the PTX: text, in which accesses are still to be read.
     Compiled once for each text, by each version of the compiler and of CUDA's headers, as the kernels for a host are.
     """
     flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy compiles
@@ -80,8 +94,9 @@ def _compiled(text: str, flags: list[str]) -> tuple[bytes, str]:
     nvrtc.nvrtcGetProgramLog(program, log := b" " * (size + 1))
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise ValueError(log.decode())
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
-    nvrtc.nvrtcGetCUBIN(program, code := b" " * (size + 1))
+    kind = "PTX" if any("compute_" in flag for flag in flags) else "CUBIN"
+    _, size = getattr(nvrtc, f"nvrtcGet{kind}Size")(program)
+    getattr(nvrtc, f"nvrtcGet{kind}")(program, code := b" " * (size + 1))
     nvrtc.nvrtcDestroyProgram(program)
     return code[:size], log.decode().strip("\0 \n")
 
@@ -94,6 +109,20 @@ def test_a_file_compiles(file: str, architecture: str, more: tuple[str, ...]) ->
     assert log == ""
     missing = [name for name, it in INSTANCES.items() if it.file == file and name.encode() + b"\0" not in code]
     assert not missing
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("file", sorted(FLAT))
+def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
+    """Read and written, in every precision: of two that differ the wider one."""
+    code, _ = compiled(source(file), "compute_90")
+    bodies = {text.partition("(")[0]: text for text in code.decode().split(".visible .entry ")[1:]}
+    for kernel in FLAT[file]:
+        found = [body for name, body in bodies.items() if name.rpartition("_")[0] == kernel]
+        assert len(found) in (2, 4), kernel
+        for way in [ONE_WAY[kernel]] if kernel in ONE_WAY else ["ld", "st"]:
+            whole = re.compile(rf"\b{way}\.global\.v(4\.[fub]32|2\.[fub]64)")
+            assert all(whole.search(body) for body in found), (kernel, way)
 
 
 @needs_nvrtc

@@ -20,20 +20,40 @@ __device__ __forceinline__ void settle(__nv_bfloat16& to, double x) { to = __dou
 __device__ __forceinline__ void settle(float& to, double x) { to = static_cast<float>(x); }
 __device__ __forceinline__ void settle(double& to, double x) { to = x; }
 
+// V values of out, from number V·i on.
+template <int V, class S>
+__device__ __forceinline__ void weighted_sums(S* out, const Terms<S>& terms, int count, long long i) {
+  double totals[V] = {};
+#pragma unroll
+  for (int k = 0; k < TERMS; ++k) {
+    if (k < count) {
+      const Pack<S, V> part = fetch<V>(Read<S>{terms.part[k]}, i);
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+        totals[v] = __dadd_rn(totals[v], __dmul_rn(precise(part.lane[v]), terms.share[k]));
+    }
+  }
+  Pack<S, V> sums;
+#pragma unroll
+  for (int v = 0; v < V; ++v) settle(sums.lane[v], totals[v]);
+  keep<V>(Write<S>{out}, i, sums);
+}
+
 // out = the sum of share[k] · part[k] for k < count, added in this order, each product rounded: as the host does it.
 // `out` may be one of the parts.
 template <class S>
 __device__ void weighted_sum(S* out, const Terms<S>& terms, int count, long long n) {
+  constexpr int V = 16 / sizeof(S);
+  const long long first = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
   const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-#pragma unroll 1
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
-    double total = 0;
+  bool whole = aligned<V>(out);
 #pragma unroll
-    for (int k = 0; k < TERMS; ++k) {
-      if (k < count) total = __dadd_rn(total, __dmul_rn(precise(terms.part[k][i]), terms.share[k]));
-    }
-    settle(out[i], total);
-  }
+  for (int k = 0; k < TERMS; ++k) whole = whole && (k >= count || aligned<V>(terms.part[k]));
+  const long long packs = whole ? n / V : 0;
+#pragma unroll 1
+  for (long long i = first; i < packs; i += step) weighted_sums<V>(out, terms, count, i);
+#pragma unroll 1
+  for (long long i = packs * V + first; i < n; i += step) weighted_sums<1>(out, terms, count, i);
 }
 
 #define INSTANCE(kind, S)                                                                                             \

@@ -270,18 +270,14 @@ KERNEL begin_double(double* controls, double scale, double used, double steady) 
 
 // table (stretches, 3): start, stop and layer of each. The blocks along y share the stretches, those along x each of them.
 
-__device__ __forceinline__ long long first_of(long long start) {
-  return start + static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
-__device__ __forceinline__ long long stride() { return static_cast<long long>(gridDim.x) * blockDim.x; }
-
 // sums (stretches, gridDim.x) = sums of squares of what each block has of a stretch.
 template <class A>
 __device__ void stretch_squares(const A* vector, const long long* table, A* sums, int stretches) {
   __shared__ A shared[MOST_THREADS];
   for (int t = blockIdx.y; t < stretches; t += gridDim.y) {
     A sum = 0;
-    for (long long i = first_of(table[3 * t]); i < table[3 * t + 1]; i += stride()) sum += vector[i] * vector[i];
+    const long long start = table[3 * t];
+    each<AT_ONCE<A>>(table[3 * t + 1] - start, [&](A x) { sum += x * x; }, Read<A>{vector + start});
     shared[threadIdx.x] = sum;
     __syncthreads();
     for (unsigned reach = blockDim.x / 2; reach; reach /= 2) {
@@ -315,7 +311,8 @@ __device__ void clip_norms(
     const A length = root(squares[table[3 * t + 2]]);
     if (length <= largest) continue;
     const A factor = largest / length;
-    for (long long i = first_of(table[3 * t]); i < table[3 * t + 1]; i += stride()) grad[i] *= factor;
+    const long long start = table[3 * t];
+    each<AT_ONCE<A>>(table[3 * t + 1] - start, [=](A& g) { g *= factor; }, Change<A>{grad + start});
   }
 }
 
@@ -331,10 +328,19 @@ __device__ void trust_weights(
   for (int t = blockIdx.y; t < stretches; t += gridDim.y) {
     const A own = squares[table[3 * t + 2]], step = steps[table[3 * t + 2]];
     const A factor = own > 0 && step > 0 ? rate * root(own / step) : rate;
-    for (long long i = first_of(table[3 * t]); i < table[3 * t + 1]; i += stride()) {
-      weight[i] -= factor * grad[i];
-      grad[i] = 0;
-      if (stored) store(stored[i], weight[i]);
+    const long long start = table[3 * t], length = table[3 * t + 1] - start;
+    const auto move = [=](A& w, A& g) {
+      w -= factor * g;
+      g = 0;
+    };
+    const auto all = [=](S& as_read, A& w, A& g) {
+      move(w, g);
+      store(as_read, w);
+    };
+    if (stored) {
+      each<AT_ONCE<S>>(length, all, Write<S>{stored + start}, Change<A>{weight + start}, Change<A>{grad + start});
+    } else {
+      each<AT_ONCE<S>>(length, move, Change<A>{weight + start}, Change<A>{grad + start});
     }
   }
 }
