@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cupynet.backend import Backend, Convolution, DtypePolicy, MaxPool, Pair, Window, create_backend
 from cupynet.backend.cpu import FUSED
+from cupynet.backend.rules import RULES, Move
 from tests.backend.comparisons import COMPARISONS, ELSEWHERE, EXACT, Call, Shape
 from tests.backends import CLASSES, Reference, every_backend, every_dtype
 
@@ -159,6 +160,30 @@ def test_a_comparison_sees_an_operation_that_is_wrong(operation: str, monkeypatc
 # by reflection --------------------------------------------------------------------------------------------------------
 
 PUBLIC = {name for name, value in vars(Backend).items() if inspect.isfunction(value) and not name.startswith("_")}
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", ["half", "float"])
+def test_of_nothing_nothing_is_made(name: str, dtype: str) -> None:
+    """A stage of a pipeline may have no weights, and a worker nothing to send."""
+    backend = create_backend(name, dtype)
+    stored, wide = backend.policy.storage, backend.policy.accumulate
+
+    def none(dtype: Any, *shape: int) -> Any:
+        return backend.allocate((0, *shape), dtype)
+
+    backend.convert(none(wide), none(stored))
+    backend.relu_backward(none(stored, 3), backend.relu(none(stored, 3)))
+    backend.pointwise("tanh", none(stored, 3), none(stored, 3))
+    backend.pointwise_backward("tanh", none(stored, 3), none(stored, 3))
+    for kind in (stored, wide):
+        backend.weighted_sum(none(kind), [none(kind), none(kind)], [0.5, 0.5])
+    assert float(backend.to_host(backend.total(none(wide)))) == 0
+    norm = backend.squared_norm(none(wide))
+    assert float(backend.to_host(norm)) == 0
+    backend.clip_norm(none(wide), norm, 1.0)
+    for rule in RULES.values():
+        backend.move_weights(rule, none(wide), none(wide), [none(wide) for _ in rule.states], Move(rate=0.5))
 
 
 def own_methods(backend: type[Backend]) -> dict[str, Any]:
