@@ -24,7 +24,7 @@ os.environ["CUPYNET_REPORT"] = "false"
 # Central differences and the like: thousands of operations, of which nothing is learned but that they are the same.
 # What takes longest begins first: else one process works at the end while the others have nothing left.
 FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
-HIDDEN = "CuPy finds no usable GPU or driver"  # as it is said where there is none
+HIDDEN = "CuPy finds no usable GPU: there is no NVIDIA driver"  # as it is said where there is none
 LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_learns_what_float_learns")
 
 

@@ -27,9 +27,11 @@ def test_a_machine_without_a_gpu_is_said_to_be_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(equipped, "_there", lambda name: True)
-    monkeypatch.setattr("cupynet.backend.cuda.probe", lambda: "CuPy finds no usable GPU or driver")
+    monkeypatch.setattr("cupynet.backend.cuda.probe", lambda: "CuPy finds no usable GPU: there is no NVIDIA driver")
     assert equipped.main([]) == 2
-    assert capsys.readouterr().err == "cupynet: no GPU can be used: CuPy finds no usable GPU or driver\n"
+    assert (
+        capsys.readouterr().err == "cupynet: no GPU can be used: CuPy finds no usable GPU: there is no NVIDIA driver\n"
+    )
 
 
 def test_one_that_has_everything_is_silent() -> None:

@@ -10,6 +10,8 @@ from cupynet.backend.base import Backend
 from cupynet.checks import BACKENDS
 from cupynet.errors import ConfigError
 
+CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, by the driver's CUDA"  # what brings it
+
 
 def select_backend(
     name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0, device: int = 0
@@ -35,7 +37,8 @@ def select_backend(
     checks.one_of("backend", name, ("auto", *BACKENDS))
     missing = _missing(name, device)
     if missing is not None:
-        raise ConfigError(f"backend={name}: {missing}; use backend=auto to take what works here")
+        brings = f": {CUPY}" if missing.startswith("CuPy is not installed") else ""
+        raise ConfigError(f"backend={name}: {missing}{brings}; use backend=auto to take what works here")
     return name, None
 
 
@@ -72,7 +75,7 @@ def create_backend(
             return CupyBackend(dtype, device, max_block_size, max_grid_size, tf32=tf32)
         except ImportError as error:
             raise ConfigError(
-                f"backend=cupy: CuPy is not installed ({error}); take auto for what works here"
+                f"backend=cupy: CuPy is not installed ({error}): {CUPY}; take auto for what works here"
             ) from error
     from cupynet.backend.cpu import NumbaBackend, NumpyBackend
 
