@@ -28,7 +28,9 @@ class Pools(Callback):
     Attributes:
         found: after a fit, of each pool its `device`, the `rank` that looks after it, `held_bytes`, the most that it
             held, `used_bytes`, the most that was seen in use, and `limit_bytes`, None without one. Arrays that came and
-            went between two looks are not among what was used; what is held is never less than was used.
+            went between two looks are not among what was used; what is held is never less than was used. And
+            `pinned_blocks`, the most free blocks of pinned host memory that were seen kept: that pool, one for a whole
+            process, tells no more.
     """
 
     every_rank = True
@@ -44,7 +46,7 @@ class Pools(Callback):
         self.devices, self.processes = list(devices), processes
         self.device_above, self.pinned_above = device_above, pinned_above
         self.found: list[dict[str, Any]] = []
-        self._used = self._held = self._limit = 0
+        self._used = self._held = self._limit = self._pinned = 0
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         self.device = self.devices[trainer.rank]
@@ -73,7 +75,7 @@ class Pools(Callback):
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         self._look()
-        told = trainer.world.gather_numbers(self._used, self._held, self._limit).astype(int).tolist()  # (W, 3)
+        told = trainer.world.gather_numbers(self._used, self._held, self._limit, self._pinned)  # (W, 4)
         self.found = [
             {
                 "device": f"cuda:{self.devices[rank]}",
@@ -81,8 +83,9 @@ class Pools(Callback):
                 "used_bytes": used,
                 "held_bytes": held,
                 "limit_bytes": limit or None,
+                "pinned_blocks": pinned,
             }
-            for rank, (used, held, limit) in enumerate(told)
+            for rank, (used, held, limit, pinned) in enumerate(told.astype(int).tolist())
             if self._looks_after(rank)
         ]
 
@@ -93,3 +96,4 @@ class Pools(Callback):
             now = cuda.pool(self.device)
             self._used, self._held = max(self._used, now.used), max(self._held, now.held)
             self._limit = now.limit or 0
+            self._pinned = max(self._pinned, cuda.pinned_blocks())

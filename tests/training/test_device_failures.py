@@ -398,8 +398,12 @@ def test_what_a_failed_call_held_is_let_go_of() -> None:
 
 @on_standin
 def test_what_pools_held_is_told_after_a_fit() -> None:
+    import cupy
+
     limit_pools([0, 1], None)
     limit_pools([1], 1 << 28)
+    kept = [cupy.cuda.alloc_pinned_memory(1 << 20) for _ in range(3)]
+    kept.clear()
     pools = Pools([0, 1, 0])
     with wrapper(3, callbacks=[pools]) as made:
         made.warm_up(16)
@@ -410,6 +414,7 @@ def test_what_pools_held_is_told_after_a_fit() -> None:
     weights = 4 * made.model.params.count
     for found, workers in ((first, 2), (second, 1)):
         assert 3 * workers * weights < found["used_bytes"] <= found["held_bytes"] < 1 << 28
+        assert found["pinned_blocks"] >= 3
 
 
 @pytest.mark.usefixtures("devices")

@@ -46,6 +46,13 @@ def pool(device: int) -> Pool:
         return Pool(int(found.used_bytes()), int(found.total_bytes()), limit, by)
 
 
+def pinned_blocks() -> int:
+    """Free blocks that the pool of pinned host memory keeps: it tells no bytes, and takes no limit."""
+    import cupy
+
+    return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
+
+
 def limit_pools(devices: list[int], limit: int | float | None, asked: str = "limit_pools") -> None:
     """Cap what each device's pool may hold, used and kept: bytes, or a float as a fraction of the device.
 
