@@ -138,6 +138,21 @@ def accuracy(maker: Maker, seeds: Sequence[int] = range(1, 6)) -> None:
     maker.save("accuracy", {"what": what, "command": command, "test_accuracy_by_workers": by, "runs": runs})
 
 
+def precision(maker: Maker, seeds: Sequence[int] = range(1, 6)) -> None:
+    """What 16 bits cost: five runs of float, half and bfloat16 each, 15 runs of a minute."""
+    found: dict[str, Any] = {}
+    for dtype in ("float", "half", "bfloat16"):
+        kept = ("images", "skipped_steps")
+        runs = [figures(maker.train(f"seed={s} workers=2 dtype={dtype}")[0], *kept) for s in seeds]
+        reached = spread([run["test_accuracy"] for run in runs])
+        found[dtype] = {"test_accuracy_of_five_seeds": reached, "runs": runs}
+        below = found["float"]["test_accuracy_of_five_seeds"]["mean"] - reached["mean"]
+        found[dtype]["points_below_float"] = round(100 * below, 4)
+    what = "default settings, two workers: test accuracy after the last epoch; steps left out by loss scaling"
+    command = f"{TRAIN} seed=SEED workers=2 dtype=DTYPE"
+    maker.save("precision", {"what": what, "command": command, "dtypes": found})
+
+
 def modes(maker: Maker, seeds: Sequence[int] = range(1, 6)) -> None:
     """Every way to train in parallel beside one worker: five runs of each."""
     found: dict[str, Any] = {}
@@ -232,7 +247,7 @@ def bench(maker: Maker) -> None:
 
 
 MAKERS: dict[str, Callable[[Maker], None]] = {
-    each.__name__: each for each in (speedrun, memory, pipeline, plan, bench, keras_cnn, accuracy, modes)
+    each.__name__: each for each in (speedrun, memory, pipeline, plan, bench, keras_cnn, accuracy, precision, modes)
 }
 
 

@@ -42,6 +42,19 @@ def test_a_record_has_its_command_its_runs_and_where_they_were_made(maker: recor
     }
 
 
+def test_precisions_stand_beside_float(maker: records.Maker) -> None:
+    records.precision(maker, seeds=[1])
+    found = written(maker, "precision")["dtypes"]
+    assert list(found) == ["float", "half", "bfloat16"]
+    reached = {dtype: each["runs"][0]["test_accuracy"] for dtype, each in found.items()}
+    for dtype, each in found.items():
+        assert each["test_accuracy_of_five_seeds"]["mean"] == round(reached[dtype], 6)
+        assert each["points_below_float"] == round(
+            100 * (found["float"]["test_accuracy_of_five_seeds"]["mean"] - round(reached[dtype], 6)), 4
+        )
+        assert each["runs"][0]["skipped_steps"] >= 0 and each["runs"][0]["images"] == 64
+
+
 def test_memory_is_a_line_through_what_was_held(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     held = {1: 220.0, 2: 240.0, 4: 280.0}
     monkeypatch.setattr(maker, "train", lambda settings, workers: ({}, held[workers]))
