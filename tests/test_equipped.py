@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from cupynet import equipped
+from cupynet.backend import select_backend
+from tests.backends import GPU
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,6 +41,31 @@ def test_one_that_has_everything_is_silent() -> None:
     line = [sys.executable, "-m", "tests.standin", "-m", "cupynet.equipped", "pytest"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_gpu_is_seen_by_a_test_that_is_not_for_one() -> None:
+    """Whatever this machine has: see tests/conftest.py."""
+    name, why = select_backend()
+    assert name != "cupy" and why is not None
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not GPU
+
+
+def test_nor_where_there_are_some() -> None:
+    line = [
+        sys.executable,
+        "-m",
+        "tests.standin",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "no_gpu",
+    ]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])
