@@ -371,7 +371,13 @@ def link_between(experiment: Experiment, workers: int, other: int) -> Link:
 
 
 def peer(*options: object) -> float:
-    """PyTorch's images per second, in a process of its own; options: of `cupynet.peer`. ConfigError."""
+    """PyTorch's images per second, see `peer_row`."""
+    rate: float = peer_row(*options)["images_per_s"]
+    return rate
+
+
+def peer_row(*options: object) -> Row:
+    """What PyTorch does in a process of its own, and its version; options: of `cupynet.peer`. ConfigError."""
     command = [sys.executable, "-m", "cupynet.peer", *map(str, options)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PEER_S)
@@ -380,8 +386,8 @@ def peer(*options: object) -> float:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]  # killed: silent
         raise ConfigError(f"peers=torch: PyTorch could not be measured: {reason}")
-    rate: float = json.loads(done.stdout)["images_per_s"]
-    return rate
+    row: Row = json.loads(done.stdout)
+    return row
 
 
 # whole runs -----------------------------------------------------------------------------------------------------------

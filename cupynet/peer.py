@@ -2,21 +2,25 @@
 
 The file is what `cupynet.described` makes of a model; without one it is the tutorials' LeNet with Nesterov.
 
-With `--device cuda` on a GPU, in float without TF32; with `--graph` its whole step replayed as a CUDA graph.
+With `--device cuda` on a GPU, its products in float unless `--tf32` allows TF32, with `--graph` as a CUDA graph. With
+`--dtype half` or `bfloat16` as PyTorch's users have it: weights in float under autocast, with a GradScaler for half.
 
 The only file that imports torch, run in a process of its own. Forward, backward and Nesterov update on resident data,
 nothing else: no loading, no shuffling, no logging. With `--processes 2` as many processes of one thread each, which
 PyTorch's own periodic averager brings together over gloo every few iterations. Prints one JSON object.
+(Over 300 lines: nothing else may import torch.)
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 MEET_S = 60.0  # how long a process waits for the others
@@ -46,10 +50,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--processes", type=int, default=1, help="replicas, each a process with one thread")
     parser.add_argument("--average-every", type=int, default=3, help="iterations between averages of the processes")
+    parser.add_argument("--dtype", choices=["float", "half", "bfloat16"], default="float")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--number", type=int, default=0, help="of the GPU")
+    parser.add_argument("--tf32", action="store_true", help="on a GPU: products of floats on tensor cores")
     parser.add_argument("--graph", action="store_true", help="on a GPU: record the step once, and replay it")
     parser.add_argument("--network", help="a JSON file that describes it; by default the tutorials' LeNet")
     arguments = parser.parse_args()
+    if arguments.processes > 1 and (arguments.device == "cuda" or arguments.dtype != "float"):
+        parser.error("--processes: are measured on the CPU, in float")
+    if arguments.device == "cpu" and (arguments.graph or arguments.tf32):
+        parser.error("--graph, --tf32: are for --device cuda")
     if arguments.network:
         with open(arguments.network, encoding="utf-8") as file:
             NETWORK.update(json.load(file))
@@ -57,9 +68,10 @@ def main() -> None:
         period, batch = arguments.average_every, arguments.batch
         result = processes(arguments.processes, period, batch, arguments.layout, arguments.seconds)
     elif arguments.device == "cuda":
-        result = measure_on_gpu(arguments.batch, arguments.layout, arguments.seconds, graph=arguments.graph)
+        kind = Kind(arguments.layout, arguments.dtype, arguments.number, arguments.graph, arguments.tf32)
+        result = measure_on_gpu(arguments.batch, arguments.seconds, kind)
     else:
-        result = measure(arguments.threads, arguments.batch, arguments.layout, arguments.seconds)
+        result = measure(arguments.threads, arguments.batch, arguments.layout, arguments.seconds, arguments.dtype)
     print(json.dumps(result))
 
 
@@ -136,15 +148,36 @@ def _activation(name: str, slope: float | None = None) -> list[Any]:
     return [known[name]()]
 
 
-def _optimizer(words: dict[str, Any], parameters: Any) -> Any:
+def _optimizer(words: dict[str, Any], parameters: Any, *, recorded: bool = False) -> Any:
+    """recorded: as part of a CUDA graph, in which an optimizer that counts its steps counts them on the device."""
     import torch
 
     arguments = {key: value for key, value in words.items() if key != "name"}
-    return getattr(torch.optim, words["name"])(parameters, foreach=True, **arguments)
+    made = getattr(torch.optim, words["name"])
+    if recorded and "capturable" in inspect.signature(made).parameters:
+        arguments["capturable"] = True
+    return made(parameters, foreach=True, **arguments)
 
 
-def same_step(threads: int, batch: int, layout: str, device: str = "cpu") -> tuple[Any, Callable[[], None]]:
-    """The network, and its training step on a batch that stays where it is."""
+@dataclass(frozen=True)
+class Step:
+    """A training step on a batch that stays where it is, in its two halves: a whole one is `clear`, and both."""
+
+    network: Any
+    clear: Callable[[], None]  # the gradients
+    gradient: Callable[[], None]
+    update: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.clear()
+        self.gradient()
+        self.update()
+
+
+def same_step(
+    threads: int, batch: int, layout: str, device: str = "cpu", dtype: str = "float", *, recorded: bool = False
+) -> Step:
+    """The training step of the network; recorded: its update too becomes part of a CUDA graph."""
     import torch
     from torch import nn
 
@@ -153,16 +186,25 @@ def same_step(threads: int, batch: int, layout: str, device: str = "cpu") -> tup
     memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
     height, width, channels = NETWORK["input"]
     network = built(NETWORK["layers"]).to(device, memory_format=memory_format)
-    optimizer = _optimizer(NETWORK["optimizer"], network.parameters())
+    optimizer = _optimizer(NETWORK["optimizer"], network.parameters(), recorded=recorded)
     images = torch.rand(batch, channels, height, width, device=device).to(memory_format=memory_format)
     labels = torch.randint(0, NETWORK["outputs"], (batch,), device=device)
+    narrow = torch.bfloat16 if dtype == "bfloat16" else torch.float16
+    scaler = torch.amp.GradScaler(device, enabled=dtype == "half")  # (where it is not, it passes all on)
 
-    def step() -> None:
+    def clear() -> None:
         optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(network(images), labels).backward()
-        optimizer.step()
 
-    return network, step
+    def gradient() -> None:
+        with torch.autocast(device, narrow, enabled=dtype != "float"):
+            loss = nn.functional.cross_entropy(network(images), labels)
+        scaler.scale(loss).backward()
+
+    def update() -> None:
+        scaler.step(optimizer)
+        scaler.update()
+
+    return Step(network, clear, gradient, update)
 
 
 def median_of(work: Callable[[], None], seconds: float, warm_up: int, done: Callable[[], None] | None = None) -> float:
@@ -180,38 +222,68 @@ def median_of(work: Callable[[], None], seconds: float, warm_up: int, done: Call
     return statistics.median(times)
 
 
-def measure(threads: int, batch: int, layout: str, seconds: float) -> dict[str, object]:
+def measure(threads: int, batch: int, layout: str, seconds: float, dtype: str = "float") -> dict[str, object]:
     """Images per second, from the median step of `seconds` of training after a warm-up."""
     import torch
 
-    _, step = same_step(threads, batch, layout)
-    median = median_of(step, seconds, 10)
+    median = median_of(same_step(threads, batch, layout, dtype=dtype), seconds, 10)
     return {"version": torch.__version__, "step_ms": median * 1e3, "images_per_s": batch / median}
 
 
-def measure_on_gpu(batch: int, layout: str, seconds: float, *, graph: bool) -> dict[str, object]:
-    """The same on the first GPU; the host waits for each step, as where cupynet's is measured."""
+@dataclass(frozen=True)
+class Kind:
+    """How PyTorch trains on a GPU."""
+
+    layout: str
+    dtype: str = "float"
+    number: int = 0  # of the GPU
+    graph: bool = False
+    tf32: bool = False
+
+
+def measure_on_gpu(batch: int, seconds: float, kind: Kind) -> dict[str, object]:
+    """The same on a GPU; the host waits for each step, as where cupynet's is measured."""
     import torch
 
     if not torch.cuda.is_available():
         raise SystemExit(f"PyTorch {torch.__version__} finds no GPU")
+    torch.cuda.set_device(kind.number)
     torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    _, step = same_step(1, batch, layout, "cuda")
-    work = step
-    if graph:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())  # there the weights and the batch are made
-        with torch.cuda.stream(side):  # what is made in the first steps must be there before anything is recorded
-            for _ in range(5):
-                step()
-        torch.cuda.synchronize()
-        recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded):
-            step()
-        work = recorded.replay
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = kind.tf32
+    whole = kind.graph and kind.dtype != "half"
+    step = same_step(1, batch, kind.layout, "cuda", kind.dtype, recorded=whole)
+    work = recorded_step(step, whole=whole) if kind.graph else step
     median = median_of(work, seconds, 10, torch.cuda.synchronize)
-    return {"version": torch.__version__, "step_ms": median * 1e3, "images_per_s": batch / median}
+    made_with = {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return {**made_with, "step_ms": median * 1e3, "images_per_s": batch / median}
+
+
+def recorded_step(step: Step, *, whole: bool) -> Callable[[], None]:
+    """The step as a CUDA graph, as PyTorch's documentation makes one: after a warm-up on another stream.
+
+    whole: with its update. Where a GradScaler looks at the gradients that is not recorded, as the host waits for it.
+    """
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # there the weights and the batch are made
+    with torch.cuda.stream(side):  # what is made in the first steps must be there before anything is recorded
+        for _ in range(5):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    step.clear()  # the gradients are then made while it is recorded, in memory of the graph's own
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.gradient()
+        if whole:
+            step.update()
+
+    def replay() -> None:
+        graph.replay()
+        if not whole:
+            step.update()
+
+    return replay
 
 
 def processes(count: int, every: int, batch: int, layout: str, seconds: float) -> dict[str, object]:
@@ -247,13 +319,13 @@ def replica(
     meeting = f"file://{folder}/meeting"
     timeout = timedelta(seconds=MEET_S)
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count, timeout=timeout)
-    network, step = same_step(1, batch, layout)
+    step = same_step(1, batch, layout)
     averager = PeriodicModelAverager(period=every, warmup_steps=0)
 
     def period() -> None:
         for _ in range(every):
             step()
-            averager.average_parameters(network.parameters())
+            averager.average_parameters(step.network.parameters())
 
     for _ in range(4):
         period()

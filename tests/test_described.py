@@ -7,7 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,11 +79,103 @@ def test_the_peer_trains_it(model: str, tmp_path: Path) -> None:
     train(words(model), tmp_path)
 
 
+@needs_torch
+@pytest.mark.parametrize("dtype", ["half", "bfloat16"])
+def test_the_peer_trains_in_few_bits_with_weights_in_float(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under autocast, and half with a scaled loss: the gradients of a small one would be lost."""
+    import torch
+    from torch import nn
+
+    from cupynet import peer
+
+    monkeypatch.setattr(peer, "NETWORK", words("mlp"))
+    step = peer.same_step(1, 4, "channels_last", dtype=dtype)
+    seen = set()
+    for module in step.network.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
+    before = [each.detach().clone() for each in step.network.parameters()]
+    step.gradient()
+    scaled = max(float(each.grad.abs().max()) for each in step.network.parameters())
+    step.update()
+    assert seen == {torch.float16 if dtype == "half" else torch.bfloat16}
+    assert {each.dtype for each in step.network.parameters()} == {torch.float32}
+    assert (scaled > 100) == (dtype == "half")
+    moved = max(float((a - b).detach().abs().max()) for a, b in zip(step.network.parameters(), before, strict=True))
+    assert 0 < moved < 1
+
+
+@needs_torch
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_that_is_recorded_counts_on_the_device(optimizer: str) -> None:
+    """Where it can: PyTorch refuses to record those that could and were not told."""
+    import torch
+
+    from cupynet import peer
+
+    weights = [torch.nn.Parameter(torch.zeros(3))]
+    made = peer._optimizer(OPTIMIZERS[optimizer], weights, recorded=True)
+    assert made.defaults.get("capturable", True) and not peer._optimizer(OPTIMIZERS[optimizer], weights).defaults.get(
+        "capturable", False
+    )
+
+
+@needs_torch
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_step_is_recorded_after_a_warm_up_on_another_stream(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update is part of it, or is made after each replay: where a GradScaler's host looks at the gradients."""
+    import torch
+
+    from cupynet import peer
+
+    told: list[str] = []
+
+    def stream(name: str) -> SimpleNamespace:
+        return SimpleNamespace(wait_stream=lambda other: told.append(f"{name} waits for {other.name}"), name=name)
+
+    @contextmanager
+    def within(what: SimpleNamespace) -> Iterator[None]:
+        told.append(f"on {what.name}")
+        yield
+        told.append(f"off {what.name}")
+
+    main, graph = stream("main"), SimpleNamespace(name="graph", replay=lambda: told.append("replay"))
+    for name, part in {"Stream": lambda: stream("side"), "current_stream": lambda: main, "stream": within}.items():
+        monkeypatch.setattr(torch.cuda, name, part)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", within)
+    parts = {name: lambda name=name: told.append(name) for name in ("clear", "gradient", "update")}
+    replay = peer.recorded_step(peer.Step(None, **parts), whole=whole)
+    once, update = ["clear", "gradient", "update"], ["update"]
+    warm = ["side waits for main", "on side", *once * 5, "off side", "main waits for side"]
+    assert told == [*warm, "clear", "on graph", "gradient", *update * whole, "off graph"]
+    told.clear()
+    replay()
+    assert told == ["replay", *update * (not whole)]
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--graph"], "--graph, --tf32: are for --device cuda"),
+        (["--processes", "2", "--dtype", "half"], "--processes: are measured on the CPU, in float"),
+        (["--device", "cuda"], "finds no GPU"),
+    ],
+)
+def test_what_the_peer_cannot_measure_is_refused(options: list[str], line: str) -> None:
+    done = peer_with(*options, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode != 0 and done.stderr.strip().endswith(line), done.stderr
+
+
+def peer_with(*options: object, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cupynet.peer", "--seconds", "0.05", "--batch", "4", *map(str, options)]
+    environment = {**os.environ, **more}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env=environment)
+
+
 def train(network: dict, folder: Path) -> None:
     (folder / "net.json").write_text(json.dumps(network))
-    command = [sys.executable, "-m", "cupynet.peer", "--network", folder / "net.json", "--seconds", "0.05"]
-    done = subprocess.run(
-        [*command, "--batch", "4"], cwd=ROOT, capture_output=True, text=True, timeout=200, env=dict(os.environ)
-    )
+    done = peer_with("--network", folder / "net.json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["images_per_s"] > 0
