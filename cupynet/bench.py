@@ -86,7 +86,7 @@ def bench(asked: Bench, folder: Path) -> None:
     if settings.gpu:
         from cupynet import bench_gpu
 
-        found, path = bench_gpu.record(settings, experiment.load())
+        found, path = bench_gpu.record(settings, experiment.load(), folder)
         print("\n".join(bench_gpu.table(found)))
         print(f"written to {path}")
         return

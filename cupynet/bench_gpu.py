@@ -1,28 +1,26 @@
 """What `cupynet.bench gpu=true` measures on one GPU, and the record that it writes.
 
-The training step on resident data, alone and in turn with PyTorch's, eager and replayed as a CUDA graph; its
-operations, each launched by itself, which a recorded step is not; an epoch; the time to an accuracy on the test images,
-for several seeds; the loop in each precision with several workers on the one device. What cannot be measured is in the
-record with the reason, in words.
+The training step on resident data, in float and in half, in turn with PyTorch's on the same network: eager and replayed
+as a CUDA graph, in its own layout and channels_last. Products of floats are made in TF32 on both sides or, unless
+backend.tf32=true, on neither; half is autocast with a GradScaler there, as cupynet keeps its weights in float and
+scales the loss. The step's operations, each launched by itself, which a recorded step is not; an epoch; the time to an
+accuracy on the test images, for several seeds; the loop in each precision with several workers on the one device. What
+cannot be measured is in the record with the reason, in words.
 """
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynet import measure
-from cupynet.backend import cuda
-from cupynet.backend.environment import commit, environment
+from cupynet import gpu_records, measure
 from cupynet.checks import percent
+from cupynet.described import described
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.experiment import Experiment
 from cupynet.files import write_json
@@ -33,81 +31,95 @@ from cupynet.training import Callback, EpochRecord, TrainerView
 if TYPE_CHECKING:
     from cupynet.data import Data
 
-RECORDS = Path("outputs/records")
 TARGET = 0.99  # accuracy on the test images
 DTYPES, WORKERS = ("float", "half", "bfloat16"), (1, 2, 4)
+COMPARED = ("float", "half")  # precisions of the step, and that of the settings
+PEERS: dict[str, tuple[str, ...]] = {  # how PyTorch makes the step: options of `cupynet.peer`
+    "torch": ("--layout", "contiguous"),
+    "torch channels_last": ("--layout", "channels_last"),
+    "torch, CUDA graph": ("--layout", "contiguous", "--graph"),
+    "torch channels_last, CUDA graph": ("--layout", "channels_last", "--graph"),
+}
+NARROW = {"half": "autocast to float16 with a GradScaler", "bfloat16": "autocast to bfloat16"}
 STEP_S = 1.0  # of one measurement of the step
 
 
-def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
-    """Measure everything; the record and the file that it was written to."""
+def record(settings: BenchSettings, data: Data, folder: Path) -> tuple[Row, Path]:
+    """Measure everything; the record and the file that it was written to. folder: for the network in words."""
     one = _on_one_device(settings)
-    there = cuda.inventory()
-    device = one.placement.devices[0]
-    result: Row = {
-        "device": there["devices"][device],
-        "cuda": {name: there[name] for name in ("cupy", "driver", "runtime", "nccl")},
-        "commit": commit(),
-        "environment": environment(),
-        "date": date.today().isoformat(),
-        "dataset": data.name,
-        "fallback": data.fallback,
-        "batch_size": settings.batch_size,
-    }
-    result["step"] = steps(one, settings)
+    result: Row = gpu_records.where(one.placement.devices[0])
+    result |= {"dataset": data.name, "fallback": data.fallback, "batch_size": settings.batch_size}
+    result |= {"dtype": settings.dtype, "tf32": settings.backend.tf32}
+    result["model"] = one.model().summary().splitlines()
+    result["optimizer"] = type(one.optimizer).__name__
+    result["step"], result["torch"] = steps(one, settings, folder)
     result["gflop_per_s"] = measure.ceiling(one)["one core"]
     result["operations"] = measure.operations(one, result["gflop_per_s"])
     result["epoch"] = epochs(one, data, settings.repeats)
     result["to_accuracy"] = [seconds_to_accuracy(settings, data, seed) for seed in range(settings.seeds)]
     result["loop_images_per_s"] = loops(settings, data)
-    return result, write(result)
-
-
-def write(result: Row) -> Path:
-    """The record, in a file of its own: one of the same day is kept."""
-    name = re.sub(r"[^a-z0-9]+", "-", result["device"]["name"].lower()).strip("-")
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    stem, number = f"gpu-{name}-{result['date']}", 1
-    path = RECORDS / f"{stem}.json"
-    while path.exists():
-        number += 1
-        path = RECORDS / f"{stem}-{number}.json"
-    write_json(path, result)
-    return path
+    return result, gpu_records.write(result)
 
 
 def _on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
-    """The experiment with one worker on the first of its devices, or with the changes."""
+    """The experiment with one worker on the first of its devices, or with the changes; TF32 is for float alone."""
     devices = settings.devices[:1] if settings.devices else [0]
     chosen: dict[str, Any] = {"workers": 1, "devices": devices, **changes}
-    return Experiment(replace(settings, **chosen))
+    made = replace(settings, **chosen)
+    return Experiment(made if made.dtype == "float" else replace(made, backend=replace(made.backend, tf32=False)))
 
 
 # the step -------------------------------------------------------------------------------------------------------------
 
 
-def steps(one: Experiment, settings: BenchSettings) -> Row:
-    """Images per second of the training step on resident data, of cupynet and of PyTorch, measured in turn."""
-    peer = ("--device", "cuda", "--batch", settings.batch_size, "--seconds", STEP_S)
-    measured: dict[str, Callable[[], float]] = {
-        "cupynet": lambda: settings.batch_size / float(measure.step_times(one, 1, STEP_S)[0, 3]),
-        "torch": lambda: measure.peer(*peer),
-        "torch, CUDA graph": lambda: measure.peer(*peer, "--graph"),
-    }
-    reasons: dict[str, str] = {}
-    if find_spec("torch") is None:
-        reasons = {name: "PyTorch is not installed" for name in measured if name.startswith("torch")}
-    elif settings.dtype != "float":
-        reasons = {name: "compared in float alone" for name in measured if name.startswith("torch")}
-    found: dict[str, list[float]] = {name: [] for name in measured}
+def steps(one: Experiment, settings: BenchSettings, folder: Path) -> tuple[dict[str, Row], Row]:
+    """Images per second of the training step on resident data, of cupynet and of PyTorch, measured in turn.
+
+    By precision and name; and what PyTorch this is, with what it multiplies floats in and how it trains in half.
+    """
+    dtypes = [*dict.fromkeys((*COMPARED, settings.dtype))]
+    options, lacking = _same_network(one, settings, folder)
+    reasons = {(dtype, name): lacking for dtype in dtypes for name in PEERS if lacking}
+    reasons |= {("double", name): "PyTorch is compared in float, half and bfloat16" for name in PEERS}
+    found: dict[tuple[str, str], list[float]] = {(dtype, name): [] for dtype in dtypes for name in ("cupynet", *PEERS)}
+    about: Row = {"not_measured": lacking} if lacking else {}
+
+    def measured(dtype: str, name: str) -> float:
+        if name == "cupynet":
+            own = _on_one_device(settings, dtype=dtype)
+            return settings.batch_size / float(measure.step_times(own, 1, STEP_S)[0, 3])
+        tf32 = ["--tf32"] if settings.backend.tf32 and dtype == "float" else []
+        row = measure.peer_row(*options, "--dtype", dtype, *PEERS[name], *tf32)
+        about.update({key: row[key] for key in ("version", "cuda", "cudnn") if key in row})
+        return float(row["images_per_s"])
+
     for _ in range(settings.repeats):
-        for name, work in measured.items():
-            if name not in reasons:
+        for case in found:
+            if case not in reasons:
                 try:
-                    found[name].append(work())
-                except ConfigError as error:
-                    reasons[name] = str(error)
-    return {name: {"not_measured": reasons[name]} if name in reasons else spread(found[name]) for name in measured}
+                    found[case].append(measured(*case))
+                except CupynetError as error:
+                    reasons[case] = str(error)
+    if not lacking:
+        about |= {"tf32": settings.backend.tf32, **{each: NARROW[each] for each in dtypes if each in NARROW}}
+    table: dict[str, Row] = {dtype: {} for dtype in dtypes}
+    for (dtype, name), rates in found.items():
+        why = reasons.get((dtype, name))
+        table[dtype][name] = {"not_measured": why} if why else spread(rates)
+    return table, about
+
+
+def _same_network(one: Experiment, settings: BenchSettings, folder: Path) -> tuple[list[object], str]:
+    """What tells the peer what to measure on which device, and why there is none, or ""."""
+    if find_spec("torch") is None:
+        return [], "PyTorch is not installed"
+    try:
+        network = described(one.model(), one.optimizer)
+    except ConfigError as error:
+        return [], str(error)
+    write_json(folder / "network.json", network)
+    device = ["--device", "cuda", "--number", one.placement.devices[0]]
+    return [*device, "--network", folder / "network.json", "--batch", settings.batch_size, "--seconds", STEP_S], ""
 
 
 def spread(values: list[float]) -> Row:
@@ -190,16 +202,9 @@ def loops(settings: BenchSettings, data: Data) -> dict[str, Row]:
 
 
 def table(result: Row) -> list[str]:
-    """The record in lines."""
-    rates, size = result["step"], result["batch_size"]
-    lines = [f"{result['device']['name']}, {result['dataset']}, batch of {size}", ""]
-    lines.append(f"{'training step on resident data':<40}{'images/s':>12}{'least':>12}{'most':>12}")
-    for name, found in rates.items():
-        figures = "".join(f"{found[key]:>12,.0f}" for key in ("median", "least", "most") if key in found)
-        lines.append(f"{name:<40}{figures or found['not_measured']}")
-    for name, found in rates.items():
-        if name != "cupynet" and "median" in found:
-            lines.append(f"{'cupynet / ' + name:<40}{rates['cupynet']['median'] / found['median']:>12.2f}")
+    """The record in lines: the step, its operations, an epoch, the time to the accuracy, the loops."""
+    title = f"{result['device']['name']}, {result['dataset']}, batch of {result['batch_size']}, {result['optimizer']}"
+    lines = [title, "", *_step_table(result)]
     lines += ["", f"{'its operations, each launched by itself':<40}{'ms':>12}{'GFLOP/s':>12}"]
     for row in result["operations"]:
         lines.append(
@@ -221,4 +226,20 @@ def table(result: Row) -> list[str]:
         rates = [row[str(workers)] for workers in WORKERS]
         words = [rate for rate in rates if isinstance(rate, str)]
         lines.append(f"{dtype:<40}" + (words[0] if words else "".join(f"{rate:>12,.0f}" for rate in rates)))
+    return lines
+
+
+def _step_table(result: Row) -> list[str]:
+    """The step, and how many times as fast as PyTorch's it is."""
+    lines = [f"{'training step on resident data':<40}{'images/s':>12}{'least':>12}{'most':>12}{'cupynet/it':>12}"]
+    for dtype, rates in result["step"].items():
+        for name, found in rates.items():
+            figures = "".join(f"{found[key]:>12,.0f}" for key in ("median", "least", "most") if key in found)
+            own = rates["cupynet"].get("median")
+            if name != "cupynet" and figures and own:
+                figures += f"{own / found['median']:>12.2f}"
+            lines.append(f"{f'{name}, {dtype}':<40}{figures or found['not_measured']}")
+    if "version" in result["torch"]:
+        tf32 = "in TF32" if result["torch"]["tf32"] else "without TF32"
+        lines.append(f"PyTorch {result['torch']['version']}, floats {tf32}, half as {NARROW['half']}")
     return lines

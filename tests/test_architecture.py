@@ -42,6 +42,7 @@ SHARED = (
     "experiment",
     "measure",
     "bench_gpu",
+    "gpu_records",
     "described",
     "sweeps",
     "trained",

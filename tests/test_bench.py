@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from cupynet import bench, bench_gpu, measure
+from cupynet import bench, bench_gpu, gpu_records, measure
 from cupynet.errors import ConfigError
 from cupynet.settings import BenchSettings
 from tests.test_conf_files import settings_of
@@ -228,10 +228,13 @@ def test_a_gpu_is_measured_whole(tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert found["device"]["name"] == "made-up device" and found["cuda"]["cupy"] == "14.2.0"
     assert found["environment"]["cores"] and found["dataset"] == "synthetic" and "commit" in found
-    assert found["step"]["cupynet"]["median"] > 0 and len(found["step"]["cupynet"]["all"]) == 1
-    if find_spec("torch") is None:
-        for name in ("torch", "torch, CUDA graph"):
-            assert found["step"][name] == {"not_measured": "PyTorch is not installed"}
+    assert (found["dtype"], found["optimizer"], found["tf32"]) == ("float", "Nesterov", False)
+    assert found["model"][3].split()[:2] == ["conv1", "Conv2D"]
+    assert list(found["step"]) == ["float", "half"]
+    for rates in found["step"].values():
+        assert rates["cupynet"]["median"] > 0 and len(rates["cupynet"]["all"]) == 1
+        if find_spec("torch") is None:
+            assert [rates[name] for name in bench_gpu.PEERS] == [{"not_measured": "PyTorch is not installed"}] * 4
     operations = {row["operation"] for row in found["operations"]}
     assert operations >= {"conv1 + pool1 forward", "output backward", "loss", "update", "load batch"}
     assert found["epoch"]["seconds"]["median"] > 0 and found["epoch"]["images"] == 32
@@ -245,7 +248,9 @@ def test_a_gpu_is_measured_whole(tmp_path: Path) -> None:
     *_, last = done.stdout.strip().splitlines()
     assert last == f"written to outputs/records/{file.name}"
     for line in (
-        "cupynet  ",
+        "made-up device, synthetic, batch of 16, Nesterov",
+        "cupynet, float  ",
+        "cupynet, half  ",
         "conv2 + pool2 backward",
         "an epoch of 32 images",
         "99.0 % on the test images",
@@ -262,7 +267,7 @@ def test_a_machine_without_a_gpu_is_not_measured_as_one(tmp_path: Path) -> None:
 def test_a_record_of_the_same_day_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = [
-        str(bench_gpu.write({"device": {"name": "NVIDIA H200 (141GB)"}, "date": "2026-01-02", "turn": turn}))
+        str(gpu_records.write({"device": {"name": "NVIDIA H200 (141GB)"}, "date": "2026-01-02", "turn": turn}))
         for turn in range(3)
     ]
     stem = "outputs/records/gpu-nvidia-h200-141gb-2026-01-02"
@@ -270,22 +275,93 @@ def test_a_record_of_the_same_day_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert [json.loads(Path(name).read_text())["turn"] for name in names] == [0, 1, 2]
 
 
-def test_a_peer_is_measured_in_turn_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pair that fails is told, and the rest goes on."""
-    asked: list[tuple[Any, ...]] = []
+class Peers:
+    """In place of the processes of PyTorch: what each was asked for. One that makes a graph of half fails."""
 
-    def peer(*options: Any) -> float:
-        asked.append(options)
-        if "--graph" in options:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[list[Any]] = []
+        monkeypatch.setattr(measure, "peer_row", self.row)
+        monkeypatch.setattr(bench_gpu, "find_spec", lambda name: object())
+        monkeypatch.setattr(measure, "step_times", lambda one, *_: np.array([[0.001, 0.0, 3, STEP_S[one]]]))
+        monkeypatch.setattr(bench_gpu, "_on_one_device", lambda settings, dtype: dtype)
+
+    def row(self, *options: Any) -> dict[str, Any]:
+        self.asked.append([*options])
+        if "--graph" in options and "half" in options:
             raise ConfigError("peers=torch: PyTorch could not be measured: no graph")
-        return 1000.0 * len(asked)
+        return {"version": "2.13.0", "cuda": "13.0", "cudnn": 91900, "images_per_s": 1000.0 * len(self.asked)}
 
-    monkeypatch.setattr(measure, "peer", peer)
-    monkeypatch.setattr(bench_gpu, "find_spec", lambda name: object())
-    monkeypatch.setattr(measure, "step_times", lambda *_: np.array([[0.001, 0.0, 3, 0.001]]))
-    settings: Any = SimpleNamespace(batch_size=128, repeats=3, dtype="float")
-    found = bench_gpu.steps(cast(Any, None), settings)
-    assert found["cupynet"]["median"] == pytest.approx(128_000) and len(found["cupynet"]["all"]) == 3
-    assert found["torch"]["all"] == [1000.0, 3000.0, 4000.0] and found["torch"]["median"] == 3000.0
-    assert found["torch, CUDA graph"] == {"not_measured": "peers=torch: PyTorch could not be measured: no graph"}
-    assert asked[0] == ("--device", "cuda", "--batch", 128, "--seconds", bench_gpu.STEP_S)
+
+STEP_S = {"float": 0.002, "half": 0.001, "double": 0.004}
+
+
+def on_device(*overrides: str, **changes: Any) -> Any:
+    """An experiment as it is on device 3, but that the processor computes; and its settings."""
+    from cupynet.experiment import Experiment
+
+    settings = settings_of("data=synthetic", "backend=numpy", *overrides)
+    one = Experiment(settings)
+    there: Any = SimpleNamespace(model=one.model, optimizer=one.optimizer, placement=SimpleNamespace(devices=[3]))
+    base = {"batch_size": 128, "repeats": 2, "dtype": "float", "backend": SimpleNamespace(tf32=False)}
+    return there, cast(Any, SimpleNamespace(**{**base, **changes}))
+
+
+def test_peers_are_measured_in_turn_on_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Float beside float and half beside half, each in both layouts and as a graph; one that fails is told."""
+    peers = Peers(monkeypatch)
+    found, about = bench_gpu.steps(*on_device(), tmp_path)
+    assert found["float"]["cupynet"]["all"] == [pytest.approx(64_000)] * 2
+    assert found["half"]["cupynet"]["median"] == pytest.approx(128_000)
+    assert found["float"]["torch"]["all"] == [1000.0, 9000.0] and found["float"]["torch"]["median"] == 5000.0
+    for name in ("torch, CUDA graph", "torch channels_last, CUDA graph"):
+        assert found["half"][name] == {"not_measured": "peers=torch: PyTorch could not be measured: no graph"}
+    common = ["--device", "cuda", "--number", 3, "--network", tmp_path / "network.json", "--batch", 128]
+    assert all(asked[: len(common)] == common and "--tf32" not in asked for asked in peers.asked)
+    layouts = (["--layout", "contiguous"], ["--layout", "channels_last"])
+    wanted = [[dtype, *how, *graph] for dtype in STEP_S for graph in ([], ["--graph"]) for how in layouts][:8]
+    begins = len(common) + len(["--seconds", bench_gpu.STEP_S, "--dtype"])
+    assert [asked[begins:] for asked in peers.asked[:8]] == wanted
+    assert [asked[begins:] for asked in peers.asked[8:]] == wanted[:6]  # what failed once is not asked again
+    versions = {"version": "2.13.0", "cuda": "13.0", "cudnn": 91900}
+    assert about == {**versions, "tf32": False, "half": "autocast to float16 with a GradScaler"}
+
+
+def test_what_multiplies_in_tf32_is_beside_what_does_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peers = Peers(monkeypatch)
+    _, about = bench_gpu.steps(*on_device(backend=SimpleNamespace(tf32=True), repeats=1), tmp_path)
+    assert about["tf32"] and all(("--tf32" in asked) == ("float" in asked) for asked in peers.asked)
+
+
+def test_the_peer_on_the_gpu_has_the_network_that_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Peers(monkeypatch)
+    one, settings = on_device("model=resnet8", "optimizer=adam")
+    bench_gpu.steps(one, settings, tmp_path)
+    network = json.loads((tmp_path / "network.json").read_text())
+    assert "residual" in {layer["kind"] for layer in network["layers"]} and network["optimizer"]["name"] == "Adam"
+
+
+def test_what_pytorch_lacks_is_in_the_record_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peers = Peers(monkeypatch)
+    found, about = bench_gpu.steps(*on_device("optimizer=lamb"), tmp_path)
+    reason = found["float"]["torch"]["not_measured"]
+    assert reason.startswith("peers=torch: PyTorch has no LAMB: ") and about == {"not_measured": reason}
+    assert not peers.asked and found["half"]["cupynet"]["median"] > 0
+
+
+def test_double_is_measured_without_pytorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peers = Peers(monkeypatch)
+    found, _ = bench_gpu.steps(*on_device(dtype="double", repeats=1), tmp_path)
+    assert list(found) == ["float", "half", "double"] and found["double"]["cupynet"]["median"] == pytest.approx(32_000)
+    assert found["double"]["torch"] == {"not_measured": "PyTorch is compared in float, half and bfloat16"}
+    assert len(peers.asked) == 8
+
+
+def test_the_table_says_how_many_times_as_fast_it_is() -> None:
+    rate = {"least": 1.0, "most": 9.0, "all": []}
+    step = {"half": {"cupynet": {"median": 900.0, **rate}, "torch": {"median": 300.0, **rate}}}
+    step["half"]["torch, CUDA graph"] = {"not_measured": "no graph"}
+    result = {"step": step, "torch": {"version": "2.13.0", "tf32": False}}
+    _, _, *lines = [line.split() for line in bench_gpu._step_table(result)]
+    assert lines[0] == ["torch,", "half", "300", "1", "9", "3.00"]
+    assert lines[1] == ["torch,", "CUDA", "graph,", "half", "no", "graph"]
+    assert " ".join(lines[2]).startswith("PyTorch 2.13.0, floats without TF32, half as autocast")
