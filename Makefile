@@ -37,10 +37,10 @@ test: environment ## run the tests that this machine can run and that are not sl
 # with an interpreter that has all there is to have: PYTHON, else that of .venv, else python3; nothing is installed
 equipped = py="$$PYTHON"; if [ -z "$$py" ]; then py=$(PY); [ -x "$$py" ] || py=python3; fi; "$$py" -m cupynet.equipped
 
-test-gpu: ## run the tests marked gpu with PYTHON=/path/to/python, which has CuPy, pytest and hypothesis; installs nothing
+test-gpu: ## run the tests marked gpu with PYTHON=, which has CuPy and pytest; writes outputs/records/gpu-tests-*.json
 	@$(equipped) pytest hypothesis && marks='gpu and not slow' && \
 	if [ "$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -lt 2 ]; then marks="$$marks and not multi_gpu"; fi && \
-	"$$py" -m pytest -q -m "$$marks" $(ARGS)
+	"$$py" -m pytest -q -p tests.gpu_record -m "$$marks" $(ARGS)
 
 soak: environment ## train, kill, go on and compare for an hour, or for MINUTES=5; the results go to outputs/soak/
 	@$(PY) -m tests.soak --minutes $(MINUTES) $(ARGS)
