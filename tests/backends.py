@@ -13,6 +13,7 @@ from cupynet.backend import BACKENDS, Backend, DtypePolicy, select_backend
 from cupynet.backend.cpu import NumbaBackend, NumpyBackend
 from cupynet.backend.cuda import CupyBackend
 from cupynet.errors import ConfigError
+from tests.standin import machine
 
 CLASSES: dict[str, type[Backend]] = {"numpy": NumpyBackend, "numba": NumbaBackend, "cupy": CupyBackend}
 MARKS = {"cupy": [pytest.mark.gpu]}
@@ -28,6 +29,7 @@ def works(name: str) -> bool:
 WORKING = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in BACKENDS if works(name)]
 WORKING.append(pytest.param("cupy", id="standin", marks=pytest.mark.standin))  # on made-up devices: tests/conftest.py
 GPU = works("cupy")
+REAL_GPU = GPU and machine.switched_on() is None  # not the stand-in, on which `python -m tests.standin` runs all
 # where a test of the GPU's code runs, from the same text: on the stand-in, and on a GPU where there is one
 ON_DEVICES = [
     pytest.param("standin", marks=pytest.mark.standin),
