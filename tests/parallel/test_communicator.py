@@ -98,6 +98,7 @@ class DeviceLauncher:
         def work(communicator):
             backend = create_backend("cupy", device=communicator.rank % self.devices)
             backend.activate()
+            communicator.close()  # of the task before
             communicator.attach(backend, "nccl")
             result = task(OnDevices(communicator, backend))
             backend.synchronize()

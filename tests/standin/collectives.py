@@ -4,6 +4,11 @@ A call is matched with the calls of the other ranks by its number: the third of 
 thread waits until all have come (a device would let the thread go and keep its stream waiting), for at most
 `Machine.patience_s`. Every rank then checks that all have made the same call.
 
+Two things that CuPy forgives are misuses here. In the first operation of a communicator NCCL may still connect, and
+its kernels are loaded, for which memory is allocated: it must be one of a few numbers, asked for when nobody is in
+anything else. And a communicator that is neither destroyed nor aborted is ended by its destructor, in whatever thread
+the collector runs, maybe while others are in a collective.
+
 The file is long (over 300 lines) because the calls, what they check and what they compute are read together.
 """
 
@@ -32,6 +37,7 @@ AVERAGE = 4
 CONSTANTS = {f"NCCL_{name}": number for name, (number, _) in (*DTYPES.items(), *OPERATIONS.items())}
 CONSTANTS |= {"NCCL_FLOAT": 7, "NCCL_DOUBLE": 8, "NCCL_HALF": 6, "NCCL_INT": 2, "NCCL_AVG": AVERAGE}
 VERSION, UNIQUE = 23203, 128
+FEW = 16  # numbers, at most, of an operation that is there to connect
 SEVERAL_ON_ONE = "NCCL_MULTI_RANK_GPU_ENABLE"
 STATUS = {
     1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
@@ -54,6 +60,7 @@ class Ring:
 
     size: int
     devices: dict[int, int] = field(default_factory=dict)
+    open: dict[int, Label] = field(default_factory=dict)  # where the ends were made that nobody has ended yet
     calls: dict[int, list[Call]] = field(default_factory=dict)  # by their number, until all ranks have made it
     letters: dict[tuple[int, int], deque[Call]] = field(default_factory=dict)  # sends and receives without the other
     broken: Exception | None = None
@@ -142,6 +149,7 @@ class NcclCommunicator:
             if ring.broken is not None:
                 raise ring.broken
             self._ring = ring
+            ring.open[rank] = label("NcclCommunicator")
 
     def size(self) -> int:
         """How many ranks there are."""
@@ -159,7 +167,9 @@ class NcclCommunicator:
 
     def destroy(self) -> None:
         """The end; whatever is asked for afterwards is refused."""
-        self._ring = None
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.open.pop(self.rank, None)
 
     def abort(self) -> None:
         """The end, of what others wait for in it too, and of what this end's device does."""
@@ -167,6 +177,7 @@ class NcclCommunicator:
         if ring is not None:
             machine = active()
             with machine.lock:
+                ring.open.pop(self.rank, None)
                 for line in self._stuck:
                     line.stuck = ""
                 ring.broken = NcclError(5, f"rank {self.rank} has aborted the communicator")
@@ -243,6 +254,10 @@ class NcclCommunicator:
                 raise NcclError(4, f"{line} is of device {line.device}, the communicator of {self._device}")
             if line.capture is not None:
                 raise InCapture(f"{where} while {line} captures: NCCL's manual advises against it")
+            if not self._count and peer < 0 and max(counts) > FEW:
+                misuse = Misuse(f"{where} of {max(counts)} numbers is the first of its communicator: warm it up")
+                machine.keep(misuse)
+                raise misuse
             spans = [
                 self._span(machine, address, count, dtype, where)
                 for address, count in zip((send, receive), counts, strict=True)
@@ -263,6 +278,14 @@ class NcclCommunicator:
         if chunk.dtype is not None and chunk.dtype != dtype:
             raise BadLaunch(f"{where} is told {dtype} of {chunk}, which is {chunk.dtype}")
         return Span(chunk, chunk.memory[offset : offset + count * dtype.itemsize].view(dtype))
+
+
+def all_ended(machine: Machine) -> None:
+    """Keep as misuses the communicators that were neither destroyed nor aborted."""
+    with machine.lock:
+        for ring in machine.rings.values():
+            for rank, where in sorted(ring.open.items()):
+                machine.keep(Misuse(f"{where} of rank {rank} of {ring.size} was neither destroyed nor aborted"))
 
 
 def _submit(calls: Sequence[Call]) -> None:

@@ -51,7 +51,8 @@ def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20
         patience_s: how long a collective operation waits for the other ranks.
 
     Raises:
-        Misuse: at the end, whatever was found and not cleared from `Machine.misuses`: what was swallowed, too.
+        Misuse: at the end, whatever was found and not cleared from `Machine.misuses`: what was swallowed, too; and a
+            communicator of NCCL that nobody has ended.
     """
     machine = Machine(devices, memory, patience_s)
     before = activate(machine)
@@ -66,6 +67,7 @@ def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20
         yield machine
         with machine.lock:
             machine.intact("something")
+        collectives.all_ended(machine)
         if machine.misuses:
             raise machine.misuses[0]
     finally:

@@ -309,6 +309,40 @@ def test_a_group_has_an_end(machine: Machine) -> None:
     assert nccl.get_version() == 23203
 
 
+def test_the_first_operation_of_a_communicator_is_a_small_one(machine: Machine) -> None:
+    """It connects the ranks; what is asked for in earnest comes after it."""
+
+    def work(nccl: Any, communicator: Any, rank: int, warm: bool) -> Any:
+        x = vector(*range(100))
+        communicator.meet()
+        for count in (1, 100) if warm else (100,):
+            communicator.allReduce(x.data.ptr, x.data.ptr, count, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+        return float(x[99])
+
+    assert ranks(lambda *given: work(*given, True)) == [198.0, 198.0] and machine.misuses == []
+    found = ranks(lambda *given: work(*given, False))
+    assert all(isinstance(each, Misuse) and "of 100 numbers is the first of its comm" in str(each) for each in found)
+
+
+@pytest.mark.parametrize("end", ["destroy", "abort", None])
+def test_every_communicator_is_ended(end: str | None) -> None:
+    """Its destructor would end it some day, in the thread of somebody else."""
+
+    def use() -> None:
+        from cupy.cuda import nccl
+
+        made = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+        if end is not None:
+            getattr(made, end)()
+
+    if end is not None:
+        with installed():
+            use()
+        return
+    with pytest.raises(Misuse, match=r"test_coll.* of rank 0 of 1 was neither destroyed nor aborted"), installed():
+        use()
+
+
 def test_a_device_that_is_lost_leaves_the_others_standing(machine: Machine) -> None:
     """Their hosts go on, as NCCL lets them; whoever waits for the device then waits for ever."""
 

@@ -313,11 +313,14 @@ def test_a_handle_is_not_made_while_others_stand_in_a_collective(library: Any, c
         with cupy.cuda.Device(rank), cupy.cuda.Stream(non_blocking=True) as stream:
             communicator, x = nccl.NcclCommunicator(2, identifier, rank), cupy.ones(1)
             met.wait(10)
-            if rank == 0:
-                with machine.lock:
-                    machine.changed.wait_for(lambda: any("allReduce" in each for each in machine.waiting.values()), 10)
-                handle(library)
-            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, stream.ptr)
+            try:
+                if rank == 0:
+                    with machine.lock:
+                        machine.changed.wait_for(lambda: any("allReduce" in x for x in machine.waiting.values()), 10)
+                    handle(library)
+                communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, stream.ptr)
+            finally:
+                communicator.destroy()
 
     found = together(lambda: work(0), lambda: work(1))
     assert all(isinstance(each, Deadlock) and "cublasCreate" in str(each) for each in found), found

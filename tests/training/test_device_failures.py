@@ -458,3 +458,4 @@ def test_one_that_cannot_be_connected_leaves_nobody_in_a_sum(rank: int, monkeypa
     with pytest.raises(RuntimeError, match="on purpose"), wrapper(devices=[0, 1]) as made:
         made.fit(loader(), 1)
     assert time.monotonic() - began < 15 and nobody_is_left()
+    kept.pop().abort()
