@@ -1,4 +1,7 @@
-"""Means of vectors that live on devices: whose arithmetic is the host's, tried with made-up devices of a CPU."""
+"""Means of vectors that live on devices: whose arithmetic is the host's, tried with made-up devices of a CPU.
+
+What processes with a GPU each do over NCCL is tried with threads that act as ranks, on the stand-in of CuPy.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
 from cupynet.parallel import ThreadCommunicator, ThreadGroup, nccl
 from cupynet.parallel.devices import DeviceMeans, RankMeans, check_reduce, means_of_ranks, means_on_devices
+from tests.backends import on_devices
 from tests.training.conftest import on_threads, small_model
 
 
@@ -192,6 +196,39 @@ def test_ranks_with_a_gpu_each_meet_over_nccl(with_nccl):
     found = as_ranks(["a 1", "a 2", "b 1"], "auto", [1.0, 1.0, 2.0])
     assert found == [[1.25, 10.0]] * 3 and len(with_nccl) == 9
     assert as_ranks(["a 1", "a 2", "b 1"], "nccl", [0.0, 0.0, 0.0]) == [[0.0, 10.0], [1.0, 10.0], [2.0, 10.0]]
+
+
+WEIGHTS = {"unequal": (128.0, 57.0), "the first none": (0.0, 3.0), "the last none": (2.0, 0.0), "none": (0.0, 0.0)}
+
+
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("dtype", on_devices("float16", "float32", "float64", count=2))
+def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype, weights):
+    """NCCL itself, between threads that act as ranks, each on a device of its own; who weighs nothing is not read."""
+    vectors, rounds = vectors_of(2, dtype), 3
+
+    def task(communicator: Any) -> list[np.ndarray]:
+        rank = communicator.rank
+        backend = create_backend("cupy", "double", rank)
+        backend.activate()
+        made = means_of_ranks(communicator, backend, "nccl")
+        assert isinstance(made, RankMeans)
+        spoilt = [v * np.nan for v in vectors[rank]] if any(weights) and not weights[rank] else vectors[rank]
+        own = [backend.asarray(v) for v in spoilt]
+        for _ in range(rounds):
+            made.mean(own, weights[rank])
+        made.close()
+        return [backend.to_host(v) for v in own]
+
+    told = on_threads(2, task)
+    wanted = [on_host(vectors, list(weights))] * 2 if any(weights) else vectors
+    tolerance = rounds * np.finfo(dtype).eps if all(weights) else 0.0
+    for mine, right in zip(told, wanted, strict=True):
+        for found, vector in zip(mine, right, strict=True):
+            assert found.dtype == vector.dtype
+            np.testing.assert_allclose(found, vector, rtol=tolerance, atol=tolerance)
+    if any(weights):
+        assert [v.tobytes() for v in told[0]] == [v.tobytes() for v in told[1]]
 
 
 def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
