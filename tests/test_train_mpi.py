@@ -86,6 +86,24 @@ def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path, ranks):
     assert "the same as in summary.json" in again
 
 
+def test_ranks_on_made_up_devices_learn_what_ranks_on_the_cpu_learn(tmp_path):
+    """Each process on the stand-in of CuPy: its weights go over the host to the others, and back."""
+    small = ["data.train=200", "data.test=64", "dtype=double", "parallel.launcher=mpi", "parallel.reduce=host"]
+    found = {}
+    for backend, through in (("cupy", ["-m", "tests.standin"]), ("numpy", [])):
+        (tmp_path / backend).mkdir()
+        command = [*through, "-m", "cupynet.train", *QUICK, *small, f"backend={backend}"]
+        done = under_mpiexec(2, *command, cwd=tmp_path / backend, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        folder = run_folder(tmp_path / backend)
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["backend"] == backend and summary["workers"] == 2
+        assert summary["devices"] == (["cuda:0", "cuda:1"] if backend == "cupy" else ["cpu"] * 2)
+        found[backend] = load_file(folder / "weights.safetensors")
+    for name, weight in found["numpy"].items():
+        np.testing.assert_allclose(found["cupy"][name], weight, rtol=0, atol=1e-9, err_msg=name)
+
+
 def test_ranks_synchronise_statistics_as_threads_do(tmp_path):
     """Bit for bit, with dropout; in the last round one of the three has no batch."""
     norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2)), "parallel.averaging_frequency=1"]
