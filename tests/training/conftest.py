@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from cupynet.backend import create_backend
+from cupynet.backend import create_backend, device_count
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.parallel import (
     Adaptive,
+    Communicator,
     DiLoCo,
     ElasticAveraging,
     FixedThreshold,
@@ -107,7 +110,11 @@ class Trained:
 
     @property
     def master(self) -> np.ndarray:
-        return self.trainers[0].model.params.master
+        return self.host(lambda trainer: trainer.model.params.master)[0]
+
+    def host(self, find: Callable[[Trainer], Any]) -> list[np.ndarray]:
+        """An array of each worker, on the host."""
+        return [trainer.model.backend.to_host(find(trainer)) for trainer in self.trainers]
 
 
 def on_threads(workers: int, task) -> list:
@@ -120,6 +127,14 @@ def on_threads(workers: int, task) -> list:
     with ThreadLauncher(workers, timeout_s=60) as launcher:
         launcher.run(keep)
     return results
+
+
+def model_of(communicator: Communicator, dtype: str = "double", backend: str = "numpy") -> Model:
+    """The small model of a worker, in its own thread; on devices they are in turn."""
+    own = create_backend(backend, dtype, communicator.rank % (device_count(backend) or 1))
+    own.activate()
+    communicator.attach(own)
+    return Model(small_network(), Image(8, 8, 1), own, seed=1)
 
 
 def alone(model: Model, optimizer, **options) -> Trainer:
@@ -149,7 +164,7 @@ def train(
 
     def task(communicator):
         trainer = Trainer(
-            RecordingReplica(small_model(dtype, backend), optimizer()),
+            RecordingReplica(model_of(communicator, dtype, backend), optimizer()),
             groups=Groups.of(communicator),
             synchronizer=ParameterAveraging(frequency, measure_every=2, **options)
             if synchronizer is None

@@ -1,4 +1,4 @@
-"""The identities that parallel training must keep, and what must never be lost."""
+"""The identities that parallel training must keep, and what must never be lost: on processors and on devices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
-from cupynet.parallel import Groups, ParameterAveraging
+from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
 from cupynet.training import Replica, Trainer
-from tests.training.conftest import alone, fingerprint, on_threads, small_dataset, small_model, train
+from tests.backends import WORKING
+from tests.training.conftest import alone, fingerprint, model_of, on_threads, small_dataset, small_model, train
 
+every_backend = pytest.mark.parametrize("backend", WORKING)
 OPTIMIZERS = {
     "sgd": lambda: SGD(0.05, l2=1e-3),
     "momentum": lambda: Momentum(0.05, 0.9, l2=1e-3),
@@ -21,20 +23,25 @@ OPTIMIZERS = {
 }
 
 
+def velocity(trainer):
+    return trainer.replica.optimizer.state["velocity"]
+
+
+@every_backend
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_frequency_1_is_one_replica_on_the_concatenated_batch(name, workers):
+def test_frequency_1_is_one_replica_on_the_concatenated_batch(name, workers, backend):
     """Ten iterations in double; the last round has fewer workers and a short batch."""
     batches = 10 * workers - (workers - 1)
     samples = 4 * batches - 1
-    parallel = train(workers, OPTIMIZERS[name], samples=samples)
-    alone = train(1, OPTIMIZERS[name], samples=samples, batch_size=4 * workers)
+    parallel = train(workers, OPTIMIZERS[name], samples=samples, backend=backend)
+    alone = train(1, OPTIMIZERS[name], samples=samples, batch_size=4 * workers, backend=backend)
     assert parallel.trainers[0].iteration == alone.trainers[0].iteration == 10
     scale = np.abs(alone.master).max()
     assert np.abs(parallel.master - alone.master).max() <= 1e-12 * scale
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@every_backend
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_frequency_1_is_the_concatenated_batch_in_float(name, workers, backend):
@@ -52,37 +59,36 @@ def test_averaging_less_often_is_something_else():
     assert np.abs(often.master - seldom.master).max() > 1e-6
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@every_backend
 def test_one_worker_equals_a_trainer_without_parallel_code(backend):
     wrapped = train(1, OPTIMIZERS["nesterov"], epochs=2, dtype="float", backend=backend)
-    model = small_model("float", backend)
+    model = model_of(SerialCommunicator(), "float", backend)
     plain = alone(model, OPTIMIZERS["nesterov"](), prefetch_buffer=0, report_every=0)
     plain.fit(Loader(small_dataset(60), 4, seed=3), 2)
+    model.backend.deactivate()
     assert fingerprint(model) == fingerprint(wrapped.trainers[0].model)
 
 
+@every_backend
 @pytest.mark.parametrize(("workers", "frequency"), [(2, 1), (3, 2), (4, 3)])
-def test_replicas_are_identical_after_every_average_and_differ_in_between(workers, frequency):
-    run = train(workers, OPTIMIZERS["nesterov"], samples=97, epochs=2, frequency=frequency)
+def test_replicas_are_identical_after_every_average_and_differ_in_between(workers, frequency, backend):
+    run = train(workers, OPTIMIZERS["nesterov"], samples=97, epochs=2, frequency=frequency, backend=backend)
     rounds = run.trainers[0].iteration
     for iteration in range(rounds):
         hashes = {recorder.weights[iteration] for recorder in run.recorders}
         averaged = (iteration + 1) % frequency == 0
         assert (len(hashes) == 1) == averaged, f"after iteration {iteration + 1}"
     assert len({fingerprint(t.model) for t in run.trainers}) == 1
-    velocities = {t.replica.optimizer.state["velocity"].tobytes() for t in run.trainers}
-    assert len(velocities) == 1
+    assert len({each.tobytes() for each in run.host(velocity)}) == 1
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@every_backend
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_same_seeds_give_the_same_bits(workers, backend):
-    runs = [
-        train(workers, OPTIMIZERS["nesterov"], samples=97, epochs=2, frequency=3, dtype="float", backend=backend)
-        for _ in range(2)
-    ]
+    options = {"samples": 97, "epochs": 2, "frequency": 3, "dtype": "float", "backend": backend}
+    runs = [train(workers, OPTIMIZERS["nesterov"], **options) for _ in range(2)]
     assert runs[0].recorders[0].weights == runs[1].recorders[0].weights
-    other = train(workers, OPTIMIZERS["nesterov"], samples=97, epochs=2, frequency=3, dtype="float", order_seed=4)
+    other = train(workers, OPTIMIZERS["nesterov"], order_seed=4, **options)
     assert other.recorders[0].weights[-1] != runs[0].recorders[0].weights[-1]
 
 
@@ -99,9 +105,11 @@ COUNTS = [
 ]
 
 
+@every_backend
 @pytest.mark.parametrize(("samples", "batch_size", "workers", "frequency"), COUNTS)
-def test_no_sample_is_lost_or_seen_twice(samples, batch_size, workers, frequency):
-    run = train(workers, OPTIMIZERS["sgd"], samples=samples, batch_size=batch_size, epochs=3, frequency=frequency)
+def test_no_sample_is_lost_or_seen_twice(samples, batch_size, workers, frequency, backend):
+    options = {"samples": samples, "batch_size": batch_size, "frequency": frequency, "backend": backend}
+    run = train(workers, OPTIMIZERS["sgd"], epochs=3, **options)
     for epoch in range(3):
         seen = [s for trainer in run.trainers for batch in trainer.replica.seen.get(epoch, []) for s in batch]
         assert sorted(seen) == list(range(samples))
@@ -133,9 +141,10 @@ def test_end_means_one_average():
     assert len({fingerprint(t.model) for t in run.trainers}) == 1
 
 
-def test_the_end_average_weights_by_samples():
+@every_backend
+def test_the_end_average_weights_by_samples(backend):
     """Worker 0 sees a batch of 4 and one of 2, worker 1 one of 4: the average must be 6 : 4."""
-    run = train(2, OPTIMIZERS["sgd"], samples=10, frequency="end")
+    run = train(2, OPTIMIZERS["sgd"], samples=10, frequency="end", backend=backend)
     # replay both replicas alone, from the same start, on the batches they were dealt
     replicas = []
     for rank in range(2):
@@ -152,14 +161,15 @@ def test_the_end_average_weights_by_samples():
     np.testing.assert_allclose(run.master, expected, rtol=1e-13, atol=1e-15)
 
 
+@every_backend
 @pytest.mark.parametrize("average_updaters", [True, False])
-def test_optimizer_state_is_averaged_when_asked(average_updaters):
-    run = train(2, OPTIMIZERS["nesterov"], average_updaters=average_updaters, frequency=3)
-    states = {t.replica.optimizer.state["velocity"].tobytes() for t in run.trainers}
-    assert (len(states) == 1) == average_updaters
+def test_optimizer_state_is_averaged_when_asked(average_updaters, backend):
+    run = train(2, OPTIMIZERS["nesterov"], average_updaters=average_updaters, frequency=3, backend=backend)
+    assert (len({each.tobytes() for each in run.host(velocity)}) == 1) == average_updaters
 
 
-def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others():
+@every_backend
+def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others(backend):
     """Worker 1 poisons its weights; worker 0 must keep its own."""
     kept = {}
 
@@ -168,10 +178,10 @@ def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others():
             super().update(iteration)
             if self.rank == 1 and iteration == 1:
                 self.params.master[5] = np.nan
-            kept[self.rank] = self.params.master
+            kept[self.rank] = self.backend.to_host(self.params.master)
 
     def task(communicator):
-        replica = Poison(small_model(), SGD(0.05))
+        replica = Poison(model_of(communicator, backend=backend), SGD(0.05))
         replica.rank = communicator.rank
         averaging = ParameterAveraging(2, report_score=False)
         trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging)
@@ -183,9 +193,10 @@ def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others():
     assert np.isfinite(kept[0]).all() and np.isfinite(kept[2]).all()
 
 
-def test_divergence_ends_training_with_one_worker_too():
+@every_backend
+def test_divergence_ends_training_with_one_worker_too(backend):
     with pytest.raises(DivergedError, match="not finite|is nan"):
-        train(1, lambda: SGD(1e35), epochs=3, frequency=5, dtype="float")
+        train(1, lambda: SGD(1e35), epochs=3, frequency=5, dtype="float", backend=backend)
 
 
 def test_divergence_is_seen_without_any_average_or_report():
@@ -212,9 +223,10 @@ def test_a_diverged_replica_is_told_without_the_place_of_whoever_told_it():
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_scores_are_weighted_by_samples():
+@every_backend
+def test_scores_are_weighted_by_samples(backend):
     """One average over batches of 4, 4 and 2: the score is the mean loss of the ten samples, each in its replica."""
-    run = train(2, OPTIMIZERS["sgd"], samples=10, batch_size=4, frequency=2)
+    run = train(2, OPTIMIZERS["sgd"], samples=10, batch_size=4, frequency=2, backend=backend)
     total = 0.0
     for rank in range(2):
         replica = Replica(small_model(), OPTIMIZERS["sgd"]())

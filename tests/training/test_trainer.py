@@ -1,4 +1,4 @@
-"""The loop: reports, stops, failures, what a callback sees."""
+"""The loop: reports, stops, failures, what a callback sees; on devices too, where those could change it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.errors import ConfigError
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential, SoftmaxNLL
 from cupynet.optim import SGD, Nesterov, OneCycle
-from cupynet.parallel import Groups, ParameterAveraging
+from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
 from cupynet.runs import Run
 from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, agreement
+from tests.backends import WORKING
 from tests.training.conftest import (
     Recorder,
     alone,
     fingerprint,
+    model_of,
     on_threads,
     small_dataset,
     small_model,
     small_network,
     train,
 )
+
+
+every_backend = pytest.mark.parametrize("backend", WORKING)
 
 
 def lenet() -> Sequential:
@@ -50,20 +55,22 @@ def test_lenet_learns_the_synthetic_digits(workers):
     assert accuracy > 0.97
 
 
-def test_half_learns_as_float_does():
+@every_backend
+def test_half_learns_as_float_does(backend):
     losses = {}
     for dtype in ("half", "float"):
-        recorder = Recorder()
-        trainer = alone(small_model(dtype), Nesterov(0.05), callbacks=[recorder], report_every=5)
+        recorder, model = Recorder(), model_of(SerialCommunicator(), dtype, backend)
+        trainer = alone(model, Nesterov(0.05), callbacks=[recorder], report_every=5)
         trainer.fit(Loader(small_dataset(200), 8, seed=1), 4)
+        model.backend.deactivate()
         losses[dtype] = recorder.reports[-1].loss
         assert recorder.reports[-1].loss < recorder.reports[0].loss / 2
     assert losses["half"] == pytest.approx(losses["float"], abs=0.05)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@every_backend
 def test_a_step_leaves_nothing_on_loan_and_allocates_once(backend):
-    model = small_model("float", backend)
+    model = model_of(SerialCommunicator(), "float", backend)
     trainer = alone(model, SGD(0.01), prefetch_buffer=0, report_every=0)
     batches = list(Loader(small_dataset(50), 8, seed=1).epoch(0, model.backend))
 
@@ -79,6 +86,7 @@ def test_a_step_leaves_nothing_on_loan_and_allocates_once(backend):
     assert model.backend.workspace.allocated_bytes == allocated
     trainer.evaluate(Loader(small_dataset(50), 8, shuffle=False))
     assert model.backend.workspace.on_loan == 0
+    model.backend.deactivate()
 
 
 @pytest.mark.parametrize("method", ["gradient", "scores"])
@@ -126,9 +134,10 @@ def test_callbacks_are_told_on_rank_0_only_unless_they_ask():
     assert (len(told["quiet"]), len(told["loud"])) == (1, 3)
 
 
+@every_backend
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(("workers", "frequency"), [(1, 1), (1, "end"), (3, 2), (3, "end")])
-def test_a_stop_ends_training_at_the_same_iteration_everywhere(workers, frequency, rank):
+def test_a_stop_ends_training_at_the_same_iteration_everywhere(workers, frequency, rank, backend):
     class StopAt(Recorder):
         def on_iteration_end(self, trainer):
             super().on_iteration_end(trainer)
@@ -139,7 +148,7 @@ def test_a_stop_ends_training_at_the_same_iteration_everywhere(workers, frequenc
 
     def task(communicator):
         trainer = Trainer(
-            Replica(small_model(), SGD(0.01)),
+            Replica(model_of(communicator, backend=backend), SGD(0.01)),
             groups=Groups.of(communicator),
             synchronizer=ParameterAveraging(frequency),
             callbacks=[StopAt()],
@@ -200,9 +209,10 @@ def test_a_text_too_long_is_cut_at_a_whole_character():
         assert wrapper.trainer.stopped.text == "x" + "é" * 99
 
 
+@every_backend
 @pytest.mark.parametrize("frequency", [1, 3, "epoch", "end"])
 @pytest.mark.parametrize("event", ["on_iteration_end", "on_report", "on_epoch_end", "before_finish"])
-def test_a_stop_from_any_event_leaves_identical_replicas_and_one_end(event, frequency):
+def test_a_stop_from_any_event_leaves_identical_replicas_and_one_end(event, frequency, backend):
     """With frequency `end`, a stop from `on_epoch_end` once left replicas that were never averaged."""
     finishes = []
 
@@ -216,9 +226,8 @@ def test_a_stop_from_any_event_leaves_identical_replicas_and_one_end(event, freq
 
     stopping = Callback()
     setattr(stopping, event, stop)
-    with ParallelWrapper(
-        small_model(), 3, synchronizer=Counting(frequency), callbacks=[stopping], report_every=2
-    ) as wrapper:
+    model = small_model(backend=backend)
+    with ParallelWrapper(model, 3, synchronizer=Counting(frequency), callbacks=[stopping], report_every=2) as wrapper:
         wrapper.fit(Loader(small_dataset(60), 4), 3)
         assert len({fingerprint(model) for model in wrapper.replicas()}) == 1
         if event != "before_finish":
