@@ -36,7 +36,7 @@ from cupynet.nn import (
 from cupynet.optim import Nesterov
 from cupynet.parallel import Pipeline
 from cupynet.training import ParallelWrapper
-from tests.backends import on_devices
+from tests.backends import needs_bfloat16, on_devices
 from tests.standin.machine import active
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,9 +200,10 @@ def test_it_is_all_the_same_how_batches_come_to_a_device(
             np.testing.assert_array_equal(other[name], weight, err_msg=name)
 
 
-def command(tmp_path: Path, *arguments: str) -> Any:
-    small = ["data=synthetic", "data.train=200", "data.test=64", "batch_size=32", "epochs=1", "backend=cupy"]
-    line = [sys.executable, "-m", "tests.standin", "-m", "cupynet.train", *small, *arguments]
+def command(tmp_path: Path, *arguments: str, backend: str = "cupy") -> Any:
+    small = ["data=synthetic", "data.train=200", "data.test=64", "batch_size=32", "epochs=1", f"backend={backend}"]
+    through = ["-m", "tests.standin"] if backend == "cupy" else []
+    line = [sys.executable, *through, "-m", "cupynet.train", *small, *arguments]
     return subprocess.run(
         [*line, f"hydra.run.dir={tmp_path / 'run'}"],
         cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -223,6 +224,30 @@ def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path:
     assert len(summary["memory"]) == 2
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("GPU memory"))
     assert ", the fullest of 2, held " in line and line.endswith(" of 839 MB")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("half", 2e-3), pytest.param("bfloat16", 1e-2, marks=needs_bfloat16)])
+def test_a_whole_run_of_four_workers_learns_what_it_learns_on_the_cpu(
+    dtype: str, tolerance: float, tmp_path: Path
+) -> None:
+    """Two to a device, its pool limited, batches sent ahead: losses differ by the rounding of 16 bits and no more."""
+    shared = ["workers=4", f"dtype={dtype}", "batch_size=8", "parallel.prefetch_buffer=8", "report_every_iterations=1"]
+    shared += ["optimizer.learning_rate=0.01", "model.layers.conv2.filters=10", "model.layers.dense1.units=50"]
+    memory = ["memory.device_pool_limit=128MiB", "memory.device_pool_trim_above=1MiB", "memory.data_on_device=false"]
+    summaries, losses = {}, {}
+    for backend, more in {"cupy": ["devices=[0,1]", *memory], "numpy": []}.items():
+        done = command(tmp_path / backend, *shared, *more, backend=backend)
+        assert done.returncode == 0, done.stdout + done.stderr
+        folder = tmp_path / backend / "run"
+        summaries[backend] = json.loads((folder / "summary.json").read_text())
+        rows = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+        losses[backend] = [row["loss"] for row in rows]
+    found, expected = summaries["cupy"], summaries["numpy"]
+    assert found["dtype"] == dtype and found["devices"] == ["cuda:0", "cuda:1"] * 2 and len(found["memory"]) == 2
+    assert all(pool["held_bytes"] < pool["limit_bytes"] == 128 << 20 for pool in found["memory"])
+    assert len(losses["cupy"]) == 8  # of the rounds, and of the epoch
+    np.testing.assert_allclose(losses["cupy"], losses["numpy"], rtol=0, atol=tolerance)
+    assert found["test_loss"] == pytest.approx(expected["test_loss"], abs=tolerance)
 
 
 def test_a_command_without_enough_memory_says_what_to_lower(tmp_path: Path) -> None:
