@@ -55,17 +55,20 @@ needs_nvrtc = pytest.mark.skipif(
 )
 
 
-def compiled(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
+def compiled(text: str, architecture: str, *more: str, beside: Path | None = None) -> tuple[bytes, str]:
     """The machine code of a file, and what the compiler has to say. ValueError: it does not compile.
 
     For an architecture that is a virtual one, `compute_90`, the PTX: text, in which accesses are still to be read.
     Compiled once for each text, by each version of the compiler and of CUDA's headers, as the kernels for a host are.
+
+    beside: the folder of the headers that it includes; None where it includes none of ours.
     """
     flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy compiles
-    key = hashlib.sha256("\0".join([text, *flags, *compiler()]).encode()).hexdigest()[:20]
+    headers = [] if beside is None else [header.read_text() for header in sorted(beside.glob("*.cuh"))]
+    key = hashlib.sha256("\0".join([text, *headers, *flags, *compiler()]).encode()).hexdigest()[:20]
     built = kept() / f"{architecture}-{key}.cubin"
     if not built.exists():
-        code, log = _compiled(text, [*flags, f"-I{includes()[-1]}"])
+        code, log = _compiled(text, [*flags, *([] if beside is None else [f"-I{beside}"]), f"-I{includes()[-1]}"])
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             made = Path(folder) / "made.cubin"
             made.write_bytes(log.encode() + b"\0" + code)
@@ -101,14 +104,28 @@ def _compiled(text: str, flags: list[str]) -> tuple[bytes, str]:
     return code[:size], log.decode().strip("\0 \n")
 
 
+every_file = pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("*.cu")))
+
+
+def missing(file: str, code: bytes) -> list[str]:
+    """The kernels of a file that are not in its machine code."""
+    return [name for name, it in INSTANCES.items() if it.file == file and name.encode() + b"\0" not in code]
+
+
 @needs_nvrtc
 @pytest.mark.parametrize(("architecture", "more"), HOW)
-@pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("*.cu")))
+@every_file
 def test_a_file_compiles(file: str, architecture: str, more: tuple[str, ...]) -> None:
     code, log = compiled(source(file), architecture, *more)
-    assert log == ""
-    missing = [name for name, it in INSTANCES.items() if it.file == file and name.encode() + b"\0" not in code]
-    assert not missing
+    assert log == "" and not missing(file, code)
+
+
+@needs_nvrtc
+@every_file
+def test_a_file_compiles_as_it_stands(file: str) -> None:
+    """With its header beside it, as nvcc and editors read it, and not put together as for CuPy."""
+    code, log = compiled((FOLDER / f"{file}.cu").read_text(), "sm_90", QUICKLY, beside=FOLDER)
+    assert log == "" and not missing(file, code)
 
 
 @needs_nvrtc
