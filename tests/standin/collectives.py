@@ -8,34 +8,24 @@ Two things that CuPy forgives are misuses here. In the first operation of a comm
 its kernels are loaded, for which memory is allocated: it must be one of a few numbers, asked for when nobody is in
 anything else. And a communicator that is neither destroyed nor aborted is ended by its destructor, in whatever thread
 the collector runs, maybe while others are in a collective.
-
-The file is long (over 300 lines) because the calls, what they check and what they compute are read together.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.standin.errors import BadLaunch, CUDARuntimeError, Disagreement, InCapture, Misuse
 from tests.standin.machine import Machine, Span, active
 from tests.standin.order import Label, Line, label
 
-DTYPES = {
-    "INT8": (0, "int8"), "UINT8": (1, "uint8"), "INT32": (2, "int32"), "UINT32": (3, "uint32"), "INT64": (4, "int64"),
-    "UINT64": (5, "uint64"), "FLOAT16": (6, "float16"), "FLOAT32": (7, "float32"), "FLOAT64": (8, "float64"),
-}  # fmt: skip
-OPERATIONS = {"SUM": (0, np.add), "PROD": (1, np.multiply), "MAX": (2, np.maximum), "MIN": (3, np.minimum)}
-AVERAGE = 4
-CONSTANTS = {f"NCCL_{name}": number for name, (number, _) in (*DTYPES.items(), *OPERATIONS.items())}
-CONSTANTS |= {"NCCL_FLOAT": 7, "NCCL_DOUBLE": 8, "NCCL_HALF": 6, "NCCL_INT": 2, "NCCL_AVG": AVERAGE}
+DTYPES = {6: "float16", 7: "float32", 8: "float64"}
+SUM = 0
+CONSTANTS = {f"NCCL_{name.upper()}": number for number, name in DTYPES.items()} | {"NCCL_SUM": SUM}
 VERSION, UNIQUE = 23203, 128
 FEW = 16  # numbers, at most, of an operation that is there to connect
 SEVERAL_ON_ONE = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -62,7 +52,6 @@ class Ring:
     devices: dict[int, int] = field(default_factory=dict)
     open: dict[int, Label] = field(default_factory=dict)  # where the ends were made that nobody has ended yet
     calls: dict[int, list[Call]] = field(default_factory=dict)  # by their number, until all ranks have made it
-    letters: dict[tuple[int, int], deque[Call]] = field(default_factory=dict)  # sends and receives without the other
     broken: Exception | None = None
 
     def lost(self, machine: Machine) -> bool:
@@ -75,13 +64,11 @@ class Call:
     """What a rank has asked for."""
 
     communicator: NcclCommunicator
-    kind: str
     send: Span | None
     receive: Span | None
-    form: tuple[Any, ...]  # what all ranks must agree on: count, dtype, operation, root
+    form: tuple[int, str]  # what all ranks must agree on: count and dtype
     line: Line
     where: Label
-    peer: int = -1
     over: bool = False
     error: Exception | None = None
 
@@ -102,23 +89,6 @@ def get_unique_id() -> bytes:
 def get_version() -> int:
     """2.32.3, as NCCL writes it."""
     return VERSION
-
-
-def groupStart() -> None:
-    """What this thread asks for from now on is done together, at `groupEnd`."""
-    seat = active().seat
-    if seat.group is not None:
-        raise Misuse("groupStart in a group")
-    seat.group = []
-
-
-def groupEnd() -> None:
-    """Do what was asked for since `groupStart`."""
-    seat = active().seat
-    if seat.group is None:
-        raise NcclError(5, "groupEnd without groupStart")
-    calls, seat.group = seat.group, None
-    _submit(calls)
 
 
 class NcclCommunicator:
@@ -151,20 +121,6 @@ class NcclCommunicator:
             self._ring = ring
             ring.open[rank] = label("NcclCommunicator")
 
-    def size(self) -> int:
-        """How many ranks there are."""
-        return self._own().size
-
-    def rank_id(self) -> int:
-        """This one's number."""
-        self._own()
-        return self.rank
-
-    def device_id(self) -> int:
-        """The device it is on."""
-        self._own()
-        return self._device
-
     def destroy(self) -> None:
         """The end; whatever is asked for afterwards is refused."""
         ring, self._ring = self._ring, None
@@ -183,91 +139,41 @@ class NcclCommunicator:
                 ring.broken = NcclError(5, f"rank {self.rank} has aborted the communicator")
                 machine.changed.notify_all()
 
-    def check_async_error(self) -> None:
-        """Raise what broke the communicator."""
-        ring = self._own()
-        if ring.broken is not None:
-            raise ring.broken
-
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
-        """recv = the sum, or another operation, of all ranks' send."""
-        self._ask("allReduce", sendbuf, recvbuf, (count, count), datatype, stream, (op,))
-
-    def reduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
-        """On root: recv = the sum, or another operation, of all ranks' send."""
-        self._ask("reduce", sendbuf, recvbuf if self.rank == root else 0, (count, count), datatype, stream, (op, root))
-
-    def broadcast(self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int) -> None:
-        """recv = root's send."""
-        send = sendbuff if self.rank == root else 0
-        self._ask("broadcast", send, recvbuff, (count, count), datatype, stream, (root,))
-
-    def bcast(self, buff: int, count: int, datatype: int, root: int, stream: int) -> None:
-        """As `broadcast`, in place."""
-        self.broadcast(buff, buff, count, datatype, root, stream)
-
-    def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
-        """recv = all ranks' send, in rank order."""
-        self._ask("allGather", sendbuf, recvbuf, (count, count * self._own().size), datatype, stream, ())
-
-    def reduceScatter(self, sendbuf: int, recvbuf: int, recvcount: int, datatype: int, op: int, stream: int) -> None:
-        """recv = this rank's part of the sum, or another operation, of all ranks' send."""
-        counts = recvcount * self._own().size, recvcount
-        self._ask("reduceScatter", sendbuf, recvbuf, counts, datatype, stream, (op,))
-
-    def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        """To one other rank, which receives."""
-        self._ask("send", sendbuf, 0, (count, count), datatype, stream, (), peer)
-
-    def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        """From one other rank, which sends."""
-        self._ask("recv", 0, recvbuf, (count, count), datatype, stream, (), peer)
-
-    # --------------------------------------------------------------------------------------------------------------
+        """recv = the sum of all ranks' send."""
+        machine, ring = active(), self._own()
+        where, dtype = label("nccl.allReduce"), np.dtype(DTYPES.get(datatype, "V"))
+        if datatype not in DTYPES or op != SUM:
+            raise NcclError(
+                4, f"datatype {datatype}, operation {op}: the stand-in adds up {', '.join(DTYPES.values())}"
+            )
+        with machine.lock:
+            line = self._line(machine, stream, where)
+            if not self._count and count > FEW:
+                misuse = Misuse(f"{where} of {count} numbers is the first of its communicator: warm it up")
+                machine.keep(misuse)
+                raise misuse
+            spans = [self._span(machine, address, count, dtype, where) for address in (sendbuf, recvbuf)]
+            self._alone(machine, ring)
+            self._submit(machine, Call(self, *spans, (count, dtype.name), line, where))
 
     def _own(self) -> Ring:
         if self._ring is None:
             raise NcclError(4, "the communicator was destroyed")
         return self._ring
 
-    def _ask(
-        self, kind: str, send: int, receive: int, counts: tuple[int, int], datatype: int, stream: int,
-        more: tuple[int, ...], peer: int = -1,
-    ) -> None:  # fmt: skip
-        """Check what this rank asks for; do it, or keep it for the end of the group."""
-        machine, ring = active(), self._own()
-        where = label(f"nccl.{kind}")
-        dtype = next((np.dtype(name) for number, name in DTYPES.values() if number == datatype), None)
-        if dtype is None:
-            raise NcclError(4, f"datatype {datatype}")
-        if kind in ("allReduce", "reduce", "reduceScatter") and more[0] not in range(5):
-            raise NcclError(4, f"operation {more[0]}")
-        if (kind in ("reduce", "broadcast") and more[-1] not in range(ring.size)) or peer >= ring.size:
-            raise NcclError(4, f"root or peer {more[-1:] or peer} of {ring.size}")
-        with machine.lock:
-            try:
-                machine.asked(self._device)
-            except CUDARuntimeError as error:
-                raise NcclError(1) from error
-            line = machine.line_at(stream, self._device)
-            if line.device != self._device:
-                raise NcclError(4, f"{line} is of device {line.device}, the communicator of {self._device}")
-            if line.capture is not None:
-                raise InCapture(f"{where} while {line} captures: NCCL's manual advises against it")
-            if not self._count and peer < 0 and max(counts) > FEW:
-                misuse = Misuse(f"{where} of {max(counts)} numbers is the first of its communicator: warm it up")
-                machine.keep(misuse)
-                raise misuse
-            spans = [
-                self._span(machine, address, count, dtype, where)
-                for address, count in zip((send, receive), counts, strict=True)
-            ]
-        form = (kind if peer < 0 else "send and recv", counts[0], dtype.name, *more)
-        call = Call(self, kind, spans[0], spans[1], form, line, where, peer)
-        if machine.seat.group is not None:
-            machine.seat.group.append(call)
-        else:
-            _submit([call])
+    def _line(self, machine: Machine, stream: int, where: Label) -> Line:
+        """The stream with that address, which must be of this end's device and capture nothing."""
+        try:
+            machine.asked(self._device)
+        except CUDARuntimeError as error:
+            raise NcclError(1) from error
+        line = machine.line_at(stream, self._device)
+        if line.device != self._device:
+            raise NcclError(4, f"{line} is of device {line.device}, the communicator of {self._device}")
+        if line.capture is not None:
+            raise InCapture(f"{where} while {line} captures: NCCL's manual advises against it")
+        return line
 
     def _span(self, machine: Machine, address: int, count: int, dtype: Any, where: Label) -> Span | None:
         if not isinstance(address, (int, np.integer)):
@@ -279,6 +185,41 @@ class NcclCommunicator:
             raise BadLaunch(f"{where} is told {dtype} of {chunk}, which is {chunk.dtype}")
         return Span(chunk, chunk.memory[offset : offset + count * dtype.itemsize].view(dtype))
 
+    def _alone(self, machine: Machine, ring: Ring) -> None:
+        """Refuse a second thread."""
+        if self._thread:
+            misuse = Misuse("one communicator is used by two threads at once")
+            machine.keep(misuse)
+            ring.broken = misuse
+            machine.changed.notify_all()
+            raise misuse
+
+    def _submit(self, machine: Machine, call: Call) -> None:
+        """Make a call known, and wait until it is over."""
+        ring, self._thread = self._own(), threading.get_ident()
+        try:
+            _post(machine, ring, call)
+            if not call.over:
+                machine.waiting[call] = str(call)
+            machine.changed.notify_all()
+            machine.wait(
+                lambda: call.over or ring.broken is not None or ring.lost(machine),
+                lambda: f"{call} waits for {_missing(call, ring)}",
+            )
+            if not call.over and ring.broken is not None:
+                raise ring.broken
+            if not call.over:  # the host goes on; the device waits for one that never comes
+                call.line.stuck = f"{call} waits for {_missing(call, ring)}, whose device is lost"
+                self._stuck.append(call.line)
+            if call.error is not None:
+                raise call.error
+        except Misuse as misuse:
+            machine.keep(misuse)
+            raise
+        finally:
+            machine.waiting.pop(call, None)
+            self._thread = 0
+
 
 def all_ended(machine: Machine) -> None:
     """Keep as misuses the communicators that were neither destroyed nor aborted."""
@@ -288,76 +229,22 @@ def all_ended(machine: Machine) -> None:
                 machine.keep(Misuse(f"{where} of rank {rank} of {ring.size} was neither destroyed nor aborted"))
 
 
-def _submit(calls: Sequence[Call]) -> None:
-    """Make the calls of one thread known together, and wait until all of them are over."""
-    machine = active()
-    with machine.lock:
-        communicators = {id(call.communicator): call.communicator for call in calls}.values()
-        for communicator in communicators:
-            if communicator._thread:
-                misuse = Misuse("one communicator is used by two threads at once")
-                machine.keep(misuse)
-                communicator._own().broken = misuse
-                machine.changed.notify_all()
-                raise misuse
-        for communicator in communicators:
-            communicator._thread = threading.get_ident()
-        try:
-            for call in calls:
-                _post(machine, call)
-            machine.waiting |= {call: str(call) for call in calls if not call.over}
-            machine.changed.notify_all()
-            for call in calls:
-                ring = call.communicator._own()
-                machine.wait(
-                    lambda call=call, ring=ring: call.over or ring.broken is not None or ring.lost(machine),
-                    lambda call=call, ring=ring: f"{call} waits for {_missing(call, ring)}",
-                )
-                if not call.over and ring.broken is not None:
-                    raise ring.broken
-                if not call.over:  # the host goes on; the device waits for one that never comes
-                    call.line.stuck = f"{call} waits for {_missing(call, ring)}, whose device is lost"
-                    call.communicator._stuck.append(call.line)
-                if call.error is not None:
-                    raise call.error
-        except Misuse as misuse:
-            machine.keep(misuse)
-            raise
-        finally:
-            for call in calls:
-                machine.waiting.pop(call, None)
-            for communicator in communicators:
-                communicator._thread = 0
-
-
 def _missing(call: Call, ring: Ring) -> str:
-    if call.peer >= 0:
-        return f"rank {call.peer}"
     there = [each.rank for calls in ring.calls.values() if call in calls for each in calls]
     return f"ranks {sorted(set(range(ring.size)) - set(there))}"
 
 
-def _post(machine: Machine, call: Call) -> None:
+def _post(machine: Machine, ring: Ring, call: Call) -> None:
     """Make a call known; do it, if with it all are there."""
-    ring, communicator = call.communicator._own(), call.communicator
+    communicator = call.communicator
     if ring.broken is not None:
         raise ring.broken
-    if call.peer >= 0:
-        pair = (call.rank, call.peer) if call.kind == "send" else (call.peer, call.rank)
-        waiting = ring.letters.setdefault(pair, deque())
-        if not waiting or waiting[0].kind == call.kind:
-            waiting.append(call)
-            return
-        calls = sorted((waiting.popleft(), call), key=lambda each: each.kind == "recv")
-    else:
-        calls = ring.calls.setdefault(communicator._count, [])
-        calls.append(call)
-        communicator._count += 1
-        if len(calls) < ring.size:
-            return
+    calls = ring.calls.setdefault(communicator._count, [])
+    calls.append(call)
+    communicator._count += 1
+    if len(calls) == ring.size:
         del ring.calls[communicator._count - 1]
-        calls = sorted(calls, key=lambda each: each.rank)
-    _do(machine, ring, calls)
+        _do(machine, ring, sorted(calls, key=lambda each: each.rank))
 
 
 def _do(machine: Machine, ring: Ring, calls: list[Call]) -> None:
@@ -375,12 +262,12 @@ def _do(machine: Machine, ring: Ring, calls: list[Call]) -> None:
                 call.send.chunk.usable(call.where)
                 call.send.chunk.read(call.send.bytes, access, machine)
                 call.send.chunk.all_read(call.send.view, call.where)
-        results = _results(calls)
-        for call, access, result in zip(calls, accesses, results, strict=True):
-            if call.receive is not None and result is not None:
+        total = _total(calls)
+        for call, access in zip(calls, accesses, strict=True):
+            if call.receive is not None:
                 call.receive.chunk.usable(call.where)
                 call.receive.chunk.write(call.receive.bytes, access, machine)
-                call.receive.view[...] = result
+                call.receive.view[...] = total
                 call.receive.chunk.all_written(call.receive.view)
         _join(calls)
     except Exception as error:
@@ -393,26 +280,14 @@ def _do(machine: Machine, ring: Ring, calls: list[Call]) -> None:
     machine.changed.notify_all()
 
 
-def _results(calls: list[Call]) -> list[NDArray[Any] | None]:
-    """What each rank receives."""
-    kind, more = calls[0].kind, calls[0].form[3:]
-    sent = [None if call.send is None else call.send.view for call in calls]
-    if kind == "send":
-        return [None, np.array(sent[0])]
-    if kind == "broadcast":
-        return [np.array(sent[more[0]])] * len(calls)
-    if any(each is None for each in sent):
-        return [None] * len(calls)
-    if kind == "allGather":
-        return [np.concatenate(sent)] * len(calls)  # type: ignore[arg-type]
-    total = np.array(sent[0])
-    function = next((f for number, f in OPERATIONS.values() if number == more[0]), np.add)
+def _total(calls: list[Call]) -> Any:
+    """The sum of what all have sent."""
+    total: Any = 0
     with np.errstate(all="ignore"):
-        for each in sent[1:]:
-            total = function(total, each)
-        if more[0] == AVERAGE:
-            total = (total / total.dtype.type(len(calls))).astype(total.dtype)
-    return list(np.split(total, len(calls))) if kind == "reduceScatter" else [total] * len(calls)
+        for i, call in enumerate(calls):
+            if call.send is not None:
+                total = total + call.send.view if i else np.array(call.send.view)
+    return total
 
 
 def _join(calls: list[Call]) -> None:

@@ -59,13 +59,6 @@ def asarray(value: Any, dtype: Any = None) -> ndarray:
     return assign(made, host[()]) if host.ndim == 0 else upload(made, host)
 
 
-def array(value: Any, dtype: Any = None) -> ndarray:
-    """As `asarray`, and always a copy."""
-    return (
-        value.astype(value.dtype if dtype is None else dtype) if isinstance(value, ndarray) else asarray(value, dtype)
-    )
-
-
 def asnumpy(value: Any) -> Any:
     """On the host; waits for the stream that is current."""
     return value.get() if isinstance(value, ndarray) else np.asarray(value)
@@ -90,13 +83,6 @@ def where(condition: ndarray, x: Any, y: Any) -> ndarray:
     return _run("where", lambda: np.copyto(into, np.where(*views), casting="same_kind"), arrays, made)
 
 
-def get_array_module(*arrays: Any) -> Any:
-    """`cupy`, if one of them is an array of it; else `numpy`."""
-    import sys
-
-    return sys.modules["cupy"] if any(isinstance(each, ndarray) for each in arrays) else np
-
-
 def _own(value: Any, name: str) -> ndarray:
     if not isinstance(value, ndarray):
         raise Foreign(f"{name}: Unsupported type {type(value)}")
@@ -114,8 +100,7 @@ def _of_elements(ufunc: np.ufunc) -> Any:
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        empty, full, zeros, ones, empty_like, zeros_like, arange, asarray, array, asnumpy, copyto, where, matmul,
-        get_array_module,
+        empty, zeros, ones, empty_like, zeros_like, arange, asarray, asnumpy, copyto, where, matmul,
     )
 }  # fmt: skip
 FUNCTIONS |= {

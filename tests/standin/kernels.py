@@ -1,4 +1,4 @@
-"""`cupy.RawModule` and `cupy.RawKernel`: the text of a .cu file, compiled for the CPU (host.py).
+"""`cupy.RawModule` and its kernels: the text of a .cu file, compiled for the CPU (host.py).
 
 CuPy passes what it is given (facts: no dtype, stride or device is looked at, a number of Python is a double or a long
 long); here each argument must be what the kernel's parameter is. An array must be contiguous; a kernel that takes
@@ -25,12 +25,11 @@ from tests.standin.order import label
 LIMITS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)  # of a grid, and of a block
 
 
-class RawKernel:
-    """One kernel of a text."""
+class Kernel:
+    """One kernel of a module: all of them are loaded together."""
 
-    def __init__(self, code: str, name: str, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
+    def __init__(self, code: str, name: str, options: tuple[str, ...]) -> None:
         self.code, self.name, self.options = code, name, options
-        self._module: object = self  # kernels of one module are loaded together
         self._host: HostKernel | None = None
 
     def compile(self) -> None:
@@ -79,7 +78,7 @@ class RawKernel:
         """The first launch on a device loads the module there: this waits for the device."""
         machine = active()
         with machine.lock:
-            key = machine.seat.device, self._module
+            key = machine.seat.device, (self.code, self.options)
             if key not in machine.loaded:
                 if machine.line.capture is not None:
                     raise InCapture(f"{label(self.name)} is launched for the first time while {machine.line} captures")
@@ -134,11 +133,9 @@ class RawModule:
             raise TypeError("code must be text")
         self.code, self.options = code, options
 
-    def get_function(self, name: str) -> RawKernel:
+    def get_function(self, name: str) -> Kernel:
         """The kernel of that name."""
-        kernel = RawKernel(self.code, name, self.options)
-        kernel._module = (self.code, self.options)
-        return kernel
+        return Kernel(self.code, name, self.options)
 
     def compile(self) -> None:
         """Now, and not at the first launch."""

@@ -66,7 +66,6 @@ class Seat:
         self.entered = [[null] for null in nulls]
         self.entered_on: list[int] = []
         self.products = set[int]()  # devices on which this thread has a cuBLAS handle
-        self.group: list[Any] | None = None  # collective operations since ncclGroupStart
         self.allocators: list[Callable[[int], Any]] = []
 
 

@@ -181,10 +181,6 @@ class Stream:
         graph, line.capture = Graph(line.device, line.capture), None
         return graph
 
-    def is_capturing(self) -> bool:
-        """Whether it records."""
-        return self._here.capture is not None
-
 
 class Event:
     """A point on a stream; before `record` it comes after nothing."""
@@ -234,9 +230,6 @@ class Graph:
                 _refuse(machine, line, "Graph.launch")
             for operation in self.operations:
                 machine.run(operation, line)
-
-    def upload(self, stream: Stream | None = None) -> None:
-        """Bring it to the device: nothing to do."""
 
 
 def get_current_stream(device_id: int = -1) -> Stream:

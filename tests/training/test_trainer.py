@@ -28,7 +28,6 @@ from tests.training.conftest import (
     train,
 )
 
-
 every_backend = pytest.mark.parametrize("backend", WORKING)
 
 
