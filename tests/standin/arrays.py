@@ -3,8 +3,11 @@
 Each array is a view of a block (memory.py) and each operation goes through `Machine.run`. Nothing is converted
 silently: NumPy arrays are refused wherever they meet one, also where CuPy would copy them to the device (as indices) or
 where its text says something else. Results in half stay half, numbers of Python are weak (NEP 50, CuPy 14), and what
-NumPy returns as a number is an array () here. Sums and products of halves are made in float, as CuPy's are. An index
-that is out of bounds raises, where CuPy goes round.
+NumPy returns as a number is an array () here. An index that is out of bounds raises, where CuPy goes round.
+
+Read in CuPy 14.2, below cupy/_core: weak numbers in _kernel.pyx and _scalar.pyx; sums of halves, made in float, in
+_routines_math.pyx, and their products in _routines_linalg.pyx; indices in _routines_indexing.pyx; copies from the host,
+which go through pinned memory unless they come from there, in core.pyx.
 
 The file is long (over 300 lines) because an array's operators stand in one list.
 """

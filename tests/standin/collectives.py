@@ -1,5 +1,6 @@
 """`cupy.cuda.nccl`: ranks in threads of one process that really wait for each other, and really compute.
 
+Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx), which passes addresses and numbers on as they are.
 A call is matched with the calls of the other ranks by its number: the third of one with the third of all. The calling
 thread waits until all have come (a device would let the thread go and keep its stream waiting), for at most
 `Machine.patience_s`. Every rank then checks that all have made the same call.
@@ -144,9 +145,7 @@ class NcclCommunicator:
         machine, ring = active(), self._own()
         where, dtype = label("nccl.allReduce"), np.dtype(DTYPES.get(datatype, "V"))
         if datatype not in DTYPES or op != SUM:
-            raise NcclError(
-                4, f"datatype {datatype}, operation {op}: the stand-in adds up {', '.join(DTYPES.values())}"
-            )
+            raise NcclError(4, f"datatype {datatype}, operation {op}: here floats of 16, 32 and 64 bits are added up")
         with machine.lock:
             line = self._line(machine, stream, where)
             if not self._count and count > FEW:

@@ -1,9 +1,10 @@
 """`cupy.RawModule` and its kernels: the text of a .cu file, compiled for the CPU (host.py).
 
-CuPy passes what it is given (facts: no dtype, stride or device is looked at, a number of Python is a double or a long
-long); here each argument must be what the kernel's parameter is. An array must be contiguous; a kernel that takes
-strides is given `array.data`. After a launch nothing but what the kernel may write has changed: not the canaries around
-any block, and not the rest of a block of which an array is a part.
+As CuPy 14.2 has them (cupy/_core/raw.pyx, and cupy/cuda/function.pyx for what becomes of an argument). CuPy passes what
+it is given: no dtype, stride or device is looked at, a number of Python is a double or a long long. Here each argument
+must be what the kernel's parameter is. An array must be contiguous; a kernel that takes strides is given `array.data`.
+After a launch nothing but what the kernel may write has changed: not the canaries around any block, and not the rest of
+a block of which an array is a part.
 """
 
 from __future__ import annotations

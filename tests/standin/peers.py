@@ -1,8 +1,9 @@
 """Copies that are asked for by addresses: from one device to another, and from the host.
 
-`cudaMemcpyPeerAsync` takes two addresses, their devices and a stream, of either of them; it needs no peer access, and
-is done in the stream's order. `cudaMemcpyAsync` from memory that is not pinned may wait, which is no mistake; who asks
-for it by address means pinned memory, so it is one here.
+CuPy passes both on as they are (cupy_backends/cuda/api/runtime.pyx, 14.2). `cudaMemcpyPeerAsync` takes two addresses,
+their devices and a stream, of either of them; it needs no peer access, and is done in the stream's order.
+`cudaMemcpyAsync` from memory that is not pinned may wait, which is no mistake; who asks for it by address means pinned
+memory, so it is one here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Pinned memory of the host, as CuPy's pool has it: sizes are powers of two, and all that is freed is kept.
+"""Pinned memory of the host, as CuPy's pool has it (cupy/cuda/pinned_memory.pyx, 14.2).
+
+Sizes are powers of two, of 512 bytes at least, and all that is freed is kept until `free_all_blocks`.
 
 A copy between it and a device is made later than it is asked for. What is sent must not change before the stream has
 been waited for, which is looked at then; what is fetched is NaN before, and comes then.
