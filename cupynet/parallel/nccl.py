@@ -60,7 +60,7 @@ def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> Nc
     try:
         hand(b"made")  # on the host: in a sum nobody hears that one of them could not be made
         if made is not None:
-            made.sum([scratch])  # in which older versions of NCCL connect
+            made.sum([scratch])  # in which its kernel is loaded, and what is not connected yet is
             backend.synchronize()
     except BaseException:
         if made is not None:
