@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+FUSED = ("SGD", "Adam", "AdamW")  # are one kernel on a GPU, which asks a GradScaler there whether to do anything
 MEET_S = 60.0  # how long a process waits for the others
 _CONV = {"stride": [1, 1], "padding": [[0, 0], [0, 0]], "dilation": [1, 1], "groups": 1, "bias": True}
 _POOL = {"kind": "max_pool", "kernel": [2, 2], "stride": [2, 2], "padding": [[0, 0], [0, 0]]}
@@ -148,15 +149,19 @@ def _activation(name: str, slope: float | None = None) -> list[Any]:
     return [known[name]()]
 
 
-def _optimizer(words: dict[str, Any], parameters: Any, *, recorded: bool = False) -> Any:
-    """recorded: as part of a CUDA graph, in which an optimizer that counts its steps counts them on the device."""
+def _optimizer(words: dict[str, Any], parameters: Any, device: str = "cpu", *, recorded: bool = False) -> Any:
+    """In as few kernels as it can do it in there: one, or one for each of its operations over all weights.
+
+    recorded: as part of a CUDA graph, in which an optimizer that counts its steps counts them on the device.
+    """
     import torch
 
     arguments = {key: value for key, value in words.items() if key != "name"}
     made = getattr(torch.optim, words["name"])
     if recorded and "capturable" in inspect.signature(made).parameters:
         arguments["capturable"] = True
-    return made(parameters, foreach=True, **arguments)
+    arguments["fused" if device == "cuda" and words["name"] in FUSED else "foreach"] = True
+    return made(parameters, **arguments)
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ def same_step(
     memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
     height, width, channels = NETWORK["input"]
     network = built(NETWORK["layers"]).to(device, memory_format=memory_format)
-    optimizer = _optimizer(NETWORK["optimizer"], network.parameters(), recorded=recorded)
+    optimizer = _optimizer(NETWORK["optimizer"], network.parameters(), device, recorded=recorded)
     images = torch.rand(batch, channels, height, width, device=device).to(memory_format=memory_format)
     labels = torch.randint(0, NETWORK["outputs"], (batch,), device=device)
     narrow = torch.bfloat16 if dtype == "bfloat16" else torch.float16
@@ -250,7 +255,7 @@ def measure_on_gpu(batch: int, seconds: float, kind: Kind) -> dict[str, object]:
     torch.cuda.set_device(kind.number)
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = kind.tf32
-    whole = kind.graph and kind.dtype != "half"
+    whole = kind.graph and (kind.dtype != "half" or NETWORK["optimizer"]["name"] in FUSED)
     step = same_step(1, batch, kind.layout, "cuda", kind.dtype, recorded=whole)
     work = recorded_step(step, whole=whole) if kind.graph else step
     median = median_of(work, seconds, 10, torch.cuda.synchronize)
@@ -261,7 +266,7 @@ def measure_on_gpu(batch: int, seconds: float, kind: Kind) -> dict[str, object]:
 def recorded_step(step: Step, *, whole: bool) -> Callable[[], None]:
     """The step as a CUDA graph, as PyTorch's documentation makes one: after a warm-up on another stream.
 
-    whole: with its update. Where a GradScaler looks at the gradients that is not recorded, as the host waits for it.
+    whole: with its update, which cannot be where the host waits for what a GradScaler finds in the gradients.
     """
     import torch
 

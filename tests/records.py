@@ -1,7 +1,7 @@
 """Measures what the README quotes, and writes it to outputs/records: `make records`, or `make records ARGS="speedrun"`.
 
 Each record is made by commands that stand in it, at a commit that stands in it, and by nothing else on the machine: a
-tree with changes is refused, as is a run that was made at another commit. On two cores all of them take some two
+tree with changes is refused, as is a run that was made at another commit. On two cores all of them take over two
 hours; `bench` takes PyTorch beside it where the interpreter has it.
 """
 

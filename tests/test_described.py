@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,34 @@ def test_an_optimizer_that_is_recorded_counts_on_the_device(optimizer: str) -> N
     assert made.defaults.get("capturable", True) and not peer._optimizer(OPTIMIZERS[optimizer], weights).defaults.get(
         "capturable", False
     )
+
+
+@needs_torch
+@pytest.mark.parametrize(("optimizer", "dtype", "recorded"), [
+    ("SGD", "half", True), ("Adam", "half", True), ("AdamW", "float", True),
+    ("RMSprop", "half", False), ("RMSprop", "float", True), ("NAdam", "bfloat16", True),
+])  # fmt: skip
+def test_all_of_a_step_is_recorded_that_nobody_on_the_host_waits_in(
+    optimizer: str, dtype: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the optimizer is one kernel where PyTorch has it so; else a GradScaler's host looks in the middle."""
+    import torch
+
+    from cupynet import peer
+
+    weights = [torch.nn.Parameter(torch.zeros(3))]
+    made = peer._optimizer({"name": optimizer, "lr": 0.1}, weights, "cuda" if optimizer in peer.FUSED else "cpu")
+    assert bool(getattr(made, "_step_supports_amp_scaling", False)) == (optimizer in peer.FUSED)
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    monkeypatch.setattr(peer, "NETWORK", {"optimizer": {"name": optimizer}})
+    monkeypatch.setattr(peer, "same_step", lambda *_, recorded: told.update(step=recorded))
+    monkeypatch.setattr(peer, "recorded_step", lambda step, *, whole: told.update(graph=whole))
+    monkeypatch.setattr(peer, "median_of", lambda *_: 0.5)
+    peer.measure_on_gpu(4, 1.0, peer.Kind("contiguous", dtype, graph=True))
+    assert told == {"step": recorded, "graph": recorded}
 
 
 @needs_torch

@@ -94,7 +94,8 @@ class Recorder:
     def undo(self, vector: Array, kept: Array) -> None:
         """See there."""
         name = f"undo_{'double' if vector.dtype == np.float64 else 'float'}"
-        self._backend.kernels.flat(name, vector.size, vector, kept, self._controls, vector.size)
+        at_once = 16 // vector.dtype.itemsize
+        self._backend.kernels.flat(name, vector.size, vector, kept, self._controls, vector.size, at_once=at_once)
 
     def steer(self, numbers: tuple[float, float, float, float]) -> None:
         """See there. The numbers travel with a launch, of which there is none where they stay what they were."""

@@ -2,7 +2,7 @@
 //
 // S is what is stored (half, bfloat16, float, double), Wide<S> what is computed in (float, or double for double). Every
 // loop strides over the whole grid, so that a smaller grid computes the same. Sums have an order that follows from the
-// sizes of grid and block alone: no atomics.
+// sizes of grid and block, and from where a vector begins: no atomics.
 
 #ifndef CUPYNET_COMMON
 #define CUPYNET_COMMON
