@@ -88,7 +88,7 @@ def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path, ranks):
 
 def test_ranks_on_made_up_devices_learn_what_ranks_on_the_cpu_learn(tmp_path):
     """Each process on the stand-in of CuPy: its weights go over the host to the others, and back."""
-    small = ["data.train=200", "data.test=64", "dtype=double", "parallel.launcher=mpi", "parallel.reduce=host"]
+    small = ["data.train=104", "data.test=32", "dtype=double", "parallel.launcher=mpi", "parallel.reduce=host"]
     found = {}
     for backend, through in (("cupy", ["-m", "tests.standin"]), ("numpy", [])):
         (tmp_path / backend).mkdir()

@@ -471,6 +471,7 @@ def test_one_that_was_left_behind_does_not_move_the_users_model(monkeypatch):
             wrapper.fit(Loader(small_dataset(60), 4, seed=1), 1)
         left = wrapper._launcher._left_behind
         over.set()
-        for thread in left:
-            thread.join(20)
+    for thread in left:
+        thread.join(20)
+        assert not thread.is_alive()
     assert left and fingerprint(model) == before
