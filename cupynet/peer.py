@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,7 +202,7 @@ def same_step(
         optimizer.zero_grad(set_to_none=True)
 
     def gradient() -> None:
-        with torch.autocast(device, narrow, enabled=dtype != "float"):
+        with nullcontext() if dtype == "float" else torch.autocast(device, narrow):
             loss = nn.functional.cross_entropy(network(images), labels)
         scaler.scale(loss).backward()
 
