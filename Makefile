@@ -25,21 +25,13 @@ install: environment ## build .venv, with CuPy where nvidia-smi answers; PYTHON=
 train: environment ## train LeNet on MNIST, or what ARGS says: ARGS="workers=4 dtype=half"
 	@$(PY) -m cupynet.train $(ARGS)
 
-define PROCESSES
-import os
-cores = getattr(os, 'sched_getaffinity', lambda _: range(os.cpu_count() or 1))(0)
-print(min(4, len(cores) + 1))
-endef
-export PROCESSES
-
-# one more at a time than there are cores: many tests wait for a process that they have started
 # bytecode is kept, whatever the shell says: hundreds of processes import the same modules
 test: environment ## run the tests that this machine can run and that are not slow, up to 4 at once: ARGS="-k loader"
 	@gpus=0; marks='not slow'; \
 	if command -v nvidia-smi >/dev/null 2>&1; then gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU'); fi; \
 	[ "$$gpus" -ge 1 ] || marks="$$marks and not gpu"; \
 	[ "$$gpus" -ge 2 ] || marks="$$marks and not multi_gpu"; \
-	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $$($(PY) -c "$$PROCESSES") --dist worksteal -o faulthandler_timeout=600 \
+	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal -o faulthandler_timeout=600 \
 		-o faulthandler_exit_on_timeout=true -m "$$marks" $(ARGS)
 
 # with an interpreter that has all there is to have: PYTHON, else that of .venv, else python3; nothing is installed

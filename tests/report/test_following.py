@@ -256,7 +256,11 @@ def test_a_page_that_takes_long_is_not_waited_for(tmp_path, monkeypatch, caplog)
 def test_many_open_files_are_no_hindrance(tmp_path, monkeypatch, caplog):
     """Of a notebook, or of many shards: `select` knows none beyond 1023."""
     real, (soft, hard) = subprocess.Popen, resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(subprocess, "Popen", lambda words, **how: real([sys.executable, "-c", "print('done')"], **how))
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda words, **how: real([sys.executable, "-c", "import sys; sys.stdin.read(); print('done')"], **how),
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard) if hard > 0 else 2048, hard))
     opened = []
     try:
