@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from cupynet.checks import setting
@@ -16,6 +19,8 @@ from cupynet.parallel.communicator import WorkerTimeout
 LOOK_S = 0.1  # of the time between two looks no more than this counts
 DEEPEST = 20  # calls of a stack that are shown, the innermost
 CONNECTIONS = {f"cupynet.parallel.{name}" for name in ("communicator", "threads", "mpi", "team")}  # between workers
+
+_looking = threading.Lock()  # of who looks at other threads
 
 
 class Patience:
@@ -60,13 +65,38 @@ def given_up(
         f"and is taken for dead: raise {setting('parallel', 'timeout_s')} if it is only slow"
     )
     annotate(error, f"worker {name} waited in {_place(sys._getframe(1))}")
-    frames = sys._current_frames()
-    for rank in late:
-        frame = frames.get((threads or {}).get(rank, -1))
-        if frame is not None:
-            calls = "".join(traceback.format_stack(frame, DEEPEST)).rstrip()
-            annotate(error, f"worker {rank} is here (its latest call is the last):\n{calls}")
+    known = threads or {}
+    for rank, calls in _calls({rank: known[rank] for rank in late if rank in known}).items():
+        annotate(error, f"worker {rank} is here (its latest call is the last):\n{calls}")
     return error
+
+
+def _calls(threads: Mapping[int, int]) -> dict[int, str]:
+    """The calls that each of these threads is in, as far as they still live."""
+    with _nothing_collected():
+        frames = sys._current_frames()
+        stacks = {
+            rank: traceback.format_stack(frames[each], DEEPEST) for rank, each in threads.items() if each in frames
+        }
+        del frames  # this call's own is among them: a circle
+    return {rank: "".join(stack).rstrip() for rank, stack in stacks.items()}
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """One thread at a time looks at others, while no garbage is collected.
+
+    Before Python 3.12 a collection may begin in the middle of `sys._current_frames`, which holds the lock of all
+    threads: where it lets another one run that begins, ends or looks too, both wait for ever (python/cpython#106883).
+    """
+    with _looking:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def _place(frame: FrameType) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -151,6 +152,32 @@ def test_of_a_thread_that_hangs_one_sees_where(monkeypatch, capsys):
     assert line.endswith("in __call__)") and "; worker 0 waited in gather_numbers (test_waiting.py, line " in line
     assert second == "cupynet: worker 1 is here (its latest call is the last):"
     assert any("in stand_here" in each for each in stack) and any("in _serve" in each for each in stack)
+
+
+def test_nothing_is_collected_while_one_looks_at_threads(monkeypatch):
+    """A collection inside of `sys._current_frames` may let a thread run that waits for its lock, and holds Python's."""
+    looking, seen, look = threading.Lock(), [], sys._current_frames
+
+    def current_frames():
+        seen.append((gc.isenabled(), looking.acquire(blocking=False)))
+        time.sleep(0.01)
+        looking.release()
+        return look()
+
+    monkeypatch.setattr(sys, "_current_frames", current_frames)
+    here = threading.get_ident()
+    lookers = [threading.Thread(target=waiting.given_up, args=([1], 0, 1.0, {1: here})) for _ in range(4)]
+    for thread in lookers:
+        thread.start()
+    for thread in lookers:
+        thread.join(10)
+    assert seen == [(False, True)] * 4 and gc.isenabled()
+    gc.disable()
+    try:
+        error = waiting.given_up([1, 2], 0, 1.0, {1: here})
+        assert not gc.isenabled() and sum("is here" in note for note in error.__notes__) == 1
+    finally:
+        gc.enable()
 
 
 def test_a_thread_that_hung_does_nothing_more_when_it_comes_back(monkeypatch):
