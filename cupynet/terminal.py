@@ -11,6 +11,8 @@ from pathlib import Path
 
 BESIDE = len("[12:30:05] ")
 UNIT = r"(?=%|bytes\b|[kMGTPE]B\b)"
+# control characters but for tab and newline, line separators, bidirectional controls, halves of surrogate pairs
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def is_terminal() -> bool:
@@ -45,6 +47,15 @@ def wrapped(text: str, width: int, beside: str = "") -> list[str]:
     glued = re.sub(" " + UNIT, "\u00a0", text)
     lines = textwrap.wrap(glued, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)
     return [re.sub("\u00a0" + UNIT, " ", line) for line in lines]
+
+
+def printable(text: str) -> str:
+    """Replace every character that could control a terminal or reorder a line by U+FFFD.
+
+    For text that was read from a file, such as a run's folder: escape sequences and bidirectional controls in it must
+    reach neither the terminal nor a page.
+    """
+    return UNPRINTABLE.sub("\ufffd", text)
 
 
 def near(path: Path) -> str:

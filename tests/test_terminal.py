@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cupynet.terminal import folded, is_terminal, wrapped
+from cupynet.terminal import folded, is_terminal, printable, wrapped
 
 LONG = "[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s), training loss 0.05, learning rate 0.01"
 
@@ -47,3 +47,19 @@ def test_nobody_sits_before_a_stream_that_is_gone(stream, monkeypatch):
         stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
     assert not is_terminal() and folded(LONG) == LONG
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "\ufffd[31mred\ufffd[0m"),
+        ("\x1b]0;title\x07", "\ufffd]0;title\ufffd"),
+        ("a\u202eb\u2066c\u061cd", "a\ufffdb\ufffdc\ufffdd"),
+        ("\x9b5n\r\x00\x7f", "\ufffd5n\ufffd\ufffd\ufffd"),
+        ("half \ud83d", "half \ufffd"),
+        ("two\n\tlines, naïve 層 שלום 😀", "two\n\tlines, naïve 層 שלום 😀"),
+    ],
+    ids=["colour", "title", "bidirectional", "C1", "surrogate", "text"],
+)
+def test_text_from_files_cannot_control_a_terminal(text, shown):
+    assert printable(text) == shown
