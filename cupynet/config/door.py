@@ -46,6 +46,7 @@ from cupynet.checks import one_line
 from cupynet.config.composing import asked_in, conf_folder, flat, names, register, settings_of
 from cupynet.config.explain import explain
 from cupynet.config.launching import Job, Processes, asked_for, launcher_at_hand, numbered
+from cupynet.config.removed import refuse_removed
 from cupynet.config.stored import load, overrides_of, own_folder_of, store
 from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
 from cupynet.exits import BROKEN_PIPE, Console, RankConsole, quiet, stdout_is_gone, steady_streams, tell
@@ -164,6 +165,7 @@ def _enter(door: _Door[Any, Any], config_name: str) -> int | str:
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     raising = logging.raiseExceptions
     try:
+        refuse_removed(overrides)
         _refuse_unknown(written, names(door.schema))
         _refuse_other_primary(sys.argv[1:], config_name)
         if any(option.startswith("--info") for option in sys.argv[1:]):

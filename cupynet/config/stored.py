@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,6 +19,7 @@ from cupynet import trust
 from cupynet.checks import one_line
 from cupynet.config.composing import conf_folder, flat, names, settings_of, spine
 from cupynet.config.explain import GROUPS, explain
+from cupynet.config.removed import refuse_removed, without_removed
 from cupynet.errors import ConfigError, DataError
 from cupynet.settings import Settings, own_names
 
@@ -39,6 +40,7 @@ def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules:
     stored = _stored(path)
     if not isinstance(stored, DictConfig):
         raise DataError(f"{path}: is not a configuration")
+    stored = OmegaConf.create(without_removed(cast("dict[Any, Any]", OmegaConf.to_container(stored, resolve=False))))
     stored["trusted_modules"] = list(trusted_modules)
     try:
         config = spine(Settings)
@@ -47,6 +49,7 @@ def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules:
         except OmegaConfBaseException as error:
             raise ConfigError(f"{path}: {explain(error, ())}: is this a run of another version?") from error
         OmegaConf.set_struct(config, True)
+        refuse_removed(overrides)
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, as Hydra does
             if each.is_delete() or each.is_sweep_override():

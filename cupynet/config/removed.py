@@ -1,0 +1,56 @@
+"""Settings and values that no longer exist, and what to write instead.
+
+A command line that names one is refused. A stored run that holds one is refused too, unless it is the value that
+every run of its time stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cupynet.checks import one_line, written
+from cupynet.errors import ConfigError
+
+_NONE = object()
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A setting, or one of its values, that was removed.
+
+    Attributes:
+        use: what to do instead, as the end of a sentence.
+        default: the setting's former default, which stored runs hold; they are read as if it were not there.
+    """
+
+    use: str
+    default: Any = _NONE
+
+
+# "key" or "key=value" -> its replacement
+REMOVED: dict[str, Removed] = {}
+
+
+def refuse_removed(overrides: Iterable[str]) -> None:
+    """Refuse overrides that name a removed setting or value. ConfigError."""
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        found = REMOVED.get(key) or REMOVED.get(f"{key}={value}")
+        if found is not None:
+            raise ConfigError(f"{one_line(override)}: was removed; {found.use}")
+
+
+def without_removed(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
+    """Stored settings without those that were removed since, if they hold the former default; else ConfigError."""
+    kept = {}
+    for name, value in settings.items():
+        key = f"{above}{name}"
+        removed = REMOVED.get(key)
+        if removed is None or (isinstance(value, Mapping) and value != removed.default):
+            kept[name] = without_removed(value, f"{key}.") if isinstance(value, Mapping) else value
+            removed = None if isinstance(value, Mapping) else REMOVED.get(f"{key}={written(value)}")
+        if removed is not None and value != removed.default:
+            raise ConfigError(f"{key}={written(value)}: was removed; {removed.use}")
+    return kept
