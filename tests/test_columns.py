@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Callback, DataError, History, NonFinite, ParallelWrapper, Run
+from cupynet import Callback, DataError, History, ParallelWrapper, Run
 from cupynet.columns import Columns
 from tests.training.conftest import small_dataset, small_model
 
@@ -48,18 +48,6 @@ class Poison(Callback):
 
     def on_epoch_end(self, trainer: Any, record: Any) -> None:
         self.known.append(len(self.wrapper.history.epochs["epoch"]))
-
-
-def test_what_a_rollback_takes_back_is_told_once() -> None:
-    """And what it does not, the epoch that is over, stays; a callback is told of it when the history has it."""
-    poison = Poison(8)
-    back = NonFinite("rollback", every_iterations=100)
-    with ParallelWrapper(small_model(), 1, report_every=2, callbacks=[back, poison]) as wrapper:
-        poison.wrapper = wrapper
-        wrapper.fit(small_dataset(60), 3, batch_size=10)  # from iteration 8 back to 6, the end of the first epoch
-        found = wrapper.history
-    assert poison.iteration == 0 and poison.known == [1, 2, 3]
-    assert found.epochs["epoch"] == [1, 2, 3] and found.reports["iteration"] == [2, 4, 6, 8, 10, 12, 14, 16, 18]
 
 
 def test_rows_of_several_kinds() -> None:

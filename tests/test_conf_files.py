@@ -156,7 +156,6 @@ def test_defaults_of_the_contract() -> None:
         },
         "nonfinite": {
             **{"_target_": "cupynet.training.NonFinite", "action": "stop", "most_skipped": 100},
-            "every_iterations": 100,
         },
     }
 

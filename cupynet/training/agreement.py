@@ -66,8 +66,7 @@ class Agreement:
     def meet(self, clock: Clock, *, begun: bool = True) -> Agreed:
         """What everybody wishes, has sent and has measured.
 
-        begun: whether rounds were trained since the last state was taken up, a saved one or one gone back to; where
-        none was, nothing measured is told: who was not disturbed does not meet there.
+        begun: False at the start of a fit: a resumed one must not report here what an uninterrupted one reports later.
         """
         world = self.groups.world
         if world.size == 1:

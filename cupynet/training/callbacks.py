@@ -83,9 +83,6 @@ class Callback:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned, before the next `fit`, which goes on with the same."""
 
-    def rewind(self, state: dict[str, Any]) -> None:
-        """Training goes back, within an epoch, to where `state` was asked for; what was told since is told again."""
-
 
 class Chooser(Protocol):
     """What may choose by evaluations: a callback, or a learning-rate schedule."""
@@ -168,9 +165,6 @@ class History(Callback):
             self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
             self._file.seek(0, os.SEEK_END)
 
-    def rewind(self, state: dict[str, Any]) -> None:
-        self.restore(state)
-
     def _write(self, row: dict[str, Any]) -> None:
         if self._file is None:
             return
@@ -211,23 +205,12 @@ class Rows(Callback):
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
-        self._trainer: TrainerView | None = None
-
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
-        self._trainer = trainer
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
         self.kept.append(report_row(report))
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         self.kept.append(epoch_row(record))
-
-    def state(self) -> dict[str, Any]:
-        return {"iteration": 0 if self._trainer is None else self._trainer.iteration}
-
-    def rewind(self, state: dict[str, Any]) -> None:
-        """What came after is going to be told again."""
-        self.kept = [row for row in self.kept if row["iteration"] <= state["iteration"]]
 
 
 def _finite(value: Any) -> Any:

@@ -1,13 +1,11 @@
 """A loss or a gradient that is not finite: found in the round in which it arises, and what is done about it.
 
-It never moves a weight and is never averaged into other replicas. Each worker looks at its own batch before anything of
-it is used: at the loss, and at the squared length of the gradient, one pass over it. (Over 300 lines: what is found,
-what is done about it, and the words for both.)
+It never moves a weight and is never averaged into other replicas. Each worker checks its own batch before anything of
+it is used: the loss, and the squared norm of the gradient.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Sequence
@@ -22,12 +20,11 @@ from cupynet.nn import Context, Layer, Sequential
 from cupynet.parallel import Groups, is_finite, parts
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
-from cupynet.training.records import EpochRecord, TrainerView
+from cupynet.training.records import TrainerView
 from cupynet.training.replica import Replica
 from cupynet.training.scaling import LossScaler
 
-ACTIONS = ("stop", "skip", "rollback")
-MOST_ROLLBACKS = 3
+ACTIONS = ("stop", "skip")
 NAMED = 5  # samples of a batch that are named in a message
 
 log = logging.getLogger(__name__)
@@ -40,77 +37,51 @@ class Guarded(TrainerView, Protocol):
     replica: Replica
     scaler: LossScaler | None
 
-    def rewind(self, state: dict[str, Any]) -> None:
-        """Go back to what `state` returned before, in the same epoch of the same fit."""
-
-
-class GoBack(Exception):
-    """Raised on every worker after the same round: all go back to the state that they kept."""
-
 
 class NonFinite(Callback):
-    """What happens where a loss or a gradient is not finite, NaN or infinite. Without one among the callbacks: `stop`.
+    """Decides what happens if a loss or a gradient is NaN or infinite. Without one among the callbacks: `stop`.
 
     - `stop` ends the fit with a DivergedError that names the worker, the batch, its samples and the layer.
-    - `skip` leaves that batch out, on that worker alone, as if it had had none; each is told of in a warning.
-    - `rollback` lets all workers go back to a state of the same epoch that they kept in memory, and leave the batch out
-      when they come to it again; three times in a fit at most. (Not so where only an average brings it to light.)
+    - `skip` leaves that batch out, on that worker alone, as if it had had none, and logs a warning.
 
-    Weights that are not finite themselves are not mended by leaving a batch out: `skip` ends the fit then. So it does
-    after an epoch of whose batches more than half were left out: that is no training any more.
+    Skipping a batch does not repair weights that are not finite themselves: `skip` ends the fit then. It also ends the
+    fit after an epoch of which it left out more than half of the batches.
 
     Args:
-        action: `stop`, `skip` or `rollback`.
-        most_skipped: batches that a worker may leave out, with `skip`; one more ends the fit.
-        every_iterations: iterations between the states that are kept, with `rollback`. Each is a copy of the weights,
-            the optimizer's and the synchronizer's vectors.
+        action: `stop` or `skip`.
+        most_skipped: batches that a worker may leave out in a fit, with `skip`; one more ends the fit.
 
     Attributes:
-        left_out: batches that all workers left out, in all fits, known at the end of each; before that, what this
-            worker has since.
+        left_out: batches that all workers left out, in all fits, known at the end of each fit; before that, those that
+            this worker has left out since.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     every_rank = True
     last = True
 
-    def __init__(self, action: str = "stop", most_skipped: int = 100, every_iterations: int = 100) -> None:
+    def __init__(self, action: str = "stop", most_skipped: int = 100) -> None:
         self.action = one_of("action", action, ACTIONS)
         self.most_skipped = integer("most_skipped", most_skipped, 1)
-        self.every_iterations = integer("every_iterations", every_iterations, 1)
         self.left_out = 0
         self._skipped: list[tuple[int, int]] = []  # epoch and batch, of this worker
-        self._found: tuple[int, int] | None = None  # in this round
-        self._text = ""
-        self._count = 0  # of those that were left out in this fit
-        self._backs = 0
-        self._continues = False  # whether the next fit goes on from a restored state
-        self._kept: dict[str, Any] = {}
+        self._count = 0  # skipped in this fit
+        self._resumed = False  # the next fit continues a restored one
 
     # events ---------------------------------------------------------------------------------------------------------
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        self._found, self._kept, self._skipped = None, {}, []
-        self.left_out, self._continues = 0, False
+        self._skipped, self.left_out, self._resumed = [], 0, False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        if not self._continues:
-            self._backs = self._count = 0
-        self._continues = False
-        self._keep(trainer)
-
-    def on_iteration_end(self, trainer: TrainerView) -> None:
-        if trainer.iteration % self.every_iterations == 0:
-            self._keep(trainer)
-
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
-        self._keep(trainer)  # nobody goes back behind an evaluation: what others made of it stands
+        if not self._resumed:
+            self._count = 0
+        self._resumed = False
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        self._kept = {}
-        if self.action != "stop":
+        if self.action == "skip":
             self.left_out = len(self._of_all(trainer))
 
     def _of_all(self, trainer: TrainerView) -> Any:
@@ -121,22 +92,14 @@ class NonFinite(Callback):
 
     def state(self) -> dict[str, Any]:
         skipped = np.array(self._skipped, np.int64).reshape(-1, 2)
-        return {"skipped": skipped, "count": self._count, "backs": self._backs}
+        return {"skipped": skipped, "count": self._count}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._skipped = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
         self.left_out = len(self._skipped)
-        self._count, self._backs, self._continues = int(state.get("count", 0)), int(state["backs"]), True
-
-    def _keep(self, trainer: TrainerView) -> None:
-        if self.action == "rollback":
-            self._kept = copy.deepcopy(trainer.state())
+        self._count, self._resumed = int(state.get("count", 0)), True
 
     # in a round -----------------------------------------------------------------------------------------------------
-
-    def takes(self, batch: Batch | None) -> Batch | None:
-        """The batch that is to be trained on: none where it was left out before."""
-        return None if batch is not None and (batch.epoch, batch.index) in self._skipped else batch
 
     def checked(self, trainer: Guarded, batch: Batch | None, samples: int) -> int:
         """After the gradients of a round: how many samples they are of; 0 where the batch is left out.
@@ -153,25 +116,23 @@ class NonFinite(Callback):
             if trainer.scaler.skips(overflow=broken and not lost, failed=lost):
                 replica.forget()
                 return 0
-        self._text = told(trainer.rank, replica, batch) if batch is not None and broken else ""
+        text = told(trainer.rank, replica, batch) if batch is not None and broken else ""
         if self.action == "stop":
             if broken:
                 replica.forget()
-                raise DivergedError(self._text + WAYS_OUT + LEAVE_OUT)
+                raise DivergedError(text + WAYS_OUT + LEAVE_OUT)
             return samples
         if stages.size > 1:
             broken = bool(stages.gather_numbers(broken).any())
-        self._found = None
         if not broken or batch is None:
             return samples
-        self._found = batch.epoch, batch.index
-        lost = self.action == "skip" and not _weights_are_finite(trainer)
-        if lost or (self.action == "skip" and self._count >= self.most_skipped):
+        lost = not _weights_are_finite(trainer)
+        if lost or self._count >= self.most_skipped:
             often = "" if lost else f"; {counted(self.most_skipped, 'batch')} of this worker left out before"
-            raise DivergedError((self._text or "another stage of the replica is not finite") + often + WAYS_OUT)
-        if self._text:
-            log.warning("%s; the batch is left out", self._text)
-        self._skipped.append(self._found)
+            raise DivergedError((text or "another stage of the replica is not finite") + often + WAYS_OUT)
+        if text:
+            log.warning("%s; the batch is left out", text)
+        self._skipped.append((batch.epoch, batch.index))
         self._count, self.left_out = self._count + 1, self.left_out + 1
         replica.forget()
         return 0
@@ -196,37 +157,6 @@ class NonFinite(Callback):
         if left_out > train.batches / 2:
             of_all = f"{counted(train.batches, 'batch')} of epoch {trainer.epoch}"
             raise DivergedError(f"{left_out} of the {of_all} were left out, for what is not finite{WAYS_OUT}")
-
-    def look_back(self, trainer: Guarded) -> None:
-        """After the update of a round, with `rollback`: whether all go back.
-
-        Raises:
-            GoBack: on every worker alike.
-            DivergedError: on every worker alike, where they did too often.
-        """
-        if self.action != "rollback":
-            return
-        broken = self._found is not None or not is_finite(*trainer.params.vectors)
-        who = np.flatnonzero(trainer.world.gather_numbers(broken)[:, 0])
-        if not len(who):
-            return
-        whose = f"worker{'s' * (len(who) > 1)} {', '.join(map(str, who))}"
-        if self._backs >= MOST_ROLLBACKS:
-            raise DivergedError(
-                f"what {whose} computed after iteration {trainer.iteration} is not finite, and all went back "
-                f"{MOST_ROLLBACKS} times before{WAYS_OUT}"
-            )
-        raise GoBack(whose)
-
-    def go_back(self, trainer: Guarded) -> None:
-        """Let the weights, and whatever moves them, be as they were kept; what was spent and judged stays so."""
-        at, self._backs, self._found = trainer.iteration, self._backs + 1, None
-        trainer.rewind(copy.deepcopy(self._kept))
-        if trainer.rank == 0:
-            log.warning(
-                "not finite: all workers go back from iteration %d to %d, time %d of %d",
-                at, trainer.iteration, self._backs, MOST_ROLLBACKS,
-            )  # fmt: skip
 
 
 WAYS_OUT = ": lower learning_rate, or train in a wider dtype"

@@ -32,7 +32,7 @@ from cupynet.training.agreement import Agreed, Agreement
 from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Losses, Since
 from cupynet.training.metrics import Evaluation
-from cupynet.training.nonfinite import GoBack, NonFinite
+from cupynet.training.nonfinite import NonFinite
 from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import SPENT, EpochRecord, Piece, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica, moved
@@ -267,8 +267,8 @@ class Trainer:
                 self._tell("on_fit_start")
                 self._agreed(self._agreement.meet(self.clock, begun=False))
                 while self.epoch < fit.last and not self.stopped:
-                    went_on = self._epoch_or_back(fit)
-                    self._agreed(self._agreement.meet(self.clock, begun=went_on))
+                    self._epoch(fit)
+                    self._agreed(self._agreement.meet(self.clock))
                 if self.stopped and not self._finished:
                     self._tell("on_stop")
                 self._finish()
@@ -304,15 +304,6 @@ class Trainer:
         )  # restored after its last average
         self.stopped, self._span_start, self._train = None, start, fit.train
 
-    def _epoch_or_back(self, fit: Fit) -> bool:
-        """Go on to the end of an epoch; False where all workers had to go back instead."""
-        try:
-            self._epoch(fit)
-        except GoBack:
-            self._guard.go_back(self)
-            return False
-        return True
-
     def _epoch(self, fit: Fit) -> None:
         """One epoch, or what is left of it: its rounds, the average that ends it, its evaluation."""
         rounds, dealt = self.rounds(fit.train), self.groups.replicas
@@ -327,14 +318,14 @@ class Trainer:
             with self._supply.epoch(fit.train, self.epoch, self.round) as batches:
                 while self.round < rounds and not self.stopped:
                     began, where = time.perf_counter(), "loading a batch"
-                    batch = self._guard.takes(self._next(batches))
+                    batch = self._next(batches)
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
                     images = fit.train.images_of_round(self.round, dealt.size)
                     average = self._round(batch)
                     self.clock.count(self.iteration, images, time.perf_counter() - began)
                     self._after_round(average)
                 self._catch_up()
-        except (DivergedError, GoBack):
+        except DivergedError:
             raise  # says itself whose replica it is; several workers may raise it together
         except Exception as error:
             annotate(error, f"{self._who}, epoch {self.epoch + 1}, {where}")
@@ -368,7 +359,6 @@ class Trainer:
             replica.update(self.iteration)
         if self.scaler is not None:
             self.scaler.updated()
-        self._guard.look_back(self)
         updated = time.perf_counter()
         average = synchronizer.after_update(replica, self.iteration)
         self.iteration, self.round = self.iteration + 1, self.round + 1
@@ -684,23 +674,6 @@ class Trainer:
         for name, callback in self._named_callbacks().items():
             if name in state["callbacks"]:  # the others are new
                 callback.restore(state["callbacks"][name])
-
-    def rewind(self, state: dict[str, Any]) -> None:
-        """Go back to what `state` returned before, in the same epoch of the same fit: weights and whatever moves them.
-
-        What was spent counts all the same, and callbacks are told by `rewind`, not by `restore`.
-        """
-        position = state["trainer"]
-        self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
-        self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
-        self._losses = Losses(**state["losses"])
-        self._agreement.own = Average(**state["own"]) if state["own"] else None
-        self.replica.restore(state["replica"])
-        self._restore_scale(state)
-        self.replica.begin()
-        self.synchronizer.restore(state["synchronizer"])
-        for name, callback in self._named_callbacks().items():
-            callback.rewind(state["callbacks"][name])
 
     def _restore_scale(self, state: dict[str, Any]) -> None:
         if self.scaler is not None:

@@ -136,10 +136,7 @@ class WeightAverage(Callback):
         return {"added": self.added, "passed": self._passed, "mean": mean, "buffers": buffers}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.rewind(state)
         self._continues = True
-
-    def rewind(self, state: dict[str, Any]) -> None:
         self.added, self._passed = int(state["added"]), int(state["passed"])
         if self.added:
             with self._backend.here():

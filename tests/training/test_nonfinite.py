@@ -5,28 +5,24 @@ from __future__ import annotations
 import copy
 import json
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.checkpoints import Checkpoints
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import (
-    ElasticAveraging,
     GradientSharing,
     Groups,
     ParameterAveraging,
     Pipeline,
-    SlowMo,
     Synchronizer,
 )
-from cupynet.training import Callback, Checkpoint, EarlyStopping, History, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training.nonfinite import told
 from tests.training.conftest import WAYS, StopAfter, alone, fingerprint, on_threads, small_dataset, small_model
 
@@ -281,9 +277,6 @@ def test_a_checkpoint_after_a_skip_goes_on_alike(tmp_path):
         assert next(each for each in rest.callbacks if isinstance(each, NonFinite)).left_out == 3
 
 
-# rollback -------------------------------------------------------------------------------------------------------------
-
-
 class Seen(Callback):
     """The iterations that were told of, in order."""
 
@@ -292,128 +285,6 @@ class Seen(Callback):
 
     def on_iteration_end(self, trainer):
         self.iterations.append(trainer.iteration)
-
-
-@pytest.mark.parametrize(
-    ("workers", "stages", "way"),
-    [
-        (1, 1, ParameterAveraging(2)),
-        (3, 1, ParameterAveraging(2)),
-        (1, 2, ParameterAveraging(2)),
-        (2, 2, ParameterAveraging(2)),
-        (2, 1, GradientSharing("threshold")),
-        (3, 1, ElasticAveraging(2)),
-        (3, 1, ParameterAveraging(2, outer=SlowMo(1.0, 0.5))),
-    ],
-)
-def test_rollback_goes_back_and_leaves_the_batch_out(tmp_path, workers, stages, way):
-    """As if it had been left out from the start: `skip` comes to the same weights, and to the same history."""
-    loader = Loader(DATA, 4, seed=3)
-    pipeline = None if stages == 1 else Pipeline(stages, 2)
-
-    def fitted(action):
-        seen, history = Seen(), tmp_path / f"{action}.jsonl"
-        callbacks = [seen, History(history), NonFinite(action, every_iterations=4)]
-        options = {"callbacks": callbacks, "pipeline": pipeline, "timeout_s": 20, "report_every": 1}
-        with ParallelWrapper(network(Poisoned(17)), workers, synchronizer=copy.deepcopy(way), **options) as wrapper:
-            wrapper.fit(loader, 2)
-            written = [json.loads(line) for line in history.read_text().splitlines()]
-            rows = [{name: row.get(name) for name in ("kind", "iteration", "epoch", "loss")} for row in written]
-            return fingerprint(wrapper.model), rows, seen.iterations, callbacks[2].left_out
-
-    skipped, rolled = fitted("skip"), fitted("rollback")
-    assert skipped[0] == rolled[0] and skipped[1] == rolled[1] and skipped[3] == rolled[3]
-    assert len(rolled[2]) > len(skipped[2]) and sorted(set(rolled[2])) == skipped[2]
-
-
-def test_rollback_does_not_go_behind_an_epoch():
-    """What was made of an epoch, its evaluation above all, is not made again."""
-    loader = Loader(DATA, 4, seed=3)  # 25 batches, 9 rounds of three workers
-
-    class InTheSecond(Poisoned):
-        def forward(self, x, context):
-            return super().forward(x, context if context.epoch == 1 else replace(context, samples=None))
-
-    seen, told = Seen(), []
-
-    class Told(Callback):
-        def on_epoch_end(self, trainer, record):
-            told.append(record.epoch)
-
-    callbacks = [seen, Told(), NonFinite("rollback", every_iterations=100)]
-    sample = int(next(batch for batch in loader.epoch(1, small_model().backend) if batch.index == 12).samples[0])
-    with ParallelWrapper(network(InTheSecond(sample)), 3, callbacks=callbacks) as wrapper:
-        wrapper.fit(loader, 2, evaluate_on=DATA)
-    assert told == [1, 2] and seen.iterations[:9] == list(range(1, 10)) and min(seen.iterations[9:]) == 10
-    assert len(seen.iterations) > 18
-
-
-def test_rollback_tells_the_same_divergence(tmp_path):
-    """What stages measured before they told each other of it is of the weights that all went back to."""
-    loader = Loader(DATA, 4, seed=3)  # 13 rounds of two replicas
-    sample = int(next(batch for batch in loader.epoch(0, small_model().backend) if batch.index == 22).samples[0])
-
-    def written(action):
-        history = tmp_path / f"{action}.jsonl"
-        callbacks = [History(history), NonFinite(action, every_iterations=4)]
-        way = ParameterAveraging(7, measure_every=1)
-        options = {"callbacks": callbacks, "pipeline": Pipeline(2, 2), "timeout_s": 20, "report_every": 1}
-        with ParallelWrapper(network(Poisoned(sample)), 2, synchronizer=way, **options) as wrapper:
-            wrapper.fit(loader, 1)
-        rows = [json.loads(line) for line in history.read_text().splitlines()]
-        return {row["iteration"]: row["divergence"] for row in rows if row.get("divergence") is not None}
-
-    skipped = written("skip")
-    assert 11 in skipped and written("rollback") == skipped  # averaged after 7, told after 10, back to 8 from the 12th
-
-
-def test_rollback_heals_weights_that_a_single_fault_spoiled():
-    """Worker 1's weights are spoiled once, in the middle of a round: before they are averaged all go back."""
-
-    class Fragile(Replica):
-        spoiled = False
-
-        def update(self, iteration):
-            super().update(iteration)
-            if self.rank == 1 and iteration == 7 and not self.spoiled:
-                self.spoiled = True
-                self.params.master[3] = np.nan
-
-    def task(communicator):
-        replica = Fragile(small_model(), SGD(0.05))
-        replica.rank = communicator.rank
-        guard = NonFinite("rollback", every_iterations=4)
-        trainer = Trainer(
-            replica, groups=Groups.of(communicator), synchronizer=ParameterAveraging(4), callbacks=[guard]
-        )
-        trainer.fit(Loader(DATA, 4, seed=3), 2)
-        return fingerprint(trainer.model), guard.left_out
-
-    found = on_threads(3, task)
-    assert len(set(found)) == 1 and found[0][1] == 0
-
-
-def test_the_fourth_time_is_the_end():
-    """Every batch is bad: going back does not help."""
-    model = network(Poisoned(*range(97)))
-    with (
-        pytest.raises(DivergedError, match="after iteration 3 is not finite, and all went back 3 times before: lower"),
-        ParallelWrapper(model, 2, callbacks=[NonFinite("rollback")]) as wrapper,
-    ):
-        wrapper.fit(Loader(DATA, 4), 1)
-
-
-def test_rollback_leaves_alone_what_others_made_of_training(tmp_path):
-    """Early stopping judges the next fit anew, and the best checkpoint is still known."""
-    stopping, checkpoint = EarlyStopping("loss", max_epochs=1), Checkpoint(best="loss", keep_last=1, path=tmp_path)
-    callbacks = [NonFinite("rollback", every_iterations=4), stopping, checkpoint]
-    held_out = small_dataset(9)
-    with ParallelWrapper(network(Poisoned(17)), 2, callbacks=callbacks) as wrapper:
-        for epochs in (1, 2):
-            wrapper.fit(Loader(DATA, 4, seed=3), 3, evaluate_on=held_out, split="validation")
-            assert wrapper.trainer.epoch == epochs and stopping.result.reason == "max_epochs"
-            assert checkpoint._best_step in Checkpoints(tmp_path).steps()
-        assert callbacks[0].left_out == 2
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -430,7 +301,7 @@ def test_other_workers_know_what_was_left_out(tmp_path, workers):
     assert again.left_out == 3
 
 
-@pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"most_skipped": 0}, {"every_iterations": 0.5}])
+@pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"action": "rollback"}, {"most_skipped": 0}])
 def test_arguments_that_cannot_work(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
         NonFinite(**arguments)

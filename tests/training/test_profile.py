@@ -247,24 +247,6 @@ def test_a_failed_fit_leaves_nothing_that_is_timed(tmp_path: Path) -> None:
     assert not (tmp_path / "trace.json").exists()
 
 
-def test_rounds_gone_back_over_are_timed_again(tmp_path: Path) -> None:
-    """`rollback` takes iterations back: the window is one all the same."""
-    profile = Profile(4, 3)
-    model = small_model()
-
-    class Poison(Callback):
-        every_rank = True
-        done = False
-
-        def on_iteration_end(self, trainer: Any) -> None:
-            if trainer.iteration == 5 and not self.done:
-                self.done = True
-                next(iter(trainer.params.named()))[1].master[...] = math.nan
-
-    profiled(tmp_path, profile, model=model, callbacks=(Poison(), NonFinite("rollback", every_iterations=2)))
-    assert profile.pieces["rounds"] == 4 and len(named(events(tmp_path)[0], "round")) >= 4
-
-
 def test_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cupynet.training.profile.MOST", 200)
     profiled(tmp_path, Profile(1000, 0), epochs=4)
