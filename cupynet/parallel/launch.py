@@ -25,6 +25,7 @@ Results: TypeAlias = "queue.SimpleQueue[tuple[int, Any]]"  # rank, what its task
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # how long the others may take to notice that a worker failed
+WAKE_S = 0.2  # how often the waiting main thread lets Python run signal handlers
 INTERRUPTED = -1  # the rank of who called `run` or `close`, where it is they that end a task
 
 
@@ -141,9 +142,12 @@ class ThreadLauncher:
             for inbox in self._inboxes:
                 inbox.put(task)
             while waiting and self._group.team.failure is None:
-                rank, result = self._results.get()
-                waiting.remove(rank)
-                first = result if rank == 0 else first
+                # The system may deliver a signal to any thread, but Python runs its handler in the main thread alone,
+                # and not while that thread is blocked.
+                with suppress(queue.Empty):
+                    rank, result = self._results.get(timeout=WAKE_S)
+                    waiting.remove(rank)
+                    first = result if rank == 0 else first
         except BaseException as error:  # a KeyboardInterrupt: the workers must not go on alone
             self._group.team.fail(INTERRUPTED, error)
             self._wait(waiting)

@@ -194,3 +194,20 @@ def test_a_forked_process_is_told_that_it_has_no_workers():
                 os._exit(9)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert team.run(lambda c: c.rank) == 0
+
+
+def test_a_signal_that_a_worker_thread_takes_is_handled():
+    """The system may deliver a signal to any thread; Python's handler needs the main thread, which waits."""
+    handled = threading.Event()
+
+    def task(c):
+        if c.rank == 1:
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        return handled.wait(20)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handled.set())
+    try:
+        with ThreadLauncher(2) as team:
+            assert team.run(task)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
