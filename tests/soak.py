@@ -463,6 +463,7 @@ def _train_and_sample(path: Path, until: float) -> None:
     from cupynet.data import Dataset, Loader
     from cupynet.optim import Nesterov
     from cupynet.training import Checkpoint, History, ParallelWrapper
+    from tests.workspaces import workspaces
 
     # glibc keeps memory for each of the threads that come and go, for eight times as many as there are cores: with one
     # pool for all, what is seen to grow is what was not given back
@@ -491,7 +492,7 @@ def _train_and_sample(path: Path, until: float) -> None:
                     "threads": len(os.listdir("/proc/self/task")),
                     "python_threads": threading.active_count(),
                     "descriptors": len(os.listdir("/proc/self/fd")),
-                    "pool_bytes": sum(each.backend.workspace.allocated_bytes for each in wrapper.replicas()),
+                    "pool_bytes": sum(each.allocated_bytes for each in workspaces(wrapper)),
                 }
                 file.write(json.dumps(sample) + "\n")
 

@@ -24,6 +24,7 @@ from tests.extending.stripes import Stripes
 from tests.gradients import check_layer
 from tests.test_train import environment
 from tests.training.conftest import small_dataset, small_model
+from tests.workspaces import on_loan
 
 EXAMPLES = Path(__file__).parent / "extending"
 QUICK = ("data=synthetic", "data.train=600", "data.test=100", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")
@@ -110,7 +111,7 @@ def test_the_layer_leaves_nothing_on_loan_and_shows_what_it_holds() -> None:
     with ParallelWrapper(model, 2) as wrapper:
         wrapper.fit(small_dataset(40), 2, batch_size=8)
         assert wrapper.evaluate(small_dataset(40)).samples == 40
-        assert [replica.backend.workspace.on_loan for replica in wrapper.replicas()] == [0, 0]
+        assert on_loan(wrapper) == [0, 0]
     rows = [line.split() for line in model.summary().splitlines()]
     assert ["branch", "Conv2D"] in [row[:2] for row in rows]
     assert {name for name, _ in model.params.named()} == {

@@ -31,7 +31,7 @@ from cupynet.backend.recording import Recorder
 from cupynet.backend.rules import Layers, Move, Rule
 from cupynet.backend.targets import TARGET_LOSSES
 from cupynet.backend.window import Window
-from cupynet.backend.workspace import Loans, Workspace
+from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
 
 
 class Backend:
@@ -43,7 +43,6 @@ class Backend:
         on_gpu: whether arrays live in the memory of a GPU.
         policy: which precision is stored, computed in and accumulated in.
         device: number of the GPU; 0 on a CPU.
-        workspace: lends the buffers of activations and their gradients.
         loss_scale: the factor on the gradient of the loss; at first the policy's, then what its owner sets.
         options: what `create_backend` is given beside name, dtype and device to make another one like this.
     """
@@ -57,8 +56,13 @@ class Backend:
         self.policy = policy
         self.device = device
         self.loss_scale = policy.loss_scale
-        self.workspace = Workspace(self.allocate, self.address)
+        self._workspaces = ThreadWorkspaces(self.allocate, self.address)
         self._constants: dict[tuple[float, ...], Array] = {}
+
+    @property
+    def workspace(self) -> Workspace:
+        """The calling thread's pool of buffers. A pass borrows and returns its buffers in one thread."""
+        return self._workspaces.current
 
     # arrays ---------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -11,8 +12,19 @@ from cupynet.backend.array import Array
 Key: TypeAlias = tuple[tuple[int, ...], Any]
 
 
+class ThreadWorkspaces(threading.local):
+    """A `Workspace` for each thread that asks for one.
+
+    Prediction may run in other threads while a model is trained. Each thread borrows from a pool of its own, so no lock
+    is needed, and the buffers of a thread are freed when it ends.
+    """
+
+    def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array], address: Callable[[Array], int]) -> None:
+        self.current = Workspace(allocate, address)  # `threading.local` calls this once in each thread
+
+
 class Workspace:
-    """A pool of buffers of one replica; not for sharing between threads.
+    """A pool of buffers for one thread.
 
     A buffer is known by its address, so a reshaped view of it may be given back in its place. The leading axis of a
     buffer may be longer than what was asked for: the short last batch of an epoch reuses the buffers of the full ones.

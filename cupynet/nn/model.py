@@ -1,9 +1,11 @@
-"""A network with weights on a backend. (Over 300 lines: one class, all that is asked of a model.)"""
+"""A network with weights on a backend."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,10 @@ BYTES = 32  # times what the largest pixel is scaled to: beyond it images were n
 
 class Model:
     """A network, its weights and its loss.
+
+    Several threads may predict with one model at the same time, also while it is trained: `predict`, `classify`,
+    `scores` and `weights` only read. During a fit they see the weights of the moment, which an update may be changing.
+    Everything else belongs to one thread at a time, and a second fit of the same model is refused.
 
     Args:
         network: a description (see `Layer`); the model builds its own copy.
@@ -69,6 +75,17 @@ class Model:
         if isinstance(self.output, Flat):
             self.loss.check(self.output.features)
         self.params.allocate(backend, self.seed)
+        self._fitting = threading.Lock()
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Context of a fit. RuntimeError if another fit is training this model."""
+        if not self._fitting.acquire(blocking=False):
+            raise RuntimeError("this model is being trained already: wait for that fit, or train a copy, replicate()")
+        try:
+            yield
+        finally:
+            self._fitting.release()
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         """The raw output (logits) for x (N, ...), and the derivative.

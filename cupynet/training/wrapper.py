@@ -258,7 +258,6 @@ class ParallelWrapper:
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         Fit.check(epochs, evaluate_every, split, least=0 if unfinished else 1)  # before any worker begins: no harm done
         several = self.placement.workers > 1
-        self.model.pixels = pixels
         self._warn_of_idle(loader)
         self._check_batches(loader)
         evaluated = None if held_out is None else split
@@ -270,15 +269,17 @@ class ParallelWrapper:
                 trainer.stop(*self._stop)
             trainer.fit(loader, epochs, evaluate_on=held_out, evaluate_every=evaluate_every, split=split)
 
-        try:
-            self.on_workers(task, batch_size=loader.batch_size)
-        except CupynetError as error:
-            if error.exit_code == DivergedError.exit_code:  # where another process diverged, a PeerFailed has its code
-                for trainer in filter(None, reversed(self._trainers)):  # the model's own device last
-                    trainer.diverged(str(error))
-            raise
-        finally:
-            self._end_fit()
+        with self.model.fitting():
+            self.model.pixels = pixels
+            try:
+                self.on_workers(task, batch_size=loader.batch_size)
+            except CupynetError as error:
+                if error.exit_code == DivergedError.exit_code:  # a PeerFailed has that of the rank that failed
+                    for trainer in filter(None, reversed(self._trainers)):  # the model's own device last
+                        trainer.diverged(str(error))
+                raise
+            finally:
+                self._end_fit()
         return self
 
     def _end_fit(self) -> None:

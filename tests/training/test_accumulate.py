@@ -15,6 +15,7 @@ from cupynet.optim import Adam, Nesterov
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline
 from cupynet.training import Callback, ParallelWrapper
 from tests.training.conftest import small_dataset, small_model
+from tests.workspaces import on_loan
 
 
 class Losses(Callback):
@@ -33,8 +34,7 @@ def trained(accumulate: int, workers: int = 1, backend: str = "numpy", dtype: st
     ) as wrapper:
         wrapper.fit(Loader(small_dataset(45), 7, seed=3), 2)  # the last batch is of three
         updates = wrapper.trainer.replica.updates
-        on_loan = [replica.backend.workspace.on_loan for replica in wrapper.replicas()]
-    assert on_loan == [0] * workers
+        assert on_loan(wrapper) == [0] * workers
     return model.backend.to_host(model.params.master), np.array(seen.losses), updates
 
 

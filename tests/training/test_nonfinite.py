@@ -25,6 +25,7 @@ from cupynet.parallel import (
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training.nonfinite import told
 from tests.training.conftest import WAYS, StopAfter, alone, fingerprint, on_threads, small_dataset, small_model
+from tests.workspaces import on_loan
 
 DATA = small_dataset(97)
 
@@ -127,7 +128,7 @@ def test_a_worker_that_has_it_of_others_says_so(caplog):
     callbacks = [NonFinite("skip")]
     with ParallelWrapper(normalised(Poisoned(0), sync=True), 2, callbacks=callbacks, timeout_s=20) as wrapper:
         wrapper.fit(Loader(DATA, 8, shuffle=False), 1)
-        assert wrapper.model.backend.workspace.on_loan == 0
+        assert on_loan(wrapper) == [0, 0]
     assert sorted(record.getMessage() for record in caplog.records if "left out" in record.getMessage()) == [
         "the loss of worker 0 at batch 0 of epoch 1 is not finite, for sample 0, first in the output of layer "
         "'poisoned'; the batch is left out",

@@ -35,6 +35,7 @@ from tests.nn.networks import SMALL, small_networks
 from tests.test_train import run
 from tests.training.conftest import Recorder, fingerprint, on_threads, small_dataset, small_model, train
 from tests.training.test_resume import Keep, rows
+from tests.workspaces import on_loan, workspaces
 
 CUTS: list[Any] = [1, 2, 3, [["conv1"], ["pool1"], ["dense1"], ["output"]]]
 
@@ -61,7 +62,7 @@ def trained(
         report_every=2, timeout_s=60,
     ) as wrapper:  # fmt: skip
         wrapper.fit(Loader(small_dataset(samples), batch_size, seed=3), epochs)
-        assert [each.backend.workspace.on_loan for each in wrapper.replicas()] == [0] * wrapper.placement.ranks
+        assert on_loan(wrapper) == [0] * wrapper.placement.ranks
     return model.params.master
 
 
@@ -93,7 +94,7 @@ def test_every_layer_can_stand_at_the_end_of_a_stage(name):
     for model, pipeline in zip(models, (None, Pipeline(stages, 4)), strict=True):
         with ParallelWrapper(model, 1, optimizer=SGD(0.1), pipeline=pipeline, timeout_s=60) as wrapper:
             wrapper.fit(Loader(data, 5, seed=1), 1, evaluate_on=data)
-            assert {each.backend.workspace.on_loan for each in wrapper.replicas()} == {0}
+            assert set(on_loan(wrapper)) == {0}
     assert close(models[1].params.master, models[0].params.master)
 
 
@@ -314,7 +315,7 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches():
     for micro_batches in (4, 16):
         with ParallelWrapper(small_model(), 1, pipeline=Pipeline(2, micro_batches)) as wrapper:
             wrapper.fit(Loader(small_dataset(6 * micro_batches), 3 * micro_batches), 2)  # micro-batches of three
-            found.append([model.backend.workspace.allocated_bytes for model in wrapper.replicas()])
+            found.append([workspace.allocated_bytes for workspace in workspaces(wrapper)])
     assert found[0] == found[1]
 
 
