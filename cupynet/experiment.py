@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from cupynet.runs import Run
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
 from cupynet.training.callbacks import Chooser
-from cupynet.training.memory import Demand, vectors_of, verdict
+from cupynet.training.memory import Usage
 from cupynet.training.replica import check_accumulate
 
 T = TypeVar("T")
@@ -91,7 +91,6 @@ class Experiment:
             raise ConfigError(under("parallel.synchronizer", settings.parallel.synchronizer, error)) from error
         self._check_devices()
         self._check_validation()
-        self._tight = ""  # where memory may not do
 
     def _check_sizes(self) -> None:
         """Refuse what is told of other channels or classes than the data have. ConfigError."""
@@ -283,63 +282,47 @@ class Experiment:
             raise ConfigError(under("data", self.settings.data, error)) from error
 
     def check_memory(self) -> None:
-        """Refuse what this machine's memory, or the devices', cannot hold; all ranks alike. ConfigError."""
-        found = [verdict(demand, *there, self._names()) for demand, there in self._demands()]
-        self._tight = next((each.text for each in found if each.text), "")
-        refusal = next((each.text for each in found if each.refused), "")
+        """Refuse what the memory of this machine or of the devices cannot hold; all ranks alike. ConfigError."""
+        refused = next(filter(None, (usage.refusal(*there, self._names()) for usage, there in self._usages())), "")
         if self.job is not None:
-            refusal = self.job.first_word(refusal)
-        if refusal:
-            raise ConfigError(refusal)
+            refused = self.job.first_word(refused)
+        if refused:
+            raise ConfigError(refused)
 
-    def _demands(self) -> list[tuple[Demand, tuple[int, str]]]:
-        """What is asked of this machine and of each device, and what is there."""
-        placement, params = self.placement, Params()
+    def _usages(self) -> Iterator[tuple[Usage, tuple[int, str]]]:
+        """What this machine and each of its devices are asked for, and what they have."""
+        placement, params, there = self.placement, Params(), memory()
         network = self._built(self.backend_name, params)
-        here, machines = placement.ranks, [] if self.job is None else self.job.machines
-        if self.job is not None:
-            here = machines.count(machines[self.rank])
+        ranks = placement.ranks if self.job is None else self.job.machines.count(self.job.machines[self.job.rank])
         images = self.source.expected()
-        demand = Demand(
+        usage = Usage(
             network=network,
             weights=params.count,
             policy=create_backend(self.backend_name, self.settings.dtype).policy,
-            vectors=vectors_of(self.optimizer, self.synchronizer, self.callbacks, placement.workers),
+            optimizer=self.optimizer,
             batch_size=self.settings.batch_size,
-            workers=-(-here // placement.stages),
+            workers=-(-ranks // placement.stages),
             prefetch=self.settings.parallel.prefetch_buffer,
-            stages=placement.stages,
-            micro_batches=self._cut,
+            held=min(placement.stages, self._cut) / self._cut,
             trained=images.get("train", 0),
             images=images,
-            processes=here if self.job is not None else 1,
         )
-        found, there = [], memory()
         if placement.devices:
             from cupynet.backend import cuda
 
-            bytes_there, wanted = cuda.memory(self.devices()), self.settings.memory.data_on_device
-            fits = wanted == "auto" and cuda.fits(sum(images.values()) * network.input.features, bytes_there)
-            demand = replace(demand, feeds="resident" if fits or wanted is True else "ring")
-            own = replace(
-                demand,
-                where="device",
-                devices=len(placement.devices),
-                products=cuda.product_bytes(self.devices()),
-            )
-            found.append((own, (bytes_there, "the device has")))
-            demand = replace(demand, where="host")
-        return found if there is None else [*found, (demand, there)]
+            own = replace(usage, images={}, devices=len(placement.devices))
+            yield own, (cuda.memory(self.devices()), "the device has")
+            usage = replace(usage, workers=0, prefetch=0)
+        if there is not None:
+            yield usage, there
 
     def _names(self) -> dict[str, str]:
-        """What somebody may lower so that it fits, by what `Demand` calls it, and what goes before a layer's name."""
+        """What messages call the settings of a `Usage`, and what goes before a layer's name."""
         data, model = self.settings.data, self.settings.model
-        sizes = {name: f"data.{name}" for name in self.source.expected() if name in data}
+        sizes = {name: f"data.{name}" if name in data else f"data: {name}" for name in self.source.expected()}
         layers = "model.layers." if isinstance(model.get("layers"), Mapping) else "model: layer "
-        own = {"batch_size": "batch_size", "prefetch": "parallel.prefetch_buffer", "layer": layers}
-        if self.job is None:
-            own["workers"] = "workers"
-        return sizes | own
+        own = {"batch_size": "batch_size", "workers": "workers", "prefetch": "parallel.prefetch_buffer"}
+        return {**own, **sizes, "layer": layers}
 
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
@@ -394,8 +377,6 @@ class Experiment:
         every = self.settings.parallel.averaging_frequency
         if every is not None and isinstance(self.synchronizer, GradientSharing):
             log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
-        if self._tight:
-            log.warning("%s", self._tight)
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())

@@ -22,9 +22,10 @@ import numpy as np
 
 from cupynet.backend import checks, philox, pointwise
 from cupynet.backend.array import Array
+from cupynet.backend.environment import memory
 from cupynet.backend.failure import Failure
 from cupynet.backend.feed import Feed, Shared
-from cupynet.backend.pairs import Convolution, Operation, Pair
+from cupynet.backend.pairs import Operation, Pair
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Recorder
@@ -32,6 +33,7 @@ from cupynet.backend.rules import Layers, Move, Rule
 from cupynet.backend.targets import TARGET_LOSSES
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
+from cupynet.checks import amount, one_line
 
 
 class Backend:
@@ -105,8 +107,12 @@ class Backend:
         return ""
 
     def failure(self, error: BaseException, device: int) -> Failure | None:
-        """What an error says of a device of this kind: that it has no memory left, or has failed; else None."""
-        return None
+        """Return what an error says about the device: out of memory, or broken; None for any other error."""
+        if not isinstance(error, MemoryError):
+            return None
+        bound = memory()
+        limit = "" if bound is None else f", and {bound[1]} {amount(bound[0])}"
+        return Failure(f"out of memory: {one_line(error) or 'an allocation failed'}{limit}", of_memory=True)
 
     def mark(self) -> Any:
         """The end of what this backend was asked for so far, for others to wait for; None where it is done at once."""
@@ -394,20 +400,6 @@ class Backend:
     def _group(weight: Array, group: int, filters: int) -> Array:
         """A group's part of a weight (K_h, K_w, C / G, O) as a matrix, a view with gaps: (K_h·K_w·C / G, O / G)."""
         return weight.reshape(-1, weight.shape[3])[:, group * filters : (group + 1) * filters]
-
-    def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
-        """Bytes that `conv2d` and its derivative borrow for an image, about, beside y, dy and dx."""
-        height, width, channels = convolution.image
-        window, compute, storage = convolution.window, self.policy.compute, self.policy.storage
-        places = math.prod(window.output(height, width))
-        values = places * window.places * channels * (2 if need_dx else 1)  # im2col rows, and their derivatives
-        values += 2 * places * convolution.filters if compute != storage else 0
-        if convolution.groups > 1:  # channels and filters are moved
-            values += places * convolution.filters + height * width * channels
-        around = math.prod(window.padded(height, width)) * channels if window.pads else 0
-        return values * compute.itemsize + around * (storage.itemsize + need_dx * self.policy.accumulate.itemsize)
-
-    # pooling --------------------------------------------------------------------------------------------------------
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         """The largest value of each window, and which it was: (N, H, W, C) -> 2 x (N, H', W', C).

@@ -74,15 +74,6 @@ class ConvPool(Pair):
         start = np.arange(self.patches.height)[:, None] * self.patches.step
         return (start + np.arange(self.patches.row)).reshape(-1).astype(np.int32)
 
-    def buffers(self, *, need_dx: bool) -> int:
-        winners = int(self.backend.winner_dtype(self.pool).itemsize)
-        output, image = math.prod(self.pooled) * self.filters, math.prod(self.conv.image)
-        compute, copied = int(self.dtype.itemsize), self.dtype != self.backend.policy.storage
-        borrowed = output * (winners + 2 * compute * copied)
-        if self.conv.window.pads:
-            borrowed += math.prod(self.size) * compute * (2 if need_dx else 1)
-        return borrowed + image * compute * (1 + need_dx) * copied
-
     def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
         """Where `count` patches (down, across), `apart` pixels apart, begin in an image of `step` values a row."""
         row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels

@@ -194,14 +194,6 @@ class NumbaBackend(NumpyBackend):
         self.depthwise.input_gradient(dy, filters, dx, *moves)
         return dx
 
-    def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
-        direct = convolution.depthwise or convolution.groups == 1
-        return (
-            0
-            if direct and self.policy.compute == self.policy.storage
-            else super().conv2d_buffers(convolution, need_dx=need_dx)
-        )
-
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         if not self._stores(x):
             return super().max_pool2d(x, window)

@@ -54,10 +54,6 @@ class Pair:
 
     activates = False
 
-    def buffers(self, *, need_dx: bool) -> int:
-        """Bytes that both passes borrow for an image, about, beside the output and what comes in and goes out."""
-        return 0
-
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """The output for x (N, ...), and what the backward pass needs; all of it is borrowed.
 

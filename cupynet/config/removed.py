@@ -30,7 +30,11 @@ class Removed:
 
 
 # "key" or "key=value" -> its replacement
-REMOVED: dict[str, Removed] = {}
+_ROLLBACK = "callbacks.nonfinite.action=skip leaves such batches out, or lower learning_rate and resume"
+REMOVED: dict[str, Removed] = {
+    "callbacks.nonfinite.action=rollback": Removed(_ROLLBACK),
+    "callbacks.nonfinite.every_iterations": Removed(_ROLLBACK, default=100),
+}
 
 
 def refuse_removed(overrides: Iterable[str]) -> None:

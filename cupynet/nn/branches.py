@@ -88,13 +88,6 @@ class Residual(Layer):
 
         return y, backward
 
-    def buffers(self) -> int:
-        """Those of both ways, of the sum, and of the second derivative with respect to it."""
-        copies = 3 if self.needs_dx or self.declared else 1
-        around = 0 if self.shortcut is None else self.shortcut.buffers()
-        own = copies * self.output.features * self.backend.policy.storage.itemsize
-        return own + self.body.buffers() + around
-
 
 class Concat(Layer):
     """What several branches make of x, side by side: along the channels of images, or the features of vectors.
@@ -165,12 +158,6 @@ class Concat(Layer):
             return _sum(backend, [derivative(part) for derivative, part in zip(derivatives, parts, strict=True)])
 
         return y, backward
-
-    def buffers(self) -> int:
-        """Those of all branches, of what they make side by side, and of the derivative with respect to it."""
-        copies = 2 if self.needs_dx or self.declared else 1
-        own = copies * self.output.features * self.backend.policy.storage.itemsize
-        return own + sum(branch.buffers() for branch in self.branches.values())
 
 
 def _one_after_the_other(layers: Layers) -> Sequential:

@@ -116,11 +116,6 @@ class Conv2D(Layer):
     def multiply_adds(self) -> int:
         return self.weight.size * self.output.features // self.filters
 
-    def buffers(self) -> int:
-        rows = self.backend.conv2d_buffers(self._operation(), need_dx=self.needs_dx)
-        before = self.output.features * self.backend.policy.storage.itemsize if self._activation.of_input else 0
-        return super().buffers() + rows + before
-
     def _operation(self) -> Convolution:
         height, width, channels = self.input.shape
         return Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
@@ -143,10 +138,6 @@ class ConvMaxPool(Layer):
     def __init__(self, conv: Conv2D, pool: MaxPool2D, pair: Pair) -> None:
         self.conv, self.pool, self.pair = conv, pool, pair
         self._activation = activation_function("identity" if pair.activates else conv.activation)
-
-    def buffers(self) -> int:
-        output = self.pool.output.features * self.conv.backend.policy.storage.itemsize
-        return 2 * output + self.pair.buffers(need_dx=self.conv.needs_dx)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         conv, pair, backend, activation = self.conv, self.pair, self.conv.backend, self._activation

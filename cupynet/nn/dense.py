@@ -68,12 +68,6 @@ class Dense(Layer):
     def multiply_adds(self) -> int:
         return self.weight.size
 
-    def buffers(self) -> int:
-        policy, copies = self.backend.policy, self.input.features + 2 * self.output.features
-        before = self.output.features * policy.storage.itemsize if self._activation.of_input else 0
-        copied = copies * policy.compute.itemsize if policy.compute != policy.storage else 0
-        return super().buffers() + before + copied
-
     def describe(self) -> str:
         return f"{self.units} units, {self.activation}"
 
@@ -91,9 +85,6 @@ class Flatten(Layer):
 
     def activated(self) -> list[Layer]:
         return []
-
-    def buffers(self) -> int:
-        return 0
 
 
 class Activation(Layer):

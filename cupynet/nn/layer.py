@@ -140,16 +140,6 @@ class Layer:
         """Multiplications (each with an addition) of a forward pass per example, without those of its children."""
         return 0
 
-    def buffers(self) -> int:
-        """Bytes that a training step borrows for an example, about, with those of the layers that this one holds.
-
-        By default those of the output and of the derivative with respect to it. The derivative with respect to the
-        input counts with the layer before. What cannot fit into memory is refused by it before training.
-        """
-        derivative = self.needs_dx or self.declared > 0  # there is none where nothing from here down has weights
-        own = (1 + derivative) * self.output.features * self.backend.policy.storage.itemsize
-        return own + sum(child.buffers() for _, child in self.children() if hasattr(child, "output"))
-
     def walk(self) -> Iterator[Layer]:
         """This layer and all built ones that it holds, at any depth, in order."""
         yield self
@@ -254,9 +244,6 @@ class Sequential(Layer):
             needs_dx = needs_dx or layer.declared > 0
         self.steps = [step for _, step in self._steps()]
         return input
-
-    def buffers(self) -> int:
-        return sum(step.buffers() for step in self.steps)
 
     def together(self) -> list[list[str]]:
         """The layers' names, in order, once it is built; those that the backend computes as one stand together."""

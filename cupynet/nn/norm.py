@@ -155,9 +155,6 @@ class BatchNormReLU(Layer):
     def __init__(self, norm: BatchNorm, relu: Layer) -> None:
         self.norm, self.relu = norm, relu
 
-    def buffers(self) -> int:
-        return self.norm.buffers()
-
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         return self.norm.normalized(x, context, relu=True)
 

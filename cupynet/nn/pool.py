@@ -102,9 +102,6 @@ class MaxPool2D(Pool):
 
         return y, backward
 
-    def buffers(self) -> int:
-        return super().buffers() + self.output.features * int(self.backend.winner_dtype(self.window).itemsize)
-
 
 class AvgPool2D(Pool):
     """The mean of each window: (N, H, W, C) -> (N, H', W', C).

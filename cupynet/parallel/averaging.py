@@ -82,12 +82,6 @@ class ParameterAveraging(Synchronizer):
             elif not isinstance(self.outer, Mean):
                 self._common = [replica.params.master.copy()]
 
-    def vectors(self, workers: int) -> int:
-        if workers == 1:
-            return 0
-        common = 2 if self.wire == "half" else int(not isinstance(self.outer, Mean))
-        return common + self.outer.vectors + int(self.measure_every > 0)  # a copy that is measured against the mean
-
     def begin(self, replica: ReplicaView) -> None:
         super().begin(replica)
         if self.identical:

@@ -73,9 +73,6 @@ class ElasticAveraging(ParameterAveraging):
         if communicator.size > 1:
             self._common = [replica.params.master.copy()]  # the centre
 
-    def vectors(self, workers: int) -> int:
-        return 2 if workers > 1 else 0  # the centre, and a copy that is averaged
-
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
         self._apart, self._seen = self._apart + 1, self._seen + samples
         return super().before_update(replica, samples)

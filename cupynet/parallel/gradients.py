@@ -83,9 +83,6 @@ class GradientSharing(Synchronizer):
             self._common: NDArray[Any] = np.empty_like(self.encoding.residual)
             self._update = np.empty_like(self._common)
 
-    def vectors(self, workers: int) -> int:
-        return 3 if workers > 1 and self.encoding is not None else 0  # residual, what is common, and an update
-
     def begin(self, replica: ReplicaView) -> None:
         super().begin(replica)
         if self._encoder is not None:

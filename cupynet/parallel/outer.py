@@ -18,12 +18,7 @@ class Outer:
 
     Its learning rate and momentum are of outer steps: one for each average, whatever lies between two of them. The
     optimizer's own learning rate is inside the deltas, and so inside their momentum.
-
-    Attributes:
-        vectors: how many of the weights' length it keeps.
     """
-
-    vectors = 0
 
     def start(self, replica: ReplicaView) -> None:
         """Make what it needs for these weights, once."""
@@ -63,8 +58,6 @@ class SlowMo(Outer):
     Raises:
         ConfigError: an argument cannot work.
     """
-
-    vectors = 1
 
     def __init__(self, learning_rate: float = 1.0, momentum: float = 0.5) -> None:
         name = type(self).__name__

@@ -83,10 +83,6 @@ class Synchronizer:
         """Bind to a worker's replica, once, when it has been made."""
         self.communicator = communicator
 
-    def vectors(self, workers: int) -> int:
-        """How many vectors of the weights' length it keeps for each of so many replicas, beside what they have."""
-        return 0
-
     def begin(self, replica: ReplicaView) -> None:
         """Before a fit, and before an evaluation outside of one.
 

@@ -22,15 +22,11 @@ class Callback:
     Rank 0 uses the object it was given, the others use copies made before `start`. Each event does nothing by default.
     With `needs_validation` True a fit is refused that evaluates nothing, or the test images, epoch by epoch. With
     `last` True it is told of each event after the others.
-
-    Attributes:
-        vectors: of as many values as there are weights, that it keeps where these are: memory is forecast with them.
     """
 
     every_rank = False
     last = False
     needs_validation = False
-    vectors = 0
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         """Once for each trainer, when it is made. run: where files belong; None where nothing is written."""

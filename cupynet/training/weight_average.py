@@ -44,7 +44,6 @@ class WeightAverage(Callback):
     """
 
     every_rank = True
-    vectors = 1
 
     def __init__(
         self,

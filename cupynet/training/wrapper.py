@@ -46,7 +46,7 @@ from cupynet.training.callbacks import Callback, Chooser, Rows, check_validation
 from cupynet.training.checkpoint import found, resumed, save
 from cupynet.training.console import STYLES, Progress
 from cupynet.training.failures import told
-from cupynet.training.memory import Demand, vectors_of, verdict
+from cupynet.training.memory import Usage
 from cupynet.training.metrics import Evaluation
 from cupynet.training.profile import Profile
 from cupynet.training.recorded import replica_of
@@ -426,22 +426,21 @@ class ParallelWrapper:
         there = memory()
         if there is None or self.placement.devices or self.placement.seats:
             return
-        demand = Demand(
+        usage = Usage(
             network=self.model.network,
             weights=self.model.params.count,
             policy=self.model.backend.policy,
-            vectors=vectors_of(self.optimizer, self.synchronizer, self.callbacks, self.placement.workers),
+            optimizer=self.optimizer,
             batch_size=largest,
             workers=self.placement.workers,
-            stages=self.placement.stages,
-            micro_batches=self._cut,
             prefetch=self._prefetch * self.placement.workers,
+            held=min(self.placement.stages, self._cut) / self._cut,
             trained=len(loader.dataset),
         )
         names = {"batch_size": "batch_size", "workers": "workers", "prefetch": "prefetch_buffer", "layer": "layer "}
-        found = verdict(demand, *there, names)
-        if found.refused:
-            raise ConfigError(found.text)
+        refused = usage.refusal(*there, names)
+        if refused:
+            raise ConfigError(refused)
 
     @property
     def _cut(self) -> int:

@@ -585,7 +585,6 @@ ELSEWHERE = {
     "fetch",
     "stream",
     "place",
-    "conv2d_buffers",
     "allocate",
     "address",
     "asarray",

@@ -214,18 +214,6 @@ def test_names_are_those_of_the_blocks() -> None:
     assert work == {"block1": 30 * (27 * 4 + 36 * 4 + 3 * 4), "mixed": 30 * (4 * 2 + 36 * 2)}
 
 
-@pytest.mark.parametrize("case", described())
-def test_the_estimate_of_what_is_borrowed(case: str) -> None:
-    """Within half and twice of what a step takes."""
-    layer, input = described()[case]
-    backend = create_backend("numpy", "double")
-    stem: Layer = Conv2D(3, 1) if isinstance(input, Image) else Dense(4)
-    model = Model(Sequential({"stem": stem, "it": layer, "out": Dense(3)}), input, backend)
-    x = backend.asarray(np.random.default_rng(1).normal(size=(64, *input.shape)))
-    train_step(model, x, backend.asarray(np.zeros(64, int)))
-    assert 0.5 < model.network.buffers() * 64 / backend.workspace.allocated_bytes < 2
-
-
 @pytest.mark.parametrize(
     ("layer", "line"),
     [

@@ -7,21 +7,18 @@ products; `convpool` is a convolution and its max-pool as one; `recording` makes
 """
 
 from cupynet.backend.cuda.backend import CupyBackend
-from cupynet.backend.cuda.devices import device_count, inventory, memory, probe, product_bytes
+from cupynet.backend.cuda.devices import device_count, inventory, memory, probe
 from cupynet.backend.cuda.pools import Pool, limit_pools, pinned_blocks, pool, trim_pools
-from cupynet.backend.cuda.resident import fits
 
 __all__ = [
     "CupyBackend",
     "Pool",
     "device_count",
-    "fits",
     "inventory",
     "limit_pools",
     "memory",
     "pinned_blocks",
     "pool",
     "probe",
-    "product_bytes",
     "trim_pools",
 ]

@@ -391,11 +391,6 @@ class CupyBackend(Backend):
         self.kernels.images(f"depthwise_input_{self._kind}", n, values, dy, weight, dx, *told)
         return dx
 
-    def conv2d_buffers(self, convolution: Convolution, *, need_dx: bool) -> int:
-        return 0 if convolution.depthwise else super().conv2d_buffers(convolution, need_dx=need_dx)
-
-    # pooling --------------------------------------------------------------------------------------------------------
-
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         if not self._stores(x) or x.ndim != 4 or self._values(x.shape, window) is None:
             return super().max_pool2d(x, window)

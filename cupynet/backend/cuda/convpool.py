@@ -6,7 +6,6 @@ noted as no place at all, so the backward pass reads neither the activation nor 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -38,12 +37,6 @@ class ConvPool(Pair):
         few = self.pool.places <= NO_PLACE
         self.numbers = np.dtype(np.uint8 if few else np.int32) if self.relu else backend.winner_dtype(self.pool)
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool
-
-    def buffers(self, *, need_dx: bool) -> int:
-        rows, cols = self.convolved
-        before = rows * cols * self.conv.filters * int(self.backend.policy.storage.itemsize)  # the product, or its dy
-        winners = math.prod(self.pool.output(rows, cols)) * self.conv.filters * int(self.numbers.itemsize)
-        return self.backend.conv2d_buffers(self.conv, need_dx=need_dx) + before + winners
 
     def _check(self, x: Array, weight: Array | None, bias: Array | None) -> None:
         """Refuse arrays that the kernels would read beyond the end of."""

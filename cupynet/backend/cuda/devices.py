@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend.cuda.cublas import workspace_bytes
-
 LINE = "\n"
 
 
@@ -91,13 +89,6 @@ def inventory() -> dict[str, Any]:
 def _version(code: int) -> str:
     """12.4, which CUDA writes 12040."""
     return f"{code // 1000}.{code % 1000 // 10}"
-
-
-def product_bytes(devices: list[int]) -> int:
-    """Bytes that each worker on one of the devices gives cuBLAS to work in, at most."""
-    import cupy
-
-    return max(workspace_bytes(cupy.cuda.Device(device)) for device in devices)
 
 
 def memory(devices: list[int]) -> int:
