@@ -43,12 +43,12 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.errors import DivergedError as DivergedError
     from cupynet.errors import Interrupted as Interrupted
     from cupynet.errors import OutputError as OutputError
-    from cupynet.exporting import export_onnx as export_onnx
-    from cupynet.exporting import export_torch as export_torch
     from cupynet.files import load_weights as load_weights
     from cupynet.files import save_weights as save_weights
-    from cupynet.importing import import_keras as import_keras
-    from cupynet.importing import import_torch as import_torch
+    from cupynet.interop import export_onnx as export_onnx
+    from cupynet.interop import export_torch as export_torch
+    from cupynet.interop import import_keras as import_keras
+    from cupynet.interop import import_torch as import_torch
     from cupynet.nn import Activation as Activation
     from cupynet.nn import AvgPool2D as AvgPool2D
     from cupynet.nn import BatchNorm as BatchNorm
@@ -157,8 +157,7 @@ _ROOMS = {
                  "EpochRecord", "WeightAverage", "Profile"),
     "runs": ("Run", "Summary"),
     "files": ("save_weights", "load_weights"),
-    "importing": ("import_torch", "import_keras"),
-    "exporting": ("export_torch", "export_onnx"),
+    "interop": ("import_torch", "import_keras", "export_torch", "export_onnx"),
     "trained": ("load_model",),
     "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",
                "Interrupted"),

@@ -43,13 +43,13 @@ class Bench:
     settings: BenchSettings
     experiment: Experiment
     without_ranks: str  # why nothing can be measured under mpiexec; "" where it can
-    network: Row | None = None  # in words, where the peer is measured too
+    network: str | None = None  # the PyTorch module, if the peer is measured too
 
 
 def prepare(settings: BenchSettings) -> Bench:
     """Refuse what cannot work, before anything is measured; ConfigError."""
     from cupynet.experiment import Experiment
-    from cupynet.measure import without_ranks
+    from cupynet.measure import peer_network, without_ranks
 
     if settings.parallel.launcher == "mpi":
         raise ConfigError("launcher=mpi: the bench measures threads of one process; leave it out")
@@ -67,11 +67,7 @@ def prepare(settings: BenchSettings) -> Bench:
         raise ConfigError(
             f"gpu=true: measures on a GPU, and none is used: {experiment.backend_reason or 'backend=cupy'}"
         )
-    network = None
-    if settings.peers == "torch":
-        from cupynet.described import described
-
-        network = described(experiment.model(), experiment.optimizer)
+    network = peer_network(experiment) if settings.peers == "torch" else None
     return Bench(settings, experiment, without_ranks(), network)
 
 
@@ -120,12 +116,7 @@ def loops(asked: Bench, folder: Path) -> Row:
     experiment, settings = asked.experiment, asked.settings
     data, cores = experiment.load(), experiment.placement.workers
     measurements: dict[str, Callable[[], float]] = {}
-    same: list[object] = []  # of the peer: which network
-    if asked.network is not None:
-        from cupynet.files import write_json
-
-        write_json(folder / "network.json", asked.network)
-        same = ["--network", folder / "network.json", "--batch", settings.batch_size]
+    same = [] if asked.network is None else measure.peer_options(experiment, asked.network, folder)
     for workers in sorted({1, cores}):
         loop = partial(measure.loop_images_per_s, experiment, data, workers, settings.images, blas_threads=1)
         measurements[f"loop, workers={workers}"] = loop

@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from cupynet import gpu_records, measure
 from cupynet.checks import percent
-from cupynet.described import described
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.experiment import Experiment
-from cupynet.files import write_json
 from cupynet.measure import Row
 from cupynet.settings import BenchSettings
 from cupynet.training import Callback, EpochRecord, TrainerView
@@ -45,7 +43,7 @@ STEP_S = 1.0  # of one measurement of the step
 
 
 def record(settings: BenchSettings, data: Data, folder: Path) -> tuple[Row, Path]:
-    """Measure everything; the record and the file that it was written to. folder: for the network in words."""
+    """Measure everything; the record and the file that it was written to. folder: for the PyTorch module."""
     one = _on_one_device(settings)
     result: Row = gpu_records.where(one.placement.devices[0])
     result |= {"dataset": data.name, "fallback": data.fallback, "batch_size": settings.batch_size}
@@ -78,7 +76,7 @@ def steps(one: Experiment, settings: BenchSettings, folder: Path) -> tuple[dict[
     By precision and name; and what PyTorch this is, with what it multiplies floats in and how it trains in half.
     """
     dtypes = [*dict.fromkeys((*COMPARED, settings.dtype))]
-    options, lacking = _same_network(one, settings, folder)
+    options, lacking = _same_network(one, folder)
     reasons = {(dtype, name): lacking for dtype in dtypes for name in PEERS if lacking}
     reasons |= {("double", name): "PyTorch is compared in float, half and bfloat16" for name in PEERS}
     found: dict[tuple[str, str], list[float]] = {(dtype, name): [] for dtype in dtypes for name in ("cupynet", *PEERS)}
@@ -109,17 +107,16 @@ def steps(one: Experiment, settings: BenchSettings, folder: Path) -> tuple[dict[
     return table, about
 
 
-def _same_network(one: Experiment, settings: BenchSettings, folder: Path) -> tuple[list[object], str]:
-    """What tells the peer what to measure on which device, and why there is none, or ""."""
+def _same_network(one: Experiment, folder: Path) -> tuple[list[object], str]:
+    """Return the peer's options for this network on this device, or the reason why there are none."""
     if find_spec("torch") is None:
         return [], "PyTorch is not installed"
     try:
-        network = described(one.model(), one.optimizer)
+        network = measure.peer_options(one, measure.peer_network(one), folder)
     except ConfigError as error:
         return [], str(error)
-    write_json(folder / "network.json", network)
     device = ["--device", "cuda", "--number", one.placement.devices[0]]
-    return [*device, "--network", folder / "network.json", "--batch", settings.batch_size, "--seconds", STEP_S], ""
+    return [*device, *network, "--seconds", STEP_S], ""
 
 
 def spread(values: list[float]) -> Row:

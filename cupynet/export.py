@@ -49,8 +49,8 @@ def main() -> None:
 
 def export(asked: argparse.Namespace) -> None:
     """Write what is asked for. ConfigError, DataError, OutputError."""
-    from cupynet.exporting import export_torch, torch_source
     from cupynet.files import save_weights, write_whole
+    from cupynet.interop import export_torch, torch_source
     from cupynet.trained import Trained
 
     integer("--check", asked.check, 0)
@@ -72,8 +72,8 @@ def export(asked: argparse.Namespace) -> None:
 
 
 def _export_onnx(trained: Trained, model: Model, path: Path, input: str, check: int) -> None:
-    from cupynet.exporting import BOUND, difference, onnx_graph
     from cupynet.files import write_whole
+    from cupynet.interop import BOUND, difference, onnx_graph
 
     content = onnx_graph(model, input=input, metadata=_about(trained, model, input))
     found = difference(content, model, check, input) if check else None

@@ -30,11 +30,14 @@ from cupynet.backend import create_backend
 from cupynet.data import Augmentation, Batch, Data
 from cupynet.data.augment import augmented
 from cupynet.errors import ConfigError, CupynetError
+from cupynet.files import write_whole
+from cupynet.interop import torch_source
 from cupynet.mpiexec import find_mpiexec
-from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential
+from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential, SoftmaxNLL
 from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding, parts
 from cupynet.parallel.encoding import Message
 from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
+from cupynet.peer import OPTIMIZERS
 from cupynet.runs import Run, Summary
 from cupynet.settings import AS_RANKS, Settings
 from cupynet.training import History, RecordedReplica, Replica, Trainer
@@ -370,14 +373,42 @@ def link_between(experiment: Experiment, workers: int, other: int) -> Link:
     return Link("measured", LONG / long_s, latency_s)
 
 
+def peer_network(experiment: Experiment) -> str:
+    """Return the text of the PyTorch module that the peer measures: see `torch_source`.
+
+    Raises:
+        ConfigError: a layer, the loss or the optimizer has no equivalent.
+    """
+    model, name = experiment.model(), type(experiment.optimizer).__name__
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"peers=torch: PyTorch has no {name}: choose one of {', '.join(OPTIMIZERS)}, or peers=null")
+    if type(model.loss) is not SoftmaxNLL:
+        raise ConfigError(
+            f"peers=torch: PyTorch is measured with softmax and cross-entropy, not with {type(model.loss).__name__}: "
+            "leave out loss=, or peers=torch"
+        )
+    try:
+        return torch_source(model)
+    except ConfigError as error:
+        raise ConfigError(f"peers=torch: {error}") from error
+
+
+def peer_options(experiment: Experiment, network: str, folder: Path) -> list[object]:
+    """Write the text of the PyTorch module to `folder`; return the options that make the peer measure it."""
+    write_whole(folder / "network.py", network.encode())
+    optimizer = type(experiment.optimizer).__name__
+    batch = experiment.settings.batch_size
+    return ["--network", folder / "network.py", "--optimizer", optimizer, "--batch", batch]
+
+
 def peer(*options: object) -> float:
-    """PyTorch's images per second, see `peer_row`."""
+    """Return PyTorch's images per second, see `peer_row`."""
     rate: float = peer_row(*options)["images_per_s"]
     return rate
 
 
 def peer_row(*options: object) -> Row:
-    """What PyTorch does in a process of its own, and its version; options: of `cupynet.peer`. ConfigError."""
+    """Return PyTorch's result in a process of its own, with its version; options: of `cupynet.peer`. ConfigError."""
     command = [sys.executable, "-m", "cupynet.peer", *map(str, options)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PEER_S)

@@ -43,7 +43,6 @@ SHARED = (
     "measure",
     "bench_gpu",
     "gpu_records",
-    "described",
     "sweeps",
     "trained",
 )  # what the commands share: settings turned into the objects of a run; measuring
@@ -88,16 +87,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loggers": ("training", "runs"),
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, *SCREEN, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
-    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN)),
-    "layouts": ("nn",),
-    "importing": ("files", "nn", "layouts"),
-    "exporting": ("backend", "files", "nn", "layouts"),
+    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "interop", "peer")),
+    "interop": ("backend", "files", "nn"),
     "equipped": ("backend",),  # begins with nothing but Python
     "report": ("config", "exits", "files", "lock", "runs"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "exporting", "report")),
+    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "interop", "report")),
     "compare": (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "lock", "report"),
-    "__init__": (*LIBRARY, *FILES, "importing", "exporting", "trained"),  # resolved lazily: tests/test_init.py
+    "__init__": (*LIBRARY, *FILES, "interop", "trained"),  # resolved lazily: tests/test_init.py
 }
 
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
@@ -115,13 +112,13 @@ HOMES: dict[str, tuple[str, ...]] = {
     "packaging": ("doctor/",),
     "mnist": ("data/mnist.py",),
     "PIL": ("data/pictures.py",),
-    "h5py": ("importing.py",),
+    "h5py": ("interop/keras.py",),
     "platformdirs": ("data/",),
     "rich": ("training/console.py", "training/bar.py", "sweeps/table.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
     "mpi4py": ("parallel/mpi.py",),
-    "onnx": ("exporting/onnx_graph.py",),
-    "onnxruntime": ("exporting/onnx_check.py",),
+    "onnx": ("interop/onnx.py",),
+    "onnxruntime": ("interop/onnx_check.py",),
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
     "matplotlib": ("report/charts.py",),

@@ -17,6 +17,7 @@ import pytest
 
 from cupynet import bench, bench_gpu, gpu_records, measure
 from cupynet.errors import ConfigError
+from cupynet.interop import torch_source
 from cupynet.settings import BenchSettings
 from tests.test_conf_files import settings_of
 from tests.test_train import run
@@ -301,7 +302,9 @@ def on_device(*overrides: str, **changes: Any) -> Any:
 
     settings = settings_of("data=synthetic", "backend=numpy", *overrides)
     one = Experiment(settings)
-    there: Any = SimpleNamespace(model=one.model, optimizer=one.optimizer, placement=SimpleNamespace(devices=[3]))
+    there: Any = SimpleNamespace(
+        model=one.model, optimizer=one.optimizer, settings=settings, placement=SimpleNamespace(devices=[3])
+    )
     base = {"batch_size": 128, "repeats": 2, "dtype": "float", "backend": SimpleNamespace(tf32=False)}
     return there, cast(Any, SimpleNamespace(**{**base, **changes}))
 
@@ -315,7 +318,8 @@ def test_peers_are_measured_in_turn_on_the_gpu(monkeypatch: pytest.MonkeyPatch, 
     assert found["float"]["torch"]["all"] == [1000.0, 9000.0] and found["float"]["torch"]["median"] == 5000.0
     for name in ("torch, CUDA graph", "torch channels_last, CUDA graph"):
         assert found["half"][name] == {"not_measured": "peers=torch: PyTorch could not be measured: no graph"}
-    common = ["--device", "cuda", "--number", 3, "--network", tmp_path / "network.json", "--batch", 128]
+    network = ["--network", tmp_path / "network.py", "--optimizer", "Nesterov", "--batch", 128]
+    common = ["--device", "cuda", "--number", 3, *network]
     assert all(asked[: len(common)] == common and "--tf32" not in asked for asked in peers.asked)
     layouts = (["--layout", "contiguous"], ["--layout", "channels_last"])
     wanted = [[dtype, *how, *graph] for dtype in STEP_S for graph in ([], ["--graph"]) for how in layouts][:8]
@@ -333,11 +337,11 @@ def test_what_multiplies_in_tf32_is_beside_what_does_too(monkeypatch: pytest.Mon
 
 
 def test_the_peer_on_the_gpu_has_the_network_that_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Peers(monkeypatch)
+    peers = Peers(monkeypatch)
     one, settings = on_device("model=resnet8", "optimizer=adam")
     bench_gpu.steps(one, settings, tmp_path)
-    network = json.loads((tmp_path / "network.json").read_text())
-    assert "residual" in {layer["kind"] for layer in network["layers"]} and network["optimizer"]["name"] == "Adam"
+    assert (tmp_path / "network.py").read_text() == torch_source(one.model())
+    assert all(asked[asked.index("--optimizer") + 1] == "Adam" for asked in peers.asked)
 
 
 def test_what_pytorch_lacks_is_in_the_record_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

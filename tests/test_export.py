@@ -1,4 +1,4 @@
-"""`python -m cupynet.export` as a user types it; what it writes is tested in tests/exporting."""
+"""`python -m cupynet.export` as a user types it; what it writes is tested in tests/interop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from safetensors.numpy import load_file
 
-from cupynet import Run, export, exporting, load_model, load_weights
+from cupynet import Run, export, interop, load_model, load_weights
 from tests.test_train import environment, run, run_folder
 
 SMALL = ["data=synthetic", "data.train=200", "data.test=100", "batch_size=32", "epochs=1", "workers=1", "model=mlp"]
@@ -107,15 +107,15 @@ def test_nobody_reads_it(finished: Path, tmp_path: Path) -> None:
 def test_a_graph_that_differs_is_not_written(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = exporting.Difference(10, 2e-4, "1.0")
-    monkeypatch.setattr(exporting, "difference", lambda *_: wrong)
+    wrong = interop.Difference(10, 2e-4, "1.0")
+    monkeypatch.setattr(interop, "difference", lambda *_: wrong)
     monkeypatch.setattr("sys.argv", ["export", str(finished), "--onnx", str(tmp_path / "a.onnx")])
     with pytest.raises(SystemExit) as left:
         export.main()
     assert left.value.code == 1 and not list(tmp_path.iterdir())
     told = capsys.readouterr().err
     assert "is not written: on 10 images onnxruntime 1.0 and the model differ by 2.0e-04 of the range" in told
-    monkeypatch.setattr(exporting, "difference", lambda *_: None)
+    monkeypatch.setattr(interop, "difference", lambda *_: None)
     with pytest.raises(SystemExit) as left:
         export.main()
     assert left.value.code == 0 and (tmp_path / "a.onnx").exists()

@@ -34,7 +34,7 @@ from cupynet import (
     import_torch,
 )
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = {"conv1": "0", "conv2": "3", "dense1": "5", "output": "7"}
 
 
@@ -158,19 +158,19 @@ def test_pytorch_itself(seed: int) -> None:
     found_weights = {name: value.numpy() for name, value in net.state_dict().items()}
     images = np.random.default_rng(seed).normal(size=(4, 8, 10, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cupynet.importing.load_tensors", lambda path: found_weights)
-        import_torch(found, "state")
+        patch.setattr("cupynet.interop.torch.load_tensors", lambda path: found_weights)
+        import_torch(found, "nowhere")
     with torch.no_grad():
         expected = net(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
     np.testing.assert_allclose(found.scores(images)[1], expected, atol=1e-12)
 
 
 SPOILT = [
-    ({"5.bias": None}, "lacks '5.bias', for weight 'dense1.bias': it has "),
-    ({"9.bias": np.zeros(3)}, "'9.bias' is for no layer here (1 such): is it of another network?"),
-    ({"0.weight": np.zeros((4, 3, 2, 3))}, "weight conv1.weight of '0.weight': its shape (4, 3, 2, 3) does not become"),
-    ({"7.weight": np.zeros((3, 7))}, "weight output.weight of '7.weight': its shape (3, 7) does not become the (6, 3)"),
-    ({"7.weight": np.zeros((6, 3))}, "weight output.weight of '7.weight': its shape (6, 3) does not become the (6, 3)"),
+    ({"5.bias": None}, "lacks '5.bias', for weight 'dense1.bias'"),
+    ({"9.bias": np.zeros(3)}, "'9.bias' belongs to no layer"),
+    ({"0.weight": np.zeros((4, 3, 2, 3))}, "weight conv1.weight of '0.weight': its shape (4, 3, 2, 3) does not fit"),
+    ({"7.weight": np.zeros((3, 7))}, "weight output.weight of '7.weight': its shape (3, 7) does not fit the (6, 3)"),
+    ({"7.weight": np.zeros((6, 3))}, "weight output.weight of '7.weight': its shape (6, 3) does not fit the (6, 3)"),
 ]
 
 
@@ -195,6 +195,13 @@ def test_names_of_nothing(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("text")
     with pytest.raises(DataError, match="text: cannot be read as weights"):
         import_torch(model(), tmp_path / "text")
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x02\x8a"], ids=["zip", "pickle"])
+def test_a_file_of_torch_save_is_refused_with_the_way_out(start: bytes, tmp_path: Path) -> None:
+    (tmp_path / "net.pt").write_bytes(start + bytes(100))
+    with pytest.raises(DataError, match=r"net\.pt: .*safetensors\.torch\.save_file\(net\.state_dict\(\), path\)"):
+        import_torch(model(), tmp_path / "net.pt")
 
 
 # Keras --------------------------------------------------------------------------------------------------------------
@@ -263,6 +270,38 @@ def test_layers_of_keras_by_name(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.weights()[name], weight)
 
 
+def depthwise(seed: int) -> Model:
+    layers = {
+        "conv1": Conv2D(4, kernel=3),
+        "deep1": Conv2D(8, kernel=(3, 2), groups=4),
+        "deep2": Conv2D(8, kernel=2, groups=8, bias=False),
+        "conv2": Conv2D(6, kernel=2, groups=2),
+        "output": Dense(3),
+    }
+    return Model(Sequential(layers), Image(9, 8, 3), create_backend("numpy", "double"), seed)
+
+
+@pytest.mark.parametrize("as_keras_has_them", [True, False])
+def test_depthwise_convolutions_of_keras(as_keras_has_them: bool, tmp_path: Path) -> None:
+    """As DepthwiseConv2D, whose kernel is (K_h, K_w, C, multiplier), or as Conv2D with groups."""
+    source, found = depthwise(1), depthwise(2)
+    deep = ("depthwise_conv2d", "depthwise_conv2d_1") if as_keras_has_them else ("conv2d_1", "conv2d_2")
+    last = "conv2d_1" if as_keras_has_them else "conv2d_3"
+    there = {"conv1": "conv2d", "deep1": deep[0], "deep2": deep[1], "conv2": last, "output": "dense"}
+    arrays = {
+        f"layers/{there[layer]}/vars/{number}": source.weights()[f"{layer}.{own}"]
+        for layer in there
+        for number, own in enumerate(("weight", "bias"))
+        if f"{layer}.{own}" in source.weights()
+    }
+    if as_keras_has_them:
+        for name, shape in zip(deep, [(3, 2, 4, 2), (2, 2, 8, 1)], strict=True):
+            arrays[f"layers/{name}/vars/0"] = arrays[f"layers/{name}/vars/0"].reshape(shape)
+    import_keras(found, write(tmp_path / "a.weights.h5", arrays))
+    for name, weight in source.weights().items():
+        np.testing.assert_array_equal(found.weights()[name], weight)
+
+
 def linked(path: Path) -> str:
     with h5py.File(path, "a") as file:
         del file["layers/dense/vars/0"]
@@ -286,7 +325,7 @@ def lacking(path: Path) -> str:
 def more(path: Path) -> str:
     with h5py.File(path, "a") as file:
         file["layers/batch_normalization/vars/0"] = np.zeros(4)
-    return "'layers/batch_normalization/vars/0' is for no layer here"
+    return "'layers/batch_normalization/vars/0' belongs to no layer"
 
 
 def turned(path: Path) -> str:
@@ -294,14 +333,14 @@ def turned(path: Path) -> str:
         weight = file["layers/dense_1/vars/0"][()].T
         del file["layers/dense_1/vars/0"]
         file["layers/dense_1/vars/0"] = weight
-    return r"weight output.weight of 'layers/dense_1/vars/0': its shape \(3, 6\) does not become the \(6, 3\)"
+    return r"weight output.weight of 'layers/dense_1/vars/0': its shape \(3, 6\) does not fit the \(6, 3\)"
 
 
 def enormous(path: Path) -> str:
     with h5py.File(path, "a") as file:
         del file["layers/dense/vars/0"]
         file.create_dataset("layers/dense/vars/0", (1 << 40, 6), "f8", chunks=(1 << 10, 6), compression="gzip")
-    return r"its shape \(1099511627776, 6\) does not become the \(20, 6\)"
+    return r"its shape \(1099511627776, 6\) does not fit the \(20, 6\)"
 
 
 def text(path: Path) -> str:
@@ -348,7 +387,7 @@ def test_layers_of_keras_in_branches_are_named(tmp_path: Path) -> None:
               for layer in there for number, own in enumerate(("weight", "bias"))}  # fmt: skip
     path = write(tmp_path / "a.weights.h5", stored)
     for names in ({}, {first: "conv2d_1"}):
-        said = rf"^layers '{first}' and '{second}' are of one size, in two branches, .*: name both, names="
+        said = rf"^layers '{first}' and '{second}' have the same size, in two branches"
         with pytest.raises(ConfigError, match=said):
             import_keras(found, path, names)
     import_keras(found, path, {first: "conv2d_1", second: "conv2d"})

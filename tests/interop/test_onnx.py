@@ -14,7 +14,7 @@ import pytest
 from cupynet import ConfigError, export_onnx
 from cupynet.backend import create_backend
 from cupynet.data import Synthetic
-from cupynet.exporting import BOUND, difference, onnx_graph
+from cupynet.interop import BOUND, difference, onnx_graph
 from cupynet.nn import (
     Activation,
     BatchNorm,
@@ -32,7 +32,7 @@ from cupynet.nn import (
     Sequential,
 )
 from cupynet.parts import build_as
-from tests.exporting.networks import everything_as_model, images_for, logits, model_of
+from tests.interop.networks import everything_as_model, images_for, logits, model_of
 from tests.nn.networks import Around
 from tests.test_conf_files import CHOICES, settings_of
 
@@ -130,12 +130,8 @@ def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="^layer 'mine' is an Around of tests.nn.networks, .* ONNX"):
         export_onnx(model, tmp_path / "a.onnx")
-    assert str(caught.value) == (
-        "layer 'mine' is an Around of tests.nn.networks, and nothing is known of what is like it in ONNX: only layers "
-        "of cupynet.nn are written"
-    )
     with pytest.raises(ConfigError, match="input=bytes: must be one of uint8, float"):
         export_onnx(everything_as_model(), tmp_path / "a.onnx", input="bytes")
     assert not list(tmp_path.iterdir())

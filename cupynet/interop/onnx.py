@@ -20,8 +20,8 @@ import numpy as np
 from cupynet import checks
 from cupynet.backend import Window
 from cupynet.errors import ConfigError
-from cupynet.exporting.torch_weights import check_known
 from cupynet.files import PathLike, write_whole
+from cupynet.interop.matching import check_known
 from cupynet.nn import (
     Activation,
     AvgPool2D,
@@ -69,7 +69,7 @@ def export_onnx(
 def onnx_graph(model: Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
     """The content of the file. ConfigError."""
     checks.one_of("input", input, INPUTS)
-    check_known(model.network, "ONNX")
+    check_known(model.network, _LAYERS, "ONNX")
     weights = {name: np.asarray(weight, np.float32) for name, weight in model.weights().items()}
     size = sum(weight.nbytes for weight in weights.values())
     if size > MOST_BYTES:

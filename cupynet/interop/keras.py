@@ -1,0 +1,154 @@
+"""Weights trained with Keras 3, which has the same axes as we do.
+
+The layout of its files is that of keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`. A layer is named by
+its class and a count (conv2d, conv2d_1, dense); trained weights are numbered first, then running statistics. The
+epsilon of a normalization is a setting and is not in the file: it is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+
+The only file that imports h5py.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from cupynet.errors import ConfigError, DataError
+from cupynet.files import PathLike
+from cupynet.interop.matching import check_all_taken, check_shape, take, weight_shape, weights_of
+from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
+
+H5_IN_KERAS = "model.weights.h5"
+DROPOUT_STATE = "/seed_generator/"
+CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # here -> Keras
+DEPTHWISE = "depthwise_conv2d"
+
+
+def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
+    """Load the weights of `path`, a `.weights.h5` or `.keras` file of Keras 3; needs h5py (the extra `keras`).
+
+    A `Conv2D` with as many groups as channels takes the weights of a `DepthwiseConv2D`, or of a `Conv2D`.
+
+    Args:
+        names: our layer -> layer in the file ("conv1": "conv2d_1"). By default the n-th layer of a class here is the
+            n-th of that class there. Layers of equal size in different branches must be named: Keras numbers layers
+            in branches by their distance to the output.
+
+    Raises:
+        DataError: the file cannot be read, or a weight is missing, has another shape, or belongs to no layer.
+        ConfigError: `names` has unknown layers or lacks ambiguous ones; h5py is not installed.
+    """
+    wanted = weights_of(model, names)
+    _check_unambiguous(model, wanted, names or {})
+    with _opened(path) as stored:
+        variables = {name: variable for name, variable in stored.items() if DROPOUT_STATE not in name}
+        layers = {**_keras_names(model.network, variables), **(names or {})}
+        counts: dict[str, int] = {}
+        arrays = {}
+        for name, (layer, _) in wanted.items():
+            number = counts[layer.path] = counts.get(layer.path, -1) + 1
+            there = f"layers/{layers[layer.path]}/vars/{number}"
+            variable, shape = take(variables, there, name, path), weight_shape(model, name)
+            read = partial(_read, variable, layer, shape)
+            arrays[name] = check_shape(read, variable.shape, shape, f"{name} of {there!r}", path)
+        check_all_taken(variables, path)
+    model.load_weights(arrays)
+
+
+def _is_depthwise(layer: Layer) -> TypeGuard[Conv2D]:
+    return isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1
+
+
+def _read(variable: Any, layer: Layer, shape: tuple[int, ...]) -> Any:
+    array = variable[()]
+    if _is_depthwise(layer) and array.shape == (*shape[:2], layer.groups, shape[-1] // layer.groups):
+        return array.reshape(shape)  # (K_h, K_w, C, multiplier) -> (K_h, K_w, 1, O)
+    return array
+
+
+def _keras_names(network: Layer, stored: Collection[str]) -> dict[str, str]:
+    """Return Keras' name of each layer: its class in snake case, and the number of earlier layers of this class."""
+    has_depthwise = any(name.startswith(f"layers/{DEPTHWISE}") for name in stored)
+    counts: dict[str, int] = {}
+    names = {}
+    for layer in network.walk():
+        kind = CLASSES.get(type(layer).__name__, type(layer).__name__)
+        kind = re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", kind)).lower()
+        if has_depthwise and _is_depthwise(layer):
+            kind = DEPTHWISE
+        names[layer.path] = f"{kind}_{counts[kind]}" if kind in counts else kind
+        counts[kind] = counts.get(kind, 0) + 1
+    return names
+
+
+def _check_unambiguous(model: Model, wanted: Mapping[str, tuple[Layer, str]], names: Mapping[str, str]) -> None:
+    """Refuse to guess which of two branches a layer of the file is in, if the sizes fit either way. ConfigError.
+
+    Layers in sequence have the same order here and there. (keras/src/ops/function.py numbers layers by depth.)
+    """
+    sizes: dict[str, list[Any]] = {}
+    for name, (layer, own) in wanted.items():
+        sizes.setdefault(layer.path, [type(layer)]).append((own, weight_shape(model, name)))
+    for parent in model.network.walk():
+        for first, second in combinations(_branches(parent), 2):
+            for one, other in product(first, second):
+                alike = one.path in sizes and sizes[one.path] == sizes.get(other.path)
+                if alike and not {one.path, other.path} <= set(names):
+                    raise ConfigError(
+                        f"layers {one.path!r} and {other.path!r} have the same size, in two branches, and Keras does "
+                        f"not say which is which. Name both: names={{{one.path!r}: ..., {other.path!r}: ...}}"
+                    )
+
+
+def _branches(layer: Layer) -> list[list[Layer]]:
+    """Return the layers in each of the parallel branches of a layer."""
+    if isinstance(layer, Residual):
+        return [list(layer.body.walk()), [] if layer.shortcut is None else list(layer.shortcut.walk())]
+    return [list(branch.walk()) for _, branch in layer.children()] if isinstance(layer, Concat) else []
+
+
+@contextmanager
+def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
+    """Open a file of Keras: path within it -> variable, for all layers. ConfigError, DataError."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ConfigError("files of Keras need h5py, which is not installed: pip install 'cupynet[keras]'") from error
+    try:
+        with h5py.File(_h5(path), "r") as file:
+            yield dict(_variables(file, h5py, "layers"))
+    except (OSError, zipfile.BadZipFile, zlib.error, KeyError, RuntimeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise DataError(f"{path}: cannot be read as .weights.h5 or .keras of Keras 3 ({reason})") from error
+
+
+def _h5(path: PathLike) -> Any:
+    """Return what HDF5 opens: the file, or the one inside a .keras archive."""
+    if not zipfile.is_zipfile(path):
+        return Path(path)
+    with zipfile.ZipFile(path) as archive:
+        return io.BytesIO(archive.read(H5_IN_KERAS))
+
+
+def _variables(file: Any, h5py: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays below a group. Links and data in other files are refused. DataError."""
+    group = file[place]
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise DataError(f"{file.filename}: {place}/{name} is a link, which is not followed")
+        inside = group[name]
+        if isinstance(inside, h5py.Group):
+            yield from _variables(file, h5py, f"{place}/{name}")
+        elif inside.external or inside.is_virtual:
+            raise DataError(f"{file.filename}: {place}/{name} lies in another file, which is not read")
+        else:
+            yield f"{place}/{name}", inside

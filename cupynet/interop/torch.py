@@ -1,0 +1,489 @@
+"""PyTorch's equivalent of a model: its weights, in both directions, and the text of the module that takes them.
+
+`LAYERS` holds all that is known about a layer: the PyTorch modules it corresponds to, with their arguments, and the
+names and axes of its weights there.
+
+Images are (H, W, C) here and (C, H, W) in PyTorch, so a flattened image has its values in another order there. The
+weights of a layer that reads such a vector (the rows of a dense layer, the values of a normalization) are permuted
+accordingly: see `orders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupynet.backend import Window
+from cupynet.errors import ConfigError, DataError
+from cupynet.files import PathLike, load_tensors, save_weights
+from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weight_shape, weights_of
+from cupynet.nn import (
+    Activation,
+    AvgPool2D,
+    BatchNorm,
+    Concat,
+    Conv2D,
+    Dense,
+    Dropout,
+    Flat,
+    Flatten,
+    GlobalAvgPool2D,
+    Image,
+    Layer,
+    LayerNorm,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+)
+
+Order = NDArray[np.int64]  # (F,): the index, in our vector, of each value of PyTorch's
+Modules = dict[str, str]  # suffix of the name -> Python expression
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """What a layer is in PyTorch.
+
+    Attributes:
+        modules: returns the modules of a built layer in order. The one with the suffix "" has the layer's own name and
+            its weights, the others ("pad", "activation") have no weights.
+        names: our name of a weight -> PyTorch's, if they differ.
+        axes: our axis at the place of each of PyTorch's, for weights of this many axes.
+    """
+
+    modules: Callable[[Any], Modules]
+    names: Mapping[str, str] = field(default_factory=dict)
+    axes: tuple[int, ...] = ()
+
+
+def _conv(layer: Conv2D) -> Modules:
+    window = layer.window
+    arguments = [str(layer.input.shape[-1]), str(layer.filters), str(layer.kernel)]
+    if layer.stride != (1, 1):
+        arguments.append(f"stride={layer.stride}")
+    if window.pads and _is_even(window):
+        arguments.append(f"padding={_even_padding(window)}")
+    if window.dilates:
+        arguments.append(f"dilation={layer.dilation}")
+    if layer.groups > 1:
+        arguments.append(f"groups={layer.groups}")
+    if not layer.use_bias:
+        arguments.append("bias=False")
+    pad = {} if _is_even(window) else {"pad": f"nn.ZeroPad2d({_padding(window)})"}
+    return {**pad, "": f"nn.Conv2d({', '.join(arguments)})", **_activation("activation", layer.activation)}
+
+
+def _dense(layer: Dense) -> Modules:
+    flatten = {"flatten": "nn.Flatten()"} if isinstance(layer.input, Image) else {}
+    bias = "" if layer.use_bias else ", bias=False"
+    linear = f"nn.Linear({layer.input.features}, {layer.units}{bias})"
+    return {**flatten, "": linear, **_activation("activation", layer.activation)}
+
+
+def _batch_norm(layer: BatchNorm) -> Modules:
+    kind = "BatchNorm2d" if isinstance(layer.input, Image) else "BatchNorm1d"
+    return {"": f"nn.{kind}({layer.input.shape[-1]}, eps={layer.epsilon!r}, momentum={1 - layer.momentum!r})"}
+
+
+def _layer_norm(layer: LayerNorm) -> Modules:
+    *pixels, channels = layer.input.shape
+    if layer.axis == "channels" and pixels:
+        return {"": f"ChannelNorm({channels}, eps={layer.epsilon!r})"}
+    return {"": f"nn.LayerNorm({[channels, *pixels]}, eps={layer.epsilon!r})"}
+
+
+def _max_pool(layer: MaxPool2D) -> Modules:
+    window = layer.window
+    if _pool_can_pad(window):
+        return {"": f"nn.MaxPool2d({_pool_arguments(window)})"}
+    pad = f"nn.ConstantPad2d({_padding(window)}, float('-inf'))"
+    return {"pad": pad, "": f"nn.MaxPool2d({window.kernel}, {window.stride})"}
+
+
+def _avg_pool(layer: AvgPool2D) -> Modules:
+    window = layer.window
+    if _pool_can_pad(window):
+        return {"": f"nn.AvgPool2d({_pool_arguments(window)}, count_include_pad=False)"}
+    return {"": f"MaskedAvgPool({window.kernel}, {window.stride}, {_padding(window)})"}
+
+
+def _pool_arguments(window: Window) -> str:
+    padding = f", {_even_padding(window)}" if window.pads else ""
+    return f"{window.kernel}, {window.stride}{padding}"
+
+
+def _pool_can_pad(window: Window) -> bool:
+    """Return True if PyTorch's pools take the padding: equal on both sides, at most half a window."""
+    (top, bottom), (left, right) = window.padding
+    return top == bottom and left == right and 2 * top <= window.kernel[0] and 2 * left <= window.kernel[1]
+
+
+def _is_even(window: Window) -> bool:
+    return all(before == after for before, after in window.padding)
+
+
+def _even_padding(window: Window) -> tuple[int, ...]:
+    return tuple(before for before, _ in window.padding)
+
+
+def _padding(window: Window) -> tuple[int, int, int, int]:
+    """Columns left and right, rows above and below: the order of PyTorch's padding layers."""
+    (top, bottom), (left, right) = window.padding
+    return left, right, top, bottom
+
+
+ACTIVATIONS = {
+    "relu": "ReLU()", "elu": "ELU()", "gelu": "GELU()", "silu": "SiLU()", "tanh": "Tanh()", "sigmoid": "Sigmoid()",
+    "softplus": "Softplus()", "softmax": "Softmax(1)",
+}  # fmt: skip
+
+
+def _activation(suffix: str, name: str, slope: float = 0.01) -> Modules:
+    if name == "identity":
+        return {}
+    return {suffix: f"nn.LeakyReLU({slope!r})" if name == "leaky_relu" else f"nn.{ACTIVATIONS[name]}"}
+
+
+NORM_NAMES = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}
+LAYERS: dict[type[Layer], Equivalent] = {
+    Conv2D: Equivalent(_conv, axes=(3, 2, 0, 1)),  # (K_h, K_w, C, O) -> (O, C, K_h, K_w)
+    Dense: Equivalent(_dense, axes=(1, 0)),  # (F, O) -> (O, F)
+    BatchNorm: Equivalent(_batch_norm, NORM_NAMES),
+    LayerNorm: Equivalent(_layer_norm, NORM_NAMES, axes=(2, 0, 1)),  # (H, W, C) -> (C, H, W)
+    MaxPool2D: Equivalent(_max_pool),
+    AvgPool2D: Equivalent(_avg_pool),
+    GlobalAvgPool2D: Equivalent(lambda layer: {"mean": "nn.AdaptiveAvgPool2d(1)", "": "nn.Flatten()"}),
+    Flatten: Equivalent(lambda layer: {"": "nn.Flatten()"}),
+    Dropout: Equivalent(lambda layer: {"": f"nn.Dropout({layer.rate!r})"}),
+    Activation: Equivalent(lambda layer: _activation("", layer.name, layer.slope)),
+}
+KNOWN = (*LAYERS, Sequential, Residual, Concat)
+
+
+# weights --------------------------------------------------------------------------------------------------------------
+
+
+def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
+    """Load the weights of a PyTorch state dict: `safetensors.torch.save_file(net.state_dict(), path)`.
+
+    Running statistics of batch normalization are loaded too. Nothing in the file is executed.
+
+    Args:
+        names: our name -> PyTorch's name, of layers ("conv1": "features.0") or single weights ("conv1.weight":
+            "features.0.weight"). By default a name is the same in both; `scale`, `shift`, `mean` and `variance` of a
+            normalization are `weight`, `bias`, `running_mean` and `running_var`.
+
+    Raises:
+        DataError: the file cannot be read, or a weight is missing, has another shape, or belongs to no layer.
+        ConfigError: `names` contains a layer or weight that the model does not have.
+    """
+    _check_not_pickled(path)
+    tensors = {name: tensor for name, tensor in load_tensors(path).items() if not name.endswith("num_batches_tracked")}
+    order = orders(model.network)
+    found = {}
+    for name, (layer, own) in weights_of(model, names).items():
+        there = _renamed(name, names or {}, _name_in_torch(layer, own))
+        tensor, shape = take(tensors, there, name, path), weight_shape(model, name)
+        convert = partial(from_torch, tensor, _axes(layer), None if own == "bias" else order.get(id(layer)))
+        found[name] = check_shape(convert, tensor.shape, shape, f"{name} of {there!r}", path)
+    check_all_taken(tensors, path)
+    model.load_weights(found)
+
+
+def _check_not_pickled(path: PathLike) -> None:
+    """Refuse what `torch.save` writes: a pickle, which can run code. DataError."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+    except OSError:
+        return  # whoever reads it says why
+    if start.startswith((b"PK\x03\x04", b"\x80\x02")):
+        raise DataError(
+            f"{path}: is a file of torch.save, which can run code. Save the weights with "
+            "safetensors.torch.save_file(net.state_dict(), path)."
+        )
+
+
+def _renamed(name: str, names: Mapping[str, str], own: str) -> str:
+    """Return PyTorch's name of a weight: its own entry in `names`, or `own` in that of the nearest enclosing layer."""
+    if name in names:
+        return names[name]
+    layer = name.rpartition(".")[0]
+    while layer and layer not in names:
+        layer, _, inner = layer.rpartition(".")
+        own = f"{inner}.{own}"
+    return f"{names[layer]}.{own}" if layer else own
+
+
+def export_torch(model: Model, path: PathLike) -> None:
+    """Write the weights of `model` as safetensors, with PyTorch's names and axes.
+
+        net.load_state_dict(safetensors.torch.load_file(path))
+
+    Layers keep their names: `conv1.weight` (O, C, K_h, K_w), `dense1.weight` (O, F), `norm1.running_mean`.
+    `torch_source` writes the matching module.
+
+    Raises:
+        ConfigError: a layer has no equivalent.
+        OutputError: the file cannot be written.
+    """
+    check_known(model.network, KNOWN, "PyTorch")
+    layers, order = {layer.path: layer for layer in model.network.walk()}, orders(model.network)
+    tensors = {}
+    for name, weight in model.weights().items():
+        layer_path, _, own = name.rpartition(".")
+        layer, prefix = layers[layer_path], f"{layer_path}." if layer_path else ""
+        permuted = to_torch(weight, _axes(layer), None if own == "bias" else order.get(id(layer)))
+        tensors[f"{prefix}{_name_in_torch(layer, own)}"] = np.ascontiguousarray(permuted)
+        if own == "mean":
+            tensors[f"{prefix}num_batches_tracked"] = np.array(0, np.int64)  # load_state_dict requires it
+    save_weights(path, tensors)
+
+
+def _name_in_torch(layer: Layer, own: str) -> str:
+    return LAYERS[type(layer)].names.get(own, own) if type(layer) in LAYERS else own
+
+
+def _axes(layer: Layer) -> tuple[int, ...]:
+    return LAYERS[type(layer)].axes if type(layer) in LAYERS else ()
+
+
+def to_torch(weight: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
+    """Return a weight with PyTorch's axes; order: of the vector it applies to, see `orders`."""
+    if order is not None and weight.ndim in (1, 2):
+        weight = weight[order]
+    return weight.transpose(axes) if weight.ndim == len(axes) else weight
+
+
+def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
+    """Return a tensor of PyTorch with our axes: the inverse of `to_torch`."""
+    if tensor.ndim == len(axes):
+        tensor = tensor.transpose(np.argsort(axes))
+    if order is None or tensor.ndim not in (1, 2) or len(tensor) != len(order):
+        return tensor
+    weight = np.empty_like(tensor)
+    weight[order] = tensor
+    return weight
+
+
+# the order of a flattened image ---------------------------------------------------------------------------------------
+
+
+def orders(network: Layer) -> dict[int, Order]:
+    """Return PyTorch's order of values, by `id`, for each layer of a built network that reads a flattened image.
+
+    Raises:
+        ConfigError: a Residual adds two vectors that PyTorch has in different orders.
+    """
+    found: dict[int, Order] = {}
+    _output_order(network, None, found)
+    return found
+
+
+def _output_order(layer: Layer, order: Order | None, found: dict[int, Order]) -> Order | None:
+    """Return the order of a layer's output for an input in `order`; None for our own order, and for images."""
+    if isinstance(layer, Sequential):
+        for _, inner in layer.children():
+            order = _output_order(inner, order, found)
+        return order
+    if isinstance(layer, Residual):
+        through = _output_order(layer.body, order, found)
+        around = order if layer.shortcut is None else _output_order(layer.shortcut, order, found)
+        if not np.array_equal(_explicit(through, layer), _explicit(around, layer)):
+            raise ConfigError(
+                f"Residual '{layer.path}': adds a flattened image to another vector, which PyTorch has in different "
+                "orders. Flatten before it, and begin it with a Dense."
+            )
+        return through
+    if isinstance(layer, Concat):
+        made = [(_output_order(branch, order, found), branch) for _, branch in layer.children()]
+        if isinstance(layer.output, Image) or all(each is None for each, _ in made):
+            return None
+        starts = [sum(layer.widths[:i]) for i in range(len(made))]
+        return np.concatenate([_explicit(each, branch) + at for (each, branch), at in zip(made, starts, strict=True)])
+    flattens = layer.input.features == layer.output.features and isinstance(layer.output, Flat)
+    if isinstance(layer.input, Image):
+        order = _channels_first(layer.input) if flattens or isinstance(layer, Dense | Flatten) else None
+    if order is not None and isinstance(layer, Dense | BatchNorm | LayerNorm):
+        found[id(layer)] = order
+    return order if flattens and not isinstance(layer, Dense) else None
+
+
+def _explicit(order: Order | None, layer: Layer) -> Order:
+    return np.arange(layer.output.features) if order is None else order
+
+
+def _channels_first(image: Image) -> Order | None:
+    """Return the order (C, H, W) of an image's values; None if it equals ours."""
+    if image.channels == 1 or image.height * image.width == 1:
+        return None
+    order: Order = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
+    return order
+
+
+# the module -----------------------------------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """A module within its parent: the name and the expression that constructs it."""
+
+    name: str
+    module: str
+
+
+HEAD = '''"""A network in PyTorch, written by cupynet: images {input} to {outputs} outputs.
+
+    from safetensors.torch import load_file
+
+    net = network()
+    net.load_state_dict(load_file("weights.safetensors"))
+    net.eval()
+    logits = net(prepared(images))
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+INPUT_SHAPE, OUTPUTS = {shape}, {outputs}  # (height, width, channels), classes
+MEAN, DEVIATION = {mean}, {deviation}  # of pixels / 255, per channel
+
+
+def prepared(images):
+    """Convert images (N, H, W, C) of 0 to 255 to the network's input (N, C, H, W)."""
+    mean, deviation = (torch.tensor(each, device=images.device) for each in (MEAN, DEVIATION))
+    x = (images.float() / 255 - mean) / deviation
+    return x.permute(0, 3, 1, 2)
+'''
+
+BRANCHES = '''
+class Branches(nn.Module):
+    """Parallel branches, each a list of (name, module); `join` combines their outputs."""
+
+    def __init__(self, join, *branches):
+        super().__init__()
+        self._join, self._branches = join, [[name for name, _ in branch] for branch in branches]
+        for branch in branches:
+            for name, module in branch:
+                self.add_module(name, module)
+
+    def forward(self, x):
+        outputs = []
+        for branch in self._branches:
+            y = x
+            for name in branch:
+                y = self._modules[name](y)
+            outputs.append(y)
+        return self._join(*outputs)
+
+
+def concat(*outputs):
+    return torch.cat(outputs, 1)
+'''
+
+CHANNEL_NORM = '''
+class ChannelNorm(nn.LayerNorm):
+    """Layer normalization over the channels of each pixel."""
+
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+'''
+
+MASKED_AVG_POOL = '''
+class MaskedAvgPool(nn.Module):
+    """Average pooling over the pixels of each window that are not padding."""
+
+    def __init__(self, kernel, stride, padding):
+        super().__init__()
+        self._pad, self._pool = nn.ZeroPad2d(padding), nn.AvgPool2d(kernel, stride)
+
+    def forward(self, x):
+        return self._pool(self._pad(x)) / self._pool(self._pad(torch.ones_like(x[:1, :1])))
+'''
+HELPERS = {"Branches(": BRANCHES, "ChannelNorm(": CHANNEL_NORM, "MaskedAvgPool(": MASKED_AVG_POOL}
+
+# attributes of nn.Sequential in PyTorch 2.13, except register_...: no module inside one can have such a name
+RESERVED = frozenset((
+    "T_destination", "add_module", "append", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile",
+    "cpu", "cuda", "double", "dump_patches", "eval", "extend", "extra_repr", "float", "forward", "get_buffer",
+    "get_extra_state", "get_parameter", "get_submodule", "half", "insert", "ipu", "load_state_dict", "modules",
+    "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+    "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict", "to", "to_empty", "train",
+    "training", "type", "xpu", "zero_grad",
+))  # fmt: skip
+
+
+def torch_source(model: Model) -> str:
+    """Return the text of a Python file whose `network()` makes the PyTorch module equivalent to `model`.
+
+    Its modules have the names of the layers, so that `load_state_dict` takes what `export_torch` writes.
+
+    Raises:
+        ConfigError: a layer has no equivalent, or a name that no PyTorch module can have.
+    """
+    check_known(model.network, KNOWN, "PyTorch")
+    for layer in model.network.walk():
+        if layer.path.rpartition(".")[2] in RESERVED:
+            raise ConfigError(
+                f"layer '{layer.path}': every PyTorch module has an attribute of this name. Rename the layer."
+            )
+    orders(model.network)  # refuses what PyTorch has in two orders
+    if isinstance(model.network, Sequential):
+        lines = "".join(f"        ({name!r}, {module}),\n" for name, module in _children(model.network))
+        network = f"nn.Sequential(OrderedDict([\n{lines}    ]))"
+    else:
+        modules = _entries("network", model.network, ())
+        if len(modules) > 1:
+            raise ConfigError("the network is one layer, but several PyTorch modules. Put it into a Sequential.")
+        network = modules[0].module  # its weights have no prefix
+    pixels, input = model.pixels, model.input
+    text = HEAD.format(
+        input=input,
+        outputs=model.output.features,
+        shape=input.shape,
+        mean=list(pixels.mean),
+        deviation=list(pixels.deviation),
+    )
+    text += "".join(f"\n{helper}" for call, helper in HELPERS.items() if call in network)
+    return f"{text}\n\ndef network():\n    return {network}\n"
+
+
+def _children(layer: Sequential) -> list[Entry]:
+    children = dict(layer.children())
+    return [entry for name, child in children.items() for entry in _entries(name, child, children)]
+
+
+def _entries(name: str, layer: Layer, siblings: Collection[str]) -> list[Entry]:
+    """Return the modules of a layer, none of them with the name of a sibling."""
+    if isinstance(layer, Sequential):
+        return [Entry(name, f"nn.Sequential(OrderedDict([{_listed(_children(layer))}]))")]
+    if isinstance(layer, Residual):
+        inner = dict(layer.children())
+        shortcut = [] if layer.shortcut is None else _entries("shortcut", layer.shortcut, inner)
+        body = [entry for each, child in layer.body.children() for entry in _entries(each, child, inner)]
+        return [Entry(name, f"Branches(torch.add, [{_listed(body)}], [{_listed(shortcut)}])")]
+    if isinstance(layer, Concat):
+        branches = [_listed(_entries(each, branch, layer.branches)) for each, branch in layer.branches.items()]
+        return [Entry(name, f"Branches(concat, {', '.join(f'[{branch}]' for branch in branches)})")]
+    modules = LAYERS[type(layer)].modules(layer)
+    return [Entry(_unique(name, suffix, siblings), module) for suffix, module in modules.items()]
+
+
+def _unique(name: str, suffix: str, siblings: Collection[str]) -> str:
+    if not suffix:
+        return name
+    found = f"{name}_{suffix}"
+    while found in siblings:
+        found += "_"
+    return found
+
+
+def _listed(entries: list[Entry]) -> str:
+    return ", ".join(f"({name!r}, {module})" for name, module in entries)
