@@ -2,13 +2,13 @@
 
 from cupynet.backend.base import Backend
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
-from cupynet.backend.feed import Device, Feed, Shared, check_on_device
 from cupynet.backend.pairs import Convolution, MaxPool, Pair
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Control, Recorder, Scaling
 from cupynet.backend.rules import RULES, Layers, Move, Rule
 from cupynet.backend.select import create_backend, device_count, select_backend
+from cupynet.backend.transfer import Device, Shared, Transfer, check_on_device
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
 from cupynet.checks import BACKENDS, DTYPES
@@ -23,7 +23,7 @@ __all__ = [
     "Convolution",
     "Device",
     "DtypePolicy",
-    "Feed",
+    "Transfer",
     "Layers",
     "Loans",
     "MaxPool",

@@ -24,13 +24,13 @@ from cupynet.backend import checks, philox, pointwise
 from cupynet.backend.array import Array
 from cupynet.backend.environment import memory
 from cupynet.backend.failure import Failure
-from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Operation, Pair
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.recording import Recorder
 from cupynet.backend.rules import Layers, Move, Rule
 from cupynet.backend.targets import TARGET_LOSSES
+from cupynet.backend.transfer import Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
 from cupynet.checks import amount, one_line
@@ -151,7 +151,7 @@ class Backend:
             x += self.asarray(np.array(pixels.shift, wide))
         return x.astype(self.policy.storage)
 
-    def feed(
+    def transfer(
         self,
         images: Any,
         labels: Any,
@@ -162,19 +162,20 @@ class Backend:
         shared: Shared,
         pixels: PixelScale = FRACTIONS,
         edited: bool = False,
-    ) -> Feed:
-        """What turns rows of a data set into batches for this backend's worker, who asks in its own thread.
+    ) -> Transfer:
+        """Return what copies rows of a data set to this backend; the worker calls this in its own thread.
 
         Args:
-            images: (S, H, W, C) uint8 of the host, or None where batches come without.
-            labels: (S,) int64 of the host.
-            batch_size: of no batch more. ahead: how many of them another thread makes ahead, at most.
-            on_device: whether the images stay on the device: true, false, or `auto`, where they fit.
-            shared: of all workers of the process.
-            pixels: what becomes of them.
-            edited: whether images are changed on the host before they are scaled, see `Feed.make`.
+            images: (S, H, W, C) uint8 on the host, or None for batches without images.
+            labels: (S,) int64 on the host.
+            batch_size: the largest batch.
+            ahead: batches that another thread makes ahead, at most.
+            on_device: whether the images stay on the device: true, false, or `auto`: if they fit.
+            shared: data that all workers of the process share.
+            pixels: how pixels are scaled.
+            edited: whether images are augmented on the host before they are scaled, see `Transfer.make`.
         """
-        return Feed(self, images, labels, pixels)
+        return Transfer(self, images, labels, pixels)
 
     def convert(self, source: Array, target: Array) -> None:
         """target = source, in the precision of target; both of any shape that is the same."""

@@ -2,8 +2,8 @@
 
 A `Source` (MNIST, Synthetic, or `Idx`, `Npz` and `Folder` for files of one's own) knows the shape of its images before
 it loads them; `load()` returns a `Data` of `Dataset`s. `Augmentation`s change training images, each time another way. A
-`Loader` cuts a data set into `Batch`es and deals them to the workers; a `Prefetcher` makes them ahead, and a `Feeding`
-is their way to one worker.
+`Loader` cuts a data set into `Batch`es and deals them to the workers; a `BatchFeed` brings them to one worker, and its
+`Prefetcher` makes them ahead.
 `write_shards` cuts a training set into parts on disk, one for each worker, which a `ShardedLoader` deals out;
 `load_mapped` lets the processes of one machine share what a source has loaded.
 """
@@ -14,7 +14,7 @@ from cupynet.data.augment import Augmentation, CutOut, Draws, Elastic, Horizonta
 from cupynet.data.cache import load_mapped
 from cupynet.data.cifar import CIFAR10
 from cupynet.data.dataset import Dataset, Labelled
-from cupynet.data.feeding import Feeding
+from cupynet.data.feed import BatchFeed
 from cupynet.data.loader import Batch, Batches, Loader, ShardedLoader, as_loader
 from cupynet.data.mnist import KMNIST, MNIST, FashionMNIST
 from cupynet.data.npz import Npz
@@ -29,6 +29,7 @@ from cupynet.data.synthetic import Synthetic
 __all__ = [
     "Augmentation",
     "Batch",
+    "BatchFeed",
     "Batches",
     "CIFAR10",
     "CutOut",
@@ -37,7 +38,6 @@ __all__ = [
     "Draws",
     "Elastic",
     "FashionMNIST",
-    "Feeding",
     "Folder",
     "HorizontalFlip",
     "Idx",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cupynet import checks
-from cupynet.backend import FRACTIONS, Device, Feed, PixelScale
+from cupynet.backend import FRACTIONS, Device, PixelScale, Transfer
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation, augmentations, augmented
 from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
@@ -36,8 +36,7 @@ class Batch:
     `index` counts the batches of epoch `epoch` over all workers, both from 0; `samples` says which samples of the data
     set these are, so that a dropout mask or an augmentation can follow from the sample and not from the worker.
 
-    Of a `Feeding` its images and labels are valid until the next batch is taken, which may lie in the same memory.
-    `steady` says that those of all batches lie in one place, which it alone writes to.
+    A `BatchFeed` may reuse the memory: images and labels are valid until the next batch is taken.
     """
 
     index: int
@@ -45,7 +44,7 @@ class Batch:
     labels: Array  # (N,) int64, of the backend
     samples: Array  # (N,) int64, of the host; of the whole data set where this worker has a shard of it
     epoch: int = 0
-    steady: bool = False  # whether the images of all batches of its feed lie in one place, written to by it alone
+    steady: bool = False  # whether the images of all batches of its feed share one address, which it alone writes to
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -99,6 +98,15 @@ class Batches(ABC):
     def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
         """Of each of a worker's batches the index, the rows in its part of the data, and the samples."""
 
+    def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> list[tuple[int, Array, Array]]:
+        """The batches of worker `rank` of `size` in `epoch` from round `start` on: index, rows in its part, samples."""
+        epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
+        start = checks.integer("start", start, 0)
+        if checks.integer("rank", rank, 0) >= size:
+            raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
+        with read_of(self.dataset):
+            return list(self._dealt(epoch, rank, size, start))
+
     def epoch(
         self,
         epoch: int,
@@ -108,37 +116,30 @@ class Batches(ABC):
         start: int = 0,
         *,
         images: bool = True,
-        feed: Feed | None = None,
     ) -> Iterator[Batch]:
-        """The batches of `epoch` that belong to worker `rank` of `size`, in order.
+        """The batches of `epoch` that belong to worker `rank` of `size`, in order, each in memory of its own.
 
-        start: rounds to skip, each of one batch per worker. An epoch that was broken off continues in its middle, and
+        start: rounds to skip, each of one batch per worker. An epoch that was interrupted continues in its middle, and
             the batches before that are not even made.
         images: whether they are loaded; a stage of a pipeline that gets its input from another needs labels only.
-        feed: of the worker's part of the data: what makes the arrays; by default each batch is made anew, and stays.
 
-        Raises DataError, here or when a batch is made, where a file cannot be read.
+        Raises DataError, here or when a batch is made, if a file cannot be read.
         """
-        epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
-        start = checks.integer("start", start, 0)
-        if checks.integer("rank", rank, 0) >= size:
-            raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
+        assigned = self.assigned(epoch, rank, size, start)
         with read_of(self.dataset):
             part = self.part(rank, size)
-            dealt = list(self._dealt(epoch, rank, size, start))
-            if feed is None:
-                feed = Feed(backend, part.images if images else None, part.labels, part.pixels)
-            feed.begin([rows for _, rows, _ in dealt])
-        return self._made(dealt, epoch, feed)
+        transfer = Transfer(backend, part.images if images else None, part.labels, part.pixels)
+        return self.load(assigned, int(epoch), transfer)
 
-    def _made(self, dealt: list[tuple[int, Array, Array]], epoch: int, feed: Feed) -> Iterator[Batch]:
+    def load(self, assigned: list[tuple[int, Array, Array]], epoch: int, transfer: Transfer) -> Iterator[Batch]:
+        """Make the batches that `assigned` returned."""
         with read_of(self.dataset):
-            for index, rows, samples in dealt:
+            for index, rows, samples in assigned:
                 edit = None
                 if self.augment:
                     edit = partial(augmented, self.augment, seed=self.seed, epoch=epoch, samples=samples)
-                images, labels = feed.make(rows, edit)  # (N, H, W, C), (N,)
-                yield Batch(index, images, labels, samples, epoch, feed.steady)
+                images, labels = transfer.make(rows, edit)  # (N, H, W, C), (N,)
+                yield Batch(index, images, labels, samples, epoch, transfer.steady)
 
     def _about(self) -> tuple[object, ...]:
         """What of augmentation and normalisation belongs to the signature; nothing where there is none."""
@@ -282,6 +283,7 @@ class ShardedLoader(Batches):
         return self.dataset.open(rank).dataset
 
     def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
+        self.dataset.check_workers(size)
         samples, order, many = self.dataset.open(rank).samples, self.order(epoch, rank), self.batch_size
         for number in range(start, -(-len(order) // many)):
             some = order[number * many : (number + 1) * many]

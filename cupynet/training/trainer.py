@@ -12,17 +12,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from itertools import starmap
 from typing import Any
 
 import numpy as np
 
-from cupynet.backend import Backend, Shared
+from cupynet.backend import Backend, Shared, check_on_device
 from cupynet.checks import integer, is_bool, one_of
-from cupynet.data import Batch, Batches, Labelled, Prefetcher
+from cupynet.data import Batch, Batches, BatchFeed
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
 from cupynet.nn import Model, Params
 from cupynet.optim import Schedule
@@ -31,13 +31,13 @@ from cupynet.runs import Run
 from cupynet.training.agreement import Agreed, Agreement
 from cupynet.training.callbacks import Callback, check_validation
 from cupynet.training.clock import Clock, Losses, Since
+from cupynet.training.evaluator import Evaluator
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import NonFinite
 from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import SPENT, EpochRecord, Piece, Report, Spent, Stop, StopReason
 from cupynet.training.replica import Replica, moved
 from cupynet.training.scaling import LossScaler
-from cupynet.training.supply import Supply
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Trainer:
         callbacks: this worker's own, told of events, see `Callback`.
         prefetch_buffer: batches made ahead for this worker by a thread; 0 for none.
         data_on_device, shared: whether images stay on a GPU, and what the workers of this process share there, see
-            `Backend.feed`.
+            `Backend.transfer`.
         report_every: iterations between reports; 0 for none.
         run: where callbacks write.
 
@@ -111,7 +111,10 @@ class Trainer:
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
         self.callbacks = list(callbacks)
         self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
-        self._supply = Supply(replica, self.groups.replicas, self._who, prefetch_buffer, data_on_device, shared)
+        self._prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
+        self._on_device = check_on_device(data_on_device, replica.backend.name)
+        self._shared = Shared() if shared is None else shared
+        self._evaluator = Evaluator(replica, self.groups, self._who, self._open_feed)
         self.report_every = integer("report_every", report_every, 0)
         self.iteration = self.epoch = self.round = self.total_iterations = self.total_epochs = 0
         self.clock = Clock()
@@ -125,7 +128,7 @@ class Trainer:
         self.skipped_steps = self._bytes_sent = 0  # of all workers, when they last agreed
         self._agreement = Agreement(self.groups)
         self._ahead: RecordedReplica | None = None  # in a fit, where it runs ahead of the host
-        self._train: Batches | None = None  # what this fit trains on
+        self._feed: BatchFeed | None = None  # of the batches that this fit trains on
         self._finished = True  # whether the last average of the fit has been made
         self._span_start: int | None = None  # where the learning-rate schedule of an unfinished fit began
         self._deal: tuple[int, ...] = ()  # how the epoch that `round` counts in was dealt out
@@ -260,14 +263,17 @@ class Trainer:
             self._refuse_other_data(loader)
         self._begin(fit)
         try:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"), self._supply.open(train, evaluate_on):
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"), ExitStack() as opened:
+                self._feed = feed = opened.enter_context(self._open_feed(train))
+                if evaluate_on is not None:
+                    opened.enter_context(self._evaluator.hold(evaluate_on))
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self._run_ahead()
                 self._tell("on_fit_start")
                 self._agreed(self._agreement.meet(self.clock, begun=False))
                 while self.epoch < fit.last and not self.stopped:
-                    self._epoch(fit)
+                    self._epoch(fit, feed)
                     self._agreed(self._agreement.meet(self.clock))
                 if self.stopped and not self._finished:
                     self._tell("on_stop")
@@ -302,9 +308,26 @@ class Trainer:
         self._finished = (
             self._finished and self.unfinished and self.epoch == fit.last
         )  # restored after its last average
-        self.stopped, self._span_start, self._train = None, start, fit.train
+        self.stopped, self._span_start = None, start
 
-    def _epoch(self, fit: Fit) -> None:
+    def _open_feed(self, loader: Batches) -> BatchFeed:
+        dealt = self.groups.replicas
+        try:
+            return BatchFeed(
+                loader,
+                self.replica.backend,
+                dealt.rank,
+                dealt.size,
+                prefetch=self._prefetch_buffer,
+                images=self.replica.needs_images,
+                on_device=self._on_device,
+                shared=self._shared,
+            )
+        except Exception as error:
+            annotate(error, f"{self._who}, making room for batches")
+            raise
+
+    def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         """One epoch, or what is left of it: its rounds, the average that ends it, its evaluation."""
         rounds, dealt = self.rounds(fit.train), self.groups.replicas
         self.evaluation = None  # the last one is of weights that are about to move
@@ -315,10 +338,12 @@ class Trainer:
             self._losses.begin_epoch()
         where = "before the first batch"
         try:
-            with self._supply.epoch(fit.train, self.epoch, self.round) as batches:
+            with closing(feed.epoch(self.epoch, self.round)) as batches:
                 while self.round < rounds and not self.stopped:
                     began, where = time.perf_counter(), "loading a batch"
+                    waited_s = feed.waited_s
                     batch = self._next(batches)
+                    self.clock.data_s += feed.waited_s - waited_s
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
                     images = fit.train.images_of_round(self.round, dealt.size)
                     average = self._round(batch)
@@ -335,12 +360,9 @@ class Trainer:
             self._guard.end_epoch(self, fit.train)
             self._end_epoch(fit)
 
-    def _next(self, batches: Prefetcher[Batch]) -> Batch | None:
-        """The next batch of this worker; None where it has none in this round."""
-        waited = batches.waited_s
-        batch = next(batches, None)
-        self.clock.data_s += batches.waited_s - waited
-        return batch
+    def _next(self, batches: Iterator[Batch | None]) -> Batch | None:
+        """The next batch of this worker; None if it has none in this round."""
+        return next(batches)
 
     def _round(self, batch: Batch | None) -> Average | None:
         """The same calls on every worker, with a batch or without one."""
@@ -424,8 +446,8 @@ class Trainer:
         if found is None:
             return
         if found.halted is not None:
-            assert self._train is not None
-            raise self._guard.halted(self, self._supply.again(self._train, self.epoch, found.halted))
+            assert self._feed is not None
+            raise self._guard.halted(self, self._feed.reload(self.epoch, found.halted))
         replica, left, losses = self.replica, found.samples, found.losses
         for samples in found.rounds.values():  # which of them were left out is not known, nor whose losses these are
             counted = min(samples, left)
@@ -609,19 +631,12 @@ class Trainer:
         Raises:
             ConfigError: the data do not fit the network.
         """
-        began, dataset = time.perf_counter(), loader.dataset
-        self.replica.check(dataset)
+        began = time.perf_counter()
+        self.replica.check(loader.dataset)
         self._refuse_other_data(loader)
-        with self._supply.open(None, loader):  # until all have come to the end: those of a device share what lies there
-            whole = self._merge(self._supply.judged(loader), dataset)
+        evaluation = self._evaluator.evaluate(loader)
         self.clock.evaluate_s += time.perf_counter() - began
-        return whole
-
-    def _merge(self, evaluation: Evaluation, dataset: Labelled) -> Evaluation:
-        whole = Evaluation(dataset.classes)
-        for packed in self.groups.world.all_gather(evaluation.pack()):
-            whole.merge(Evaluation.unpack(packed, dataset.classes))
-        return whole
+        return evaluation
 
     # resuming -------------------------------------------------------------------------------------------------------
 

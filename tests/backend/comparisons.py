@@ -571,11 +571,11 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
 EXACT = {"im2col", "max_pool2d", "winner_dtype", "relu", "relu_backward", "dropout"}
 
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
-# in tests/data/test_feeding.py.
+# in tests/data/test_feed.py.
 ELSEWHERE = {
     "constants",
     "layers",
-    "feed",
+    "transfer",
     "mark",
     "recorder",
     "deactivate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 from cupynet.backend import Shared, create_backend
 from cupynet.data import (
     Augmentation,
+    BatchFeed,
     CutOut,
     Dataset,
     Draws,
     Elastic,
-    Feeding,
     HorizontalFlip,
     Loader,
     Rotate,
@@ -184,9 +185,9 @@ def test_feeds_of_a_gpu_bring_the_same(ahead: int, on_device: Any) -> None:
 
 def check_fed(loader: Loader, backend: Any, ahead: int, on_device: Any = "auto") -> None:
     reference = of(loader, 1, 1)
-    with Feeding(loader, backend, ahead=ahead, on_device=on_device, shared=Shared()) as feeding:
+    with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device, shared=Shared()) as feed:
         found = {}
-        with feeding.epoch(1) as batches:
+        with closing(feed.epoch(1)) as batches:
             for batch in batches:
                 images = np.array(backend.to_host(batch.images))
                 found |= {int(s): image.tobytes() for s, image in zip(batch.samples, images, strict=True)}
@@ -196,7 +197,7 @@ def check_fed(loader: Loader, backend: Any, ahead: int, on_device: Any = "auto")
 @pytest.mark.standin
 def test_images_that_must_stay_on_a_gpu_are_not_augmented() -> None:
     with pytest.raises(ConfigError, match="data_on_device=true: images are augmented on the host: take auto"):
-        Feeding(Loader(DATA, 8, augment=PARTS), create_backend("cupy"), on_device=True)
+        BatchFeed(Loader(DATA, 8, augment=PARTS), create_backend("cupy"), on_device=True)
 
 
 def test_loaders_tell_it_apart() -> None:

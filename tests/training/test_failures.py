@@ -104,9 +104,9 @@ class FaultyLoader(Loader):
 
     fault: Fault
 
-    def epoch(self, number, backend, rank=0, workers=1, **options):
-        for batch in super().epoch(number, backend, rank, workers, **options):
-            self.fault.strike(rank)
+    def load(self, *arguments):
+        for batch in super().load(*arguments):
+            self.fault.strike(batch.index % WORKERS)
             yield batch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupynet.data import Batch, Data, Dataset, Loader, ShardedLoader, Shards, write_shards
+from cupynet.data import Data, Dataset, Loader, ShardedLoader, Shards, write_shards
 from cupynet.errors import ConfigError, DataError
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging
@@ -41,12 +41,10 @@ class Concatenated(Loader):
     def rounds(self, size):
         return self.sharded.rounds(self.workers)
 
-    def epoch(self, epoch, backend, rank=0, size=1, start=0, *, images=True, feed=None):
-        dealt = [list(self.sharded.epoch(epoch, backend, rank, self.workers)) for rank in range(self.workers)]
-        for number in range(self.rounds(1)):
-            batches = [batch for mine in dealt for batch in mine[number : number + 1]]
-            parts = [np.concatenate([getattr(b, name) for b in batches]) for name in ("images", "labels", "samples")]
-            yield Batch(number, *parts, epoch)
+    def assigned(self, epoch, rank, size, start=0):
+        dealt = [self.sharded.assigned(epoch, rank, self.workers) for rank in range(self.workers)]
+        rounds = [[samples for mine in dealt for _, _, samples in mine[n : n + 1]] for n in range(self.rounds(1))]
+        return [(n, np.concatenate(samples), np.concatenate(samples)) for n, samples in enumerate(rounds)]
 
 
 @pytest.mark.parametrize(("samples", "batch_size"), [(60, 4), (61, 4), (50, 7), (13, 4)])

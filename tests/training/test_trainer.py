@@ -316,8 +316,8 @@ def test_a_failing_worker_is_named_with_its_batch_and_device(rank):
 
 def test_a_failing_loader_is_a_failing_worker():
     class Broken(Loader):
-        def epoch(self, *arguments, **options):
-            for batch in super().epoch(*arguments, **options):
+        def load(self, *arguments):
+            for batch in super().load(*arguments):
                 if batch.index == 5:
                     raise OSError("the disk is gone")
                 yield batch
@@ -396,8 +396,8 @@ def test_a_broken_off_epoch_is_gone_on_with():
                 trainer.stop()
 
     class Seeing(Loader):
-        def epoch(self, *arguments, **options):
-            for batch in super().epoch(*arguments, **options):
+        def load(self, *arguments):
+            for batch in super().load(*arguments):
                 seen.extend(batch.samples.tolist())
                 yield batch
 
@@ -535,8 +535,8 @@ def test_a_wish_that_is_none_is_refused(arguments, workers):
 
 def test_a_failing_loader_is_told_as_such():
     class Broken(Loader):
-        def epoch(self, *arguments, **options):
-            for batch in super().epoch(*arguments, **options):
+        def load(self, *arguments):
+            for batch in super().load(*arguments):
                 if batch.index == 3:
                     raise OSError("the disk is gone")
                 yield batch

@@ -2,8 +2,8 @@
 
 `backend` has the operations, `kernels/` their CUDA C++, `launch` the way from one to the other; `cublas` makes the
 products; `convpool` is a convolution and its max-pool as one; `recording` makes one launch of all those of a step.
-`feeds` is how batches come here: `resident` gathers them from images that stay, `ring` sends them ahead through
-`staging`. `devices` says what there is, `pools` what memory they hold, `failures` why they cannot go on.
+`resident` gathers batches from images that stay here, `ring` sends them ahead through `staging`. `devices` says what
+there is, `pools` what memory they hold, `failures` why they cannot go on.
 """
 
 from cupynet.backend.cuda.backend import CupyBackend

@@ -16,22 +16,24 @@ import numpy as np
 from cupynet.backend import checks, philox
 from cupynet.backend.array import Array
 from cupynet.backend.base import Backend
-from cupynet.backend.cuda import feeds
 from cupynet.backend.cuda.convpool import ConvPool
 from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
 from cupynet.backend.cuda.launch import KIND_OF, MOST_BLOCKS_DOWN, TERMS, Kernels, first_use, power_of_two
 from cupynet.backend.cuda.recording import Recorder
+from cupynet.backend.cuda.resident import ResidentTransfer, resident
+from cupynet.backend.cuda.ring import RingTransfer
 from cupynet.backend.cuda.staging import check_rows
 from cupynet.backend.failure import Failure
-from cupynet.backend.feed import Feed, Shared
 from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.pointwise import NAMES
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.rules import Layers, Move, Rule
+from cupynet.backend.transfer import Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.checks import tf32_products
+from cupynet.errors import ConfigError
 
 MOST_VALUES = 1 << 31  # of an image, its windows or a row: kernels number these in 32 bits
 ACROSS = 32  # columns that a block adds up side by side
@@ -216,7 +218,7 @@ class CupyBackend(Backend):
                 self._second_stream = self.xp.cuda.Stream(non_blocking=True)
         return self._second_stream
 
-    def feed(
+    def transfer(
         self,
         images: Any,
         labels: Any,
@@ -227,8 +229,23 @@ class CupyBackend(Backend):
         shared: Shared,
         pixels: PixelScale = FRACTIONS,
         edited: bool = False,
-    ) -> Feed:
-        return feeds.feed(self, images, labels, batch_size, ahead, on_device, shared, pixels, edited)
+    ) -> Transfer:
+        """See `Backend.transfer`. Images that are edited on the host come over the ring.
+
+        ConfigError: the images are to stay on the device, and do not fit, or are edited.
+        """
+        if images is None:
+            return ResidentTransfer(self, None, labels, batch_size, shared)
+        if edited and on_device is True:
+            raise ConfigError("data_on_device=true: images are augmented on the host: take auto, or no augmentation")
+        there = resident(self, images, on_device, shared) if on_device and not edited else None
+        if there is None:
+            return RingTransfer(self, images, labels, batch_size, ahead, pixels)
+        try:
+            return ResidentTransfer(self, there, labels, batch_size, shared, pixels)
+        except BaseException:
+            there.leave(self, shared)
+            raise
 
     def convert(self, source: Array, target: Array) -> None:
         checks.alike("convert", source, target)

@@ -9,8 +9,8 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.staging import Gpu, Staging, batch_of, check_rows
-from cupynet.backend.feed import Edit, Feed, Shared
 from cupynet.backend.pixels import FRACTIONS, PixelScale
+from cupynet.backend.transfer import Edit, Shared, Transfer
 from cupynet.checks import amount
 from cupynet.errors import ConfigError
 
@@ -95,14 +95,14 @@ def fits(nbytes: int, free: int) -> bool:
     return SHARE * nbytes <= free
 
 
-class ResidentFeed(Feed):
+class ResidentTransfer(Transfer):
     """Batches gathered on the device by the worker itself, on its own stream, into the same memory each time.
 
     An epoch begins with one copy: the numbers of its samples in their order, and their labels.
 
     Args:
         resident: the images; None where batches come without. `leave` it where this fails.
-        labels, batch_size, pixels: see `Backend.feed`. shared: where the images are from.
+        labels, batch_size, pixels: see `Backend.transfer`. shared: where the images are from.
     """
 
     ahead, steady = False, True

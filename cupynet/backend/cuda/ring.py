@@ -11,8 +11,8 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.staging import Gpu, Staging, batch_of, check_rows
-from cupynet.backend.feed import Edit, Feed
 from cupynet.backend.pixels import FRACTIONS, PixelScale
+from cupynet.backend.transfer import Edit, Transfer
 
 
 class Slot:
@@ -30,14 +30,14 @@ class Slot:
         self.made, self.free = (backend.xp.cuda.Event(disable_timing=True) for _ in range(2))
 
 
-class RingFeed(Feed):
+class RingTransfer(Transfer):
     """Batches sent from pinned memory by the thread that makes them ahead, on a stream of their own.
 
     There is room for two batches more than are made ahead: the one in use, and the one before it, whose slot is known
     to be free when the worker takes the next. `make` may come before that.
 
     Args:
-        images, labels, batch_size, ahead, pixels: see `Backend.feed`.
+        images, labels, batch_size, ahead, pixels: see `Backend.transfer`.
     """
 
     def __init__(

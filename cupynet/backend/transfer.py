@@ -1,7 +1,7 @@
-"""How the rows of a data set become batches on a backend.
+"""How rows of a data set become batches on a backend.
 
-A `Feed` is of one worker and one data set. Here is the one that makes each batch anew, as on a CPU; those of
-GPUs are in cuda/feeds.py.
+A `Transfer` serves one worker and one data set. `Transfer` itself makes each batch anew; cuda/resident.py and
+cuda/ring.py hold those of GPUs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cupynet.backend.array import Array
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.errors import ConfigError
 
-Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> as many, changed
+Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same number of images, augmented
 
 
 class Device(Protocol):
-    """What a feed needs of a backend."""
+    """The methods of a backend that a transfer calls."""
 
     def load_images(self, images: Array, samples: Array, pixels: PixelScale, /) -> Array:
         """`images` (S, H, W, C) uint8 at `samples` (N,) as (N, H, W, C) in the storage dtype, scaled."""
@@ -31,11 +31,11 @@ class Device(Protocol):
 
 
 class Shared:
-    """What the workers of one process have in common of their data: the first that needs something makes it.
+    """Data that the workers of one process share: the first worker that needs something creates it.
 
     Attributes:
-        lock: is held by whoever looks, makes or gives up.
-        kept: what there is, by names of the backend's own.
+        lock: held while entries are looked up, created or removed.
+        kept: the entries, by keys that the backend chooses.
     """
 
     def __init__(self) -> None:
@@ -43,20 +43,20 @@ class Shared:
         self.kept: dict[Any, Any] = {}
 
 
-class Feed:
-    """Turns rows of a data set into batches, one epoch after the other; each is made anew, and stays.
+class Transfer:
+    """Copies rows of a data set to a device as batches, epoch after epoch; each batch in memory of its own.
 
-    `begin`, `take` and `close` are called in the worker's own thread, `make` in that of whoever makes batches ahead.
+    The worker's own thread calls `begin`, `take` and `close`; the thread that prefetches calls `make`.
 
     Args:
-        device: where batches are to be.
-        images: (S, H, W, C) uint8 on the host; None where batches come without.
+        device: where the batches go.
+        images: (S, H, W, C) uint8 on the host; None for batches without images.
         labels: (S,) integers on the host.
-        pixels: what becomes of them.
+        pixels: how pixels are scaled.
 
     Attributes:
-        ahead: whether batches are made ahead by another thread; else the worker makes each when it takes it.
-        steady: whether the images of each batch lie where those of the one before did.
+        ahead: whether another thread makes batches ahead; if not, the worker makes each when it takes it.
+        steady: whether the images of all batches share one address.
     """
 
     ahead, steady = True, False
@@ -65,12 +65,12 @@ class Feed:
         self._device, self._images, self._labels, self._pixel_scale = device, images, labels, pixels
 
     def begin(self, rows: Sequence[Array]) -> None:
-        """An epoch begins, whose batches have these rows; what is left of the one before is not wanted any more."""
+        """Begin an epoch whose batches have these rows; drop batches of the one before that were not taken."""
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         """Images (N, H, W, C) in the storage dtype, or None, and labels (N,) int64 of the epoch's next batch.
 
-        edit: what the images, (N, H, W, C) uint8 on the host, go through before they are scaled.
+        edit: applied to the images, (N, H, W, C) uint8 on the host, before they are scaled.
         """
         images = self._images
         if images is not None and edit is not None:
@@ -80,14 +80,14 @@ class Feed:
         return images, self._device.asarray(self._labels[rows], dtype=np.int64)
 
     def take(self) -> None:
-        """The worker has the next of the batches that were made, and is done with the one before."""
+        """The worker takes the next batch that was made, and no longer uses the one before."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release the memory."""
 
 
 def check_on_device(on_device: bool | str, backend: str) -> bool | str:
-    """`on_device`, if that backend can keep data so: `auto`, true or false. ConfigError."""
+    """Return `on_device` (`auto`, true or false) if this backend can keep data so; else raise ConfigError."""
     on_device = checks.on_device("data_on_device", on_device)
     if on_device is True and backend != "cupy":
         raise ConfigError(f"data_on_device=true: is for GPUs, and {backend} computes on the CPU: leave it out")

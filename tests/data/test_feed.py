@@ -1,9 +1,10 @@
-"""The way of batches to a GPU, on the stand-in: whatever way they come, they are those of the loader."""
+"""Batch feeds of a GPU, on the stand-in: however batches get there, they are those of the loader."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 
 from cupynet.backend import Shared, create_backend
 from cupynet.backend.cuda import resident
-from cupynet.backend.cuda.resident import Resident, ResidentFeed
-from cupynet.backend.cuda.ring import RingFeed
+from cupynet.backend.cuda.resident import Resident, ResidentTransfer
+from cupynet.backend.cuda.ring import RingTransfer
 from cupynet.backend.cuda.staging import Staging
-from cupynet.data import Batch, Batches, Data, Dataset, Feeding, Loader, Prefetcher, ShardedLoader, write_shards
+from cupynet.data import Batch, Batches, BatchFeed, Data, Dataset, Loader, Prefetcher, ShardedLoader, write_shards
 from cupynet.errors import ConfigError, DataError
 from tests.standin import installed
 from tests.standin.errors import Unordered
@@ -43,9 +44,9 @@ def worker(dtype: str = "float", device: int = 0) -> Any:
 
 
 def seen(backend: Any, batches: Any) -> list[tuple[int, bytes, str, list[int], list[int]]]:
-    """All of each batch, as bits."""
+    """All of each batch, as bits; nothing of rounds without one."""
     found = []
-    for batch in batches:
+    for batch in filter(None, batches):
         images = backend.to_host(batch.images)
         labels = backend.to_host(batch.labels)
         found.append((batch.index, images.tobytes(), images.dtype.name, labels.tolist(), batch.samples.tolist()))
@@ -68,9 +69,9 @@ def test_batches_are_those_of_the_cpu_bit_for_bit(on_device: bool, ahead: int, d
     """Short ones, those of an epoch that goes on in its middle, and those of a worker among several."""
     loader, backend = Loader(pictures(), 4, seed=2), worker(dtype)
     for rank, size in ((0, 1), (1, 3)):
-        with Feeding(loader, backend, rank, size, ahead=ahead, on_device=on_device) as feeding:
+        with BatchFeed(loader, backend, rank, size, prefetch=ahead, on_device=on_device) as feed:
             for epoch, start in ((0, 0), (1, 0), (1, 3), (2, 0)):
-                with feeding.epoch(epoch, start) as batches:
+                with closing(feed.epoch(epoch, start)) as batches:
                     assert seen(backend, batches) == expected(loader, dtype, epoch, rank, size, start)
 
 
@@ -78,9 +79,9 @@ def test_batches_are_those_of_the_cpu_bit_for_bit(on_device: bool, ahead: int, d
 def test_batches_of_a_shard_are_those_of_the_cpu(on_device: bool, ahead: int, tmp_path: Path) -> None:
     loader, backend = sharded(pictures(), tmp_path), worker()
     for rank in range(2):
-        with Feeding(loader, backend, rank, 2, ahead=ahead, on_device=on_device) as feeding:
+        with BatchFeed(loader, backend, rank, 2, prefetch=ahead, on_device=on_device) as feed:
             for epoch in range(2):
-                with feeding.epoch(epoch) as batches:
+                with closing(feed.epoch(epoch)) as batches:
                     assert seen(backend, batches) == expected(loader, "float", epoch, rank, 2)
 
 
@@ -100,18 +101,18 @@ def test_epochs_follow_each_other_while_the_worker_computes(on_device: bool, ahe
     loader, sums = Loader(dataset, 4, seed=2), []
     with backend.here():
         total = backend.xp.zeros(())
-    with Feeding(loader, backend, ahead=ahead, on_device=on_device) as feeding:
+    with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed:
         for epoch, most in ((0, 11), (1, 3), (2, 11), (3, 1), (4, 0), (5, 11)):
-            with feeding.epoch(epoch) as batches:
-                for batch, _ in zip(batches, range(most), strict=False):
-                    computed(backend, batch, total)
-                    sums.append(dataset.images[batch.samples].sum() / 255 + dataset.labels[batch.samples].sum())
+            for batch, _ in zip(feed.epoch(epoch), range(most), strict=False):
+                assert batch is not None
+                computed(backend, batch, total)
+                sums.append(dataset.images[batch.samples].sum() / 255 + dataset.labels[batch.samples].sum())
     assert float(total) == pytest.approx(float(np.sum(sums)), rel=1e-12)
 
 
 def test_labels_alone_come_to_a_stage_that_needs_no_images() -> None:
     loader, backend = Loader(pictures(), 4, seed=2), worker()
-    with Feeding(loader, backend, ahead=3, images=False) as feeding, feeding.epoch(1) as batches:
+    with BatchFeed(loader, backend, prefetch=3, images=False) as feed, closing(feed.epoch(1)) as batches:
         for batch, other in zip(batches, loader.epoch(1, create_backend("numpy")), strict=True):
             assert batch.images is None
             np.testing.assert_array_equal(backend.to_host(batch.labels), other.labels)
@@ -122,8 +123,18 @@ def test_images_come_to_a_device_some_at_a_time(upload: int, monkeypatch: pytest
     """30 bytes each."""
     monkeypatch.setattr(resident, "UPLOAD", upload)
     loader, backend = Loader(pictures(), 4, seed=2), worker()
-    with Feeding(loader, backend, on_device=True) as feeding, feeding.epoch(0) as batches:
+    with BatchFeed(loader, backend, on_device=True) as feed, closing(feed.epoch(0)) as batches:
         assert seen(backend, batches) == expected(loader, "float", 0)
+
+
+@every_way
+def test_a_round_without_a_batch_is_none(on_device: bool, ahead: int) -> None:
+    """11 batches for 3 workers: the last has none in the fourth round."""
+    loader, backend = Loader(pictures(), 4, seed=2), worker()
+    with BatchFeed(loader, backend, 2, 3, prefetch=ahead, on_device=on_device) as feed:
+        for start in range(4):
+            batches = [None if batch is None else batch.index for batch in feed.epoch(0, start)]
+            assert batches == [2, 5, 8, None][start:]
 
 
 # memory ---------------------------------------------------------------------------------------------------------------
@@ -140,15 +151,15 @@ def used(device: int = 0) -> int:
 def test_all_memory_is_given_back(on_device: bool, ahead: int) -> None:
     backend, shared, before = worker(), Shared(), used()
     for _ in range(2):
-        with Feeding(Loader(pictures(), 4), backend, ahead=ahead, on_device=on_device, shared=shared) as feeding:
+        with BatchFeed(Loader(pictures(), 4), backend, prefetch=ahead, on_device=on_device, shared=shared) as feed:
             assert used() > before
-            with feeding.epoch(0) as batches:
+            with closing(feed.epoch(0)) as batches:
                 next(batches)
             del batches  # it holds the last batch
         assert used() == before and not [each for each in shared.kept.values() if isinstance(each, Resident)]
     assert active().pinned.used == {}
     held = active().taken(0)
-    with Feeding(Loader(pictures(), 4), backend, ahead=ahead, on_device=on_device, shared=shared):
+    with BatchFeed(Loader(pictures(), 4), backend, prefetch=ahead, on_device=on_device, shared=shared):
         assert active().taken(0) == held  # what was freed is used again
 
 
@@ -165,9 +176,9 @@ def test_workers_of_a_device_share_one_upload(monkeypatch: pytest.MonkeyPatch) -
 
     def task(rank: int) -> Any:
         backend = worker("float", rank % 2)
-        with Feeding(loader, backend, rank, size, ahead=2, on_device=True, shared=shared) as feeding:
+        with BatchFeed(loader, backend, rank, size, prefetch=2, on_device=True, shared=shared) as feed:
             open_ones.wait(20)
-            with feeding.epoch(3) as batches:
+            with closing(feed.epoch(3)) as batches:
                 return seen(backend, batches)
 
     found = together(*(lambda rank=rank: task(rank) for rank in range(size)))
@@ -199,12 +210,12 @@ def test_the_thread_that_makes_batches_ahead_allocates_nothing(
 ) -> None:
     """Nor does the worker, once it has begun."""
     loader, backend, asked = Loader(pictures(), 4, seed=2), worker(), allocations(monkeypatch)
-    with Feeding(loader, backend, ahead=ahead, on_device=on_device) as feeding:
+    with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed:
         assert set(asked) == {"MainThread"}
         asked.clear()
         loads = set(active().loaded)
         for epoch in range(3):
-            with feeding.epoch(epoch) as batches:
+            with closing(feed.epoch(epoch)) as batches:
                 assert sum(map(len, batches)) == 43
         assert asked == [] and active().loaded == loads
     with Prefetcher(loader.epoch(0, backend), 3) as batches:  # each made anew: the memory of each is asked for
@@ -215,11 +226,11 @@ def test_the_thread_that_makes_batches_ahead_allocates_nothing(
 @pytest.mark.parametrize(
     ("limit", "on_device", "kind"),
     [
-        (0, "auto", ResidentFeed),
-        (7168, "auto", RingFeed),
-        (8192, "auto", ResidentFeed),
-        (7168, True, ResidentFeed),
-        (0, False, RingFeed),
+        (0, "auto", ResidentTransfer),
+        (7168, "auto", RingTransfer),
+        (8192, "auto", ResidentTransfer),
+        (7168, True, ResidentTransfer),
+        (0, False, RingTransfer),
     ],
 )
 def test_data_stay_on_a_device_where_they_take_a_quarter_of_what_is_free(
@@ -232,9 +243,9 @@ def test_data_stay_on_a_device_where_they_take_a_quarter_of_what_is_free(
         worker(),
     )  # 1290 bytes of images, 688 of numbers: 7912 is four times that
     cupy.get_default_memory_pool().set_limit(size=limit)
-    with Feeding(loader, backend, ahead=1, on_device=on_device) as feeding:
-        assert type(feeding._feed) is kind
-        with feeding.epoch(0) as batches:
+    with BatchFeed(loader, backend, prefetch=1, on_device=on_device) as feed:
+        assert type(feed._transfer) is kind
+        with closing(feed.epoch(0)) as batches:
             assert seen(backend, batches) == expected(loader, "float", 0)
 
 
@@ -245,16 +256,16 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
             with pytest.raises(
                 ConfigError, match=r"^data_on_device=true: 30.0 kB of images do not fit on device 0 .*: take auto, or f"
             ):
-                Feeding(loader, backend, on_device=True, shared=shared)
+                BatchFeed(loader, backend, on_device=True, shared=shared)
         monkeypatch.setattr(resident, "SHARE", 0)  # as where others have taken the memory in the meantime
-        with Feeding(loader, backend, ahead=1, shared=shared) as feeding, feeding.epoch(0) as batches:
+        with BatchFeed(loader, backend, prefetch=1, shared=shared) as feed, closing(feed.epoch(0)) as batches:
             assert sum(map(len, batches)) == 1000
         assert used() == 0
 
 
 def test_a_ring_has_no_more_room_than_there_are_batches() -> None:
-    with Feeding(Loader(pictures(), 4), worker(), 0, 2, ahead=1000, on_device=False) as feeding:
-        assert len(feeding._feed._slots) == 6 + 2  # type: ignore[attr-defined]
+    with BatchFeed(Loader(pictures(), 4), worker(), 0, 2, prefetch=1000, on_device=False) as feed:
+        assert len(feed._transfer._slots) == 6 + 2  # type: ignore[attr-defined]
 
 
 # what cannot be -------------------------------------------------------------------------------------------------------
@@ -272,30 +283,36 @@ class Wrong(Loader):
 @every_way
 def test_batches_that_no_kernel_could_take_are_refused(on_device: bool, ahead: int) -> None:
     loader, backend = Wrong(pictures(), 4), worker()
-    with Feeding(loader, backend, ahead=ahead, on_device=on_device) as feeding:
+    with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed:
         loader.rows = np.arange(5)
-        with pytest.raises(ConfigError, match="a batch of 5 images where batch_size is 4"), feeding.epoch(0) as batches:
+        with (
+            pytest.raises(ConfigError, match="a batch of 5 images where batch_size is 4"),
+            closing(feed.epoch(0)) as batches,
+        ):
             next(batches)
         for rows in ([0, 43], [-1, 5]):
             loader.rows = np.array(rows)
             text = f"samples {rows[0]} to {rows[1]}: there are 43 images"
-            with pytest.raises(IndexError, match=text), feeding.epoch(0) as batches:
+            with pytest.raises(IndexError, match=text), closing(feed.epoch(0)) as batches:
                 next(batches)
         loader.rows = np.array([42, 42, 0])
-        with feeding.epoch(0) as batches:
+        with closing(feed.epoch(0)) as batches:
             assert seen(backend, batches)[0][4] == [42, 42, 0]
 
 
 def test_samples_may_come_more_often_than_there_are() -> None:
     class Twice(Loader):
+        def rounds(self, size: int) -> int:
+            return 2 * super().rounds(size)
+
         def _dealt(self, *deal: Any) -> Any:
             yield from super()._dealt(*deal)
             yield from super()._dealt(*deal)
 
     loader, backend = Twice(pictures(), 4, seed=2), worker()
-    with Feeding(loader, backend, on_device=True) as feeding:
+    with BatchFeed(loader, backend, on_device=True) as feed:
         for epoch in range(2):
-            with feeding.epoch(epoch) as batches:
+            with closing(feed.epoch(epoch)) as batches:
                 assert seen(backend, batches) == expected(loader, "float", epoch)
 
 
@@ -307,7 +324,7 @@ def test_images_that_cannot_be_read_are_an_error_of_the_data(on_device: bool) ->
 
     before = used()
     with pytest.raises(DataError, match="data set 'pictures': cannot be read .*Input/output error"):
-        Feeding(Unreadable(pictures(), 4), worker(), on_device=on_device)
+        BatchFeed(Unreadable(pictures(), 4), worker(), on_device=on_device)
     assert used() == before
 
 
@@ -316,10 +333,10 @@ def test_an_error_in_the_middle_is_the_one_that_is_told(monkeypatch: pytest.Monk
         raise RuntimeError("the device has failed")
 
     monkeypatch.setattr(Staging, "close", fails)
-    feeding = Feeding(Loader(pictures(), 4), worker(), on_device=False)
-    with pytest.raises(ValueError, match="what happened"), feeding:
+    feed = BatchFeed(Loader(pictures(), 4), worker(), on_device=False)
+    with pytest.raises(ValueError, match="what happened"), feed:
         raise ValueError("what happened")
-    with pytest.raises(RuntimeError, match="the device has failed"), feeding:
+    with pytest.raises(RuntimeError, match="the device has failed"), feed:
         pass
 
 
@@ -341,7 +358,7 @@ class Early:
 
 def ring(ahead: int) -> tuple[Any, Any, Any]:
     dataset, backend = pictures(400), worker()
-    feed = RingFeed(backend, dataset.images, dataset.labels, 4, ahead)
+    feed = RingTransfer(backend, dataset.images, dataset.labels, 4, ahead)
     with backend.here():
         total = backend.xp.zeros(())
     return backend, feed, total

@@ -1,0 +1,112 @@
+"""The batches of one worker: made ahead by a thread, or gathered from images that stay on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import suppress
+from types import TracebackType
+
+from cupynet.backend import Backend, Shared
+from cupynet.data.loader import Batch, Batches, read_of
+from cupynet.data.prefetch import Prefetcher
+
+
+class BatchFeed:
+    """Brings the batches of a loader to one worker, round after round.
+
+    Create it in the worker's own thread, before other workers wait for this one: all memory for its batches is
+    allocated here, none later. Use it as a context manager, or `close` it.
+
+    Args:
+        loader: which samples, in which order.
+        backend: the worker's own.
+        rank, size: the worker's number, and the number of workers.
+        prefetch: batches that a thread makes ahead, at most; 0 for none.
+        images: whether batches come with images; a stage of a pipeline may need labels alone.
+        on_device: whether images stay on the device, see `Backend.transfer`.
+        shared: what the workers of this process share on the devices; nothing by default.
+
+    Attributes:
+        waited_s: seconds that the worker has waited for batches so far.
+
+    Raises:
+        ConfigError: the images are to stay on the device, and do not fit.
+        DataError: a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        loader: Batches,
+        backend: Backend,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        prefetch: int = 0,
+        images: bool = True,
+        on_device: bool | str = "auto",
+        shared: Shared | None = None,
+    ) -> None:
+        self.loader, self.waited_s = loader, 0.0
+        self._backend, self._rank, self._size = backend, rank, size
+        self._rounds = loader.rounds(size)
+        self._batches: Prefetcher[Batch] | None = None  # of the current epoch
+        ahead = min(prefetch, self._rounds)
+        with read_of(loader.dataset):
+            part = loader.part(rank, size)
+            self._transfer = backend.transfer(
+                part.images if images else None,
+                part.labels,
+                batch_size=min(loader.batch_size, len(part)),
+                ahead=ahead,
+                on_device=on_device,
+                shared=Shared() if shared is None else shared,
+                pixels=part.pixels,
+                edited=bool(loader.augment),
+            )
+        self._ahead = ahead if self._transfer.ahead else 0
+
+    def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
+        """Iterate over the rounds of an epoch from `start` on: this worker's batch, or None if the round has none.
+
+        A batch is valid until the next is taken. The next epoch, or `close`, ends this one.
+        """
+        self._end_epoch()
+        assigned = self.loader.assigned(epoch, self._rank, self._size, start)
+        self._transfer.begin([rows for _, rows, _ in assigned])
+        made = self.loader.load(assigned, epoch, self._transfer)
+        self._batches = Prefetcher(made, self._ahead, self._transfer.take)
+        return self._by_round(self._batches, self._rounds - start)
+
+    def _by_round(self, batches: Prefetcher[Batch], rounds: int) -> Generator[Batch | None, None, None]:
+        with batches:
+            for _ in range(rounds):
+                waited_s = batches.waited_s
+                batch = next(batches, None)
+                self.waited_s += batches.waited_s - waited_s
+                yield batch
+
+    def reload(self, epoch: int, number: int) -> Batch:
+        """The batch of round `number` once more, in memory of its own."""
+        return next(self.loader.epoch(epoch, self._backend, self._rank, self._size, start=number))
+
+    def _end_epoch(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+
+    def close(self) -> None:
+        """Stop making batches and release the memory; no batch may be used any more."""
+        self._end_epoch()
+        self._transfer.close()
+
+    def __enter__(self) -> BatchFeed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with suppress(Exception):  # a device that has failed also fails here: report the first error
+            self.close()
