@@ -272,16 +272,20 @@ FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=e
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["threads", pytest.param("mpi", marks=needs_mpi)])
-def test_fifty_signals_at_random_moments(tmp_path, launcher, capsys):
-    """Each is followed by a checkpoint within five seconds, from which the run goes on to the same end, bit for bit."""
+def test_fifty_signal_sequences_at_random_moments(tmp_path, launcher, capsys):
+    """A stop and a continue may surround a signal or follow it. Each sequence is followed by a checkpoint within five
+    seconds, from which the run resumes to the same end, bit for bit."""
     rng, durable = random.Random(7), []
-    start = [sys.executable, "-m", "cupynet.train"]
-    if launcher == "mpi":
-        start = [str(mpiexec()), "-n", "2", *start]
-    numbers = ALL if launcher == "threads" else ALL[:2]
     for i in range(50):
-        number, code = numbers[i % len(numbers)]
-        settings = [*FIFTY, FREQUENCIES[i % 3], "workers=2", f"parallel.launcher={launcher.rstrip('s')}"]
+        number, code = rng.choice(ALL if launcher == "threads" else ALL[:2])
+        sequence = rng.choice(
+            [(number,), (signal.SIGSTOP, number, signal.SIGCONT), (number, signal.SIGSTOP, signal.SIGCONT)]
+        )
+        workers = ((1, 2, 4) if launcher == "threads" else (2, 4, 3))[i % 3]
+        start = [sys.executable, "-m", "cupynet.train"]
+        if launcher == "mpi":
+            start = [str(mpiexec()), "-n", str(workers), *start]
+        settings = [*FIFTY, FREQUENCIES[i % 3], f"workers={workers}", f"parallel.launcher={launcher.rstrip('s')}"]
         whole, parts = tmp_path / f"whole{i % 3}", tmp_path / f"parts{i}"
         if not whole.exists():
             subprocess.run(
@@ -297,21 +301,23 @@ def test_fifty_signals_at_random_moments(tmp_path, launcher, capsys):
         )  # fmt: skip
         history = parts / "history.jsonl"
         while not (history.exists() and history.stat().st_size) and process.poll() is None:
-            time.sleep(0.02)  # what is told to end before it trains has nothing to save
+            time.sleep(0.02)  # a run that is ended before it trains has nothing to save
         lasts_s = json.loads((whole / "summary.json").read_text())["train_s"]
         time.sleep(rng.uniform(0.0, 0.8 * lasts_s))
-        process.send_signal(number)
+        for each in sequence:
+            process.send_signal(each)
+            time.sleep(rng.choice([0.0, 0.001, 0.05]))
         began = time.time()
         _, stderr = process.communicate(timeout=60)
-        if process.returncode:  # else it was at its end
-            assert process.returncode == code, stderr
+        if process.returncode:  # else the run was over
+            assert process.returncode == code, (sequence, stderr)
             newest = max((parts / "checkpoints").glob("step-*"))
             durable.append((newest / "manifest.json").stat().st_mtime - began)
             subprocess.run(
                 [*start, f"resume={parts.name}"], cwd=tmp_path, env=environment(), check=True, capture_output=True
             )
-        assert same(whole, parts), f"signal {i}"
+        assert same(whole, parts), f"{i}: {sequence}"
         shutil.rmtree(parts)
     with capsys.disabled():
-        print(f"\n{launcher}: 50 signals, {len(durable)} stopped, durable after at most {max(durable):.2f} s")
+        print(f"\n{launcher}: 50 sequences, {len(durable)} stopped, durable after at most {max(durable):.2f} s")
     assert len(durable) > 40 and max(durable) < 5
