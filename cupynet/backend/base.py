@@ -3,8 +3,6 @@
 A faster backend overrides what it does better and falls back to `super()`. Layers call these operations and nothing
 else that is heavy. Axis letters: N batch, H W image, C channels in, O channels out, K kernel, F features, P parameters.
 
-The file is long (over 300 lines) because the operations are read, overridden and compared as one list.
-
 Ownership, for every operation: what is returned was borrowed from `workspace`; arguments stay the caller's, except for
 the one of an in-place operation, which says so. Arrays are C-contiguous, activations in `policy.storage`. Gradients of
 weights are *added*, in `policy.accumulate`.

@@ -1,7 +1,4 @@
-"""The CPU backends: `numpy`, the reference as it stands, and `numba`, which compiles what takes NumPy many passes.
-
-The file is long (over 300 lines) because it answers, operation by operation, to the list in base.py.
-"""
+"""The CPU backends: `numpy`, the reference as it stands, and `numba`, which compiles what takes NumPy many passes."""
 
 from __future__ import annotations
 

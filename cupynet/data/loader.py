@@ -2,7 +2,7 @@
 
 The order follows from (seed, epoch) alone, and batch i of an epoch belongs to worker i mod W; where each worker has a
 shard of its own, the order follows from the shard too, and its batches belong to that worker. What a worker trains on
-never depends on how fast anybody is, and nothing is dropped. (Over 300 lines: both orders are read side by side.)
+never depends on how fast anybody is, and nothing is dropped.
 """
 
 from __future__ import annotations

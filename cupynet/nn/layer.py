@@ -23,8 +23,6 @@ loans.
 
 Running statistics are buffers (`params.add_buffer`): a training pass moves them, and whoever trains takes that back
 where the batch is left out.
-
-(Over 300 lines: what a layer may say of itself stands in one place.)
 """
 
 from __future__ import annotations

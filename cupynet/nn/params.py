@@ -4,7 +4,7 @@ Averaging is then one all-reduce, an update one pass, a checkpoint a walk over n
 the optimizer (decayed or not, same learning-rate factor) lie next to each other, so an update is one call per kind.
 
 What a model is beside its weights, such as the running means of batch normalisation, is another flat vector: buffers.
-No optimizer moves them; training passes do. (Over 300 lines: declaring, laying out and drawing share what a weight is.)
+No optimizer moves them; training passes do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Learning rates as functions of the iteration: what all share, and those that stretch over a fit.
 
 Those that count from the beginning of training are in counted.py, the one that learns from evaluations in plateau.py.
-(Over 300 lines: a schedule is a few lines, with its arguments and what refuses them.)
 """
 
 from __future__ import annotations

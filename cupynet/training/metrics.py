@@ -4,8 +4,6 @@ Macro averages weight every class alike, for two classes too (there Deeplearning
 class whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that
 average; `stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as scikit-learn has it: 0/0 only for a class that is both,
 where Deeplearning4j leaves out either, and a network that always names one class looks good.
-
-(Over 300 lines: counting, what follows from counts, and the text that tells it belong together.)
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ NumPy returns as a number is an array () here. An index that is out of bounds ra
 Read in CuPy 14.2, below cupy/_core: weak numbers in _kernel.pyx and _scalar.pyx; sums of halves, made in float, in
 _routines_math.pyx, and their products in _routines_linalg.pyx; indices in _routines_indexing.pyx; copies from the host,
 which go through pinned memory unless they come from there, in core.pyx.
-
-The file is long (over 300 lines) because an array's operators stand in one list.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Everything runs at once and under one lock, so that two threads that use one stream do what a stream does: one after the
 other. A misuse is raised where it is found, and kept: what is swallowed, or found where nothing can be raised (in the
 end of an array), is raised when the machine is switched off.
-
-The file is long (over 300 lines) by a few: an operation's way through the machine stands in one place.
 """
 
 from __future__ import annotations

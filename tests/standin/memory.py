@@ -5,8 +5,6 @@ stream that was current when it was allocated, and only allocations on that stre
 fits is taken, and split; blocks that were split from one piece are merged again; `free_all_blocks` gives back pieces
 that are whole. Each block in use is memory of its own here, between canaries, filled with bytes that are NaN in every
 precision.
-
-The file is long (over 300 lines) because a block, the pool that it is from and what keeps it are one thing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The GPU backend: arrays are CuPy's, products are cuBLAS's, everything else is a kernel of ours.
-
-The file is long because it answers, operation by operation, to the list in base.py.
-"""
+"""The GPU backend: arrays are CuPy's, products are cuBLAS's, everything else is a kernel of ours."""
 
 from __future__ import annotations
 
