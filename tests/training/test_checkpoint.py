@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.checkpoints import Checkpoints, read
-from cupynet.data import Loader
+from cupynet.data import Dataset, Loader
 from cupynet.errors import ConfigError, DataError
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline
@@ -221,11 +221,13 @@ def test_what_replicas_have_in_common_is_stored_once(tmp_path):
 
 
 def test_which_checkpoints_are_kept(tmp_path):
+    """The labels of the validation images are wrong: the more is learned, the worse, so that the first is the best."""
     callback = Checkpoint(keep_last=1, keep_every=2, best="loss", path=tmp_path / "kept")
+    right = small_dataset(9)
+    wrong = Dataset("wrong labels", right.images, (right.labels + 1) % 3, 3)
     with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.05), callbacks=[callback]) as wrapper:
-        wrapper.fit(small_dataset(40), 5, batch_size=4, evaluate_on=small_dataset(9), split="validation")
-    steps = Checkpoints(tmp_path / "kept").steps()
-    assert {10, 20, 25} <= set(steps) <= {10, 20, 25, callback._best_step}
+        wrapper.fit(small_dataset(40), 5, batch_size=4, evaluate_on=wrong, split="validation")
+    assert Checkpoints(tmp_path / "kept").steps() == [5, 10, 20, 25]
 
 
 def test_a_checkpoint_between_fits(tmp_path):

@@ -1,0 +1,18 @@
+"""The planted faults fit the code as it is; `python -m tests.faults` plants them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.__main__ import ROOT, mistake
+from tests.faults.planted import FAULTS
+
+
+def test_names_are_unique() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_a_fault_can_be_planted(fault) -> None:
+    assert mistake(fault, ROOT) is None
+    assert fault.tests and all((ROOT / test.partition("::")[0]).exists() for test in fault.tests)
