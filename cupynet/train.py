@@ -393,11 +393,11 @@ def _advice(experiment: Experiment, wrapper: ParallelWrapper, data: Data, spent:
 
     placement, synchronizer = wrapper.placement, experiment.synchronizer
     frequency = synchronizer.when if isinstance(synchronizer, ParameterAveraging) else synchronizer.frequency
-    rounds = wrapper.trainer.rounds(experiment.train_loader(data))
     return advise(
         spent,
         frequency,
-        always=rounds * min(experiment.settings.evaluate_every_epochs, experiment.settings.epochs),
+        rounds=wrapper.trainer.rounds(experiment.train_loader(data)),
+        evaluated_every=min(experiment.settings.evaluate_every_epochs, experiment.settings.epochs),
         speed=_pipeline_speed(wrapper),
         stages=placement.stages,
         cores=None if placement.devices else available_cores(),
