@@ -56,12 +56,32 @@ def main() -> None:
 
 def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> None:
     """Print the evaluation of the run at `path`, or of one of its checkpoints."""
-    from cupynet.experiment import Experiment
     from cupynet.trained import Trained
 
     for override in overrides:
         if "=" not in override:
             raise ConfigError(f"{override}: is not written as key=value: settings follow the run's folder")
+    evaluation, dataset, names = evaluated(path, overrides)
+    if as_json:
+        print(json.dumps({"run": str(path), "dataset": dataset, **evaluation.to_dict(), "class_names": names}))
+        return
+    print(evaluation.stats(names))
+    print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
+    trained = Trained(path)
+    same_settings = all(override.startswith("trusted_modules=") for override in overrides)
+    if trained.checkpoint is None and trained.summary is not None and same_settings:
+        print(_beside(trained.summary, evaluation))
+
+
+def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, str, tuple[str, ...]]:
+    """Evaluate a run, or one of its checkpoints, on its test set.
+
+    Returns:
+        The evaluation, the name of the data set and the names of its classes.
+    """
+    from cupynet.experiment import Experiment
+    from cupynet.trained import Trained
+
     trained = Trained(path)
     summary = trained.summary
     own = [] if summary is None else [f"workers={summary.workers}"]
@@ -81,15 +101,7 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
             wrapper.model.load_weights(weights)
         except ConfigError as error:
             raise DataError(f"{path}: {error}") from error
-        evaluation = wrapper.evaluate(experiment.evaluation_loader(data.test))
-    names = wrapper.model.class_names
-    if as_json:
-        print(json.dumps({"run": str(path), "dataset": data.name, **evaluation.to_dict(), "class_names": names}))
-        return
-    print(evaluation.stats(names))
-    print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
-    if trained.checkpoint is None and summary is not None and all(keys == ["trusted_modules"] for keys in changed):
-        print(_beside(summary, evaluation))
+        return wrapper.evaluate(experiment.evaluation_loader(data.test)), data.name, wrapper.model.class_names
 
 
 def _beside(summary: Summary, evaluation: Evaluation) -> str:

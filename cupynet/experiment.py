@@ -8,6 +8,7 @@ trains is the `ParallelWrapper` that it builds. (Over 300 lines: what settings a
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -423,6 +424,14 @@ class Experiment:
 
             asked = f"memory.device_pool_limit={limit}"
             cuda.limit_pools(devices, None if limit is None else size(limit, share=True), asked)
+
+    def release_memory(self) -> None:
+        """Return the memory of a finished run to the system, for the next one in this process."""
+        gc.collect()  # models have reference cycles
+        if self.devices():
+            from cupynet.backend import cuda
+
+            cuda.trim_pools(self.devices(), 0, 0)
 
     def profile(self) -> list[Callback]:
         """The callback that times the pieces of some rounds, where it is asked for."""

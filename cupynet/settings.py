@@ -29,7 +29,6 @@ MOST_REPEATS = 1_000
 MOST_MEASURED = 100_000_000
 MOST_PROFILED = 10_000
 MOST_TRIALS = 100_000
-MOST_JOBS = 256
 FOR_EVER = "measuring would take for ever"
 AS_RANKS = "parallel.launcher=mpi"  # what a command is given where mpiexec starts it
 
@@ -202,10 +201,10 @@ def required(rule: Rule, what: str) -> Rule:
     return checked
 
 
-def few_batches(key: str, value: Any) -> int:
-    """How many batches of everything; 0 for false, 1 for true."""
+def few_batches(key: str, value: Any) -> bool | int:
+    """How many batches of everything; 1 for true, or false."""
     if isinstance(value, bool):
-        return int(value)
+        return int(value) or False
     return checks.integer(key, value, 1, ", true for 1 or false")
 
 
@@ -439,7 +438,6 @@ class TuneSettings(Settings):
     sampler: str = setting("tpe", one_of("tpe", "random", "grid"))
     sampler_seed: int = setting(0, checks.seed)
     pruner: str = setting("median", one_of("median", "hyperband", "none"))
-    jobs: int = setting(1, integer(1, most=MOST_JOBS, why="each trains in a process of its own"))
 
 
 @dataclass(frozen=True, kw_only=True)

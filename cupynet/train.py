@@ -102,6 +102,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     finally:
         for page in pages:
             page.close()  # where it did not come to a wrapper that does
+        experiment.release_memory()
 
 
 def _train(experiment: Experiment, run: Run, callbacks: list[Callback]) -> float | None:

@@ -34,6 +34,7 @@ _ROLLBACK = "callbacks.nonfinite.action=skip leaves such batches out, or lower l
 REMOVED: dict[str, Removed] = {
     "callbacks.nonfinite.action=rollback": Removed(_ROLLBACK),
     "callbacks.nonfinite.every_iterations": Removed(_ROLLBACK, default=100),
+    "jobs": Removed("trials train one after the other, each on all workers", default=1),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -201,3 +202,13 @@ def store(config: DictConfig, folder: Path) -> None:
     asked = HydraConfig.get().overrides.task
     for name, content in (("config.yaml", config), ("overrides.yaml", asked)):
         write_whole(folder / ".hydra" / name, OmegaConf.to_yaml(content).encode())
+
+
+def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
+    """Write the settings of a run that was not started by a command of its own, such as a trial. OutputError."""
+    from cupynet.files import write_whole
+
+    (folder / ".hydra").mkdir(exist_ok=True)
+    plain = {name: value for name, value in asdict(settings).items() if name != "trusted_modules"}
+    for name, content in (("config.yaml", plain), ("overrides.yaml", list(overrides))):
+        write_whole(folder / ".hydra" / name, OmegaConf.to_yaml(OmegaConf.create(content)).encode())

@@ -57,11 +57,11 @@ def heading(key: str) -> str:
 
 
 def shortened(keys: Sequence[str]) -> dict[str, str]:
-    """Dotted keys -> their last parts, as many as tell them apart."""
+    """Map dotted keys to their last parts, as many as tell them apart, and the layer or part that a setting is of."""
     found = {}
     for key in keys:
         parts = key.split(".")
-        for count in range(1, len(parts) + 1):
+        for count in range(1 if len(parts) <= 2 else 2, len(parts) + 1):
             short = ".".join(parts[-count:])
             if sum(other == short or other.endswith(f".{short}") for other in keys) == 1:
                 break

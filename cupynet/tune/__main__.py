@@ -1,209 +1,212 @@
 """Search for good settings: `python -m cupynet.tune optimizer.learning_rate='interval(0.001,0.3)' [key=value ...]`.
 
-Each trial is a run in a process of its own, judged by images that are kept out of training. The test images are looked
-at once, when all is done, by the best.
+Trials are trained one after the other, in this process, and compared by images held out of training. The test images
+are used once, by the best trial.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cupynet import interrupts
-from cupynet.checks import percent
-from cupynet.errors import CupynetError, DivergedError, Interrupted
+from cupynet.checks import OBJECTIVES, one_line
+from cupynet.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.settings import TuneSettings
 from cupynet.terminal import near
 
 if TYPE_CHECKING:
-    from cupynet.sweeps.shares import Share
-    from cupynet.tune.asked import Asked
-    from cupynet.tune.search import Running, Search
+    from optuna.trial import FrozenTrial, Trial
+
+    from cupynet.tune.arguments import Plan
     from cupynet.tune.study import Study
-    from cupynet.tune.tried import Tried
 
 log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     interrupts.command(_command)
 
 
 def _command() -> None:
     from cupynet import config
     from cupynet.exits import steady_streams, tell
-    from cupynet.tune.asked import Given, prepare
+    from cupynet.tune.arguments import for_hydra, prepare
 
     try:
-        given = Given.of(sys.argv[1:])
+        sys.argv[1:], resumed = for_hydra(sys.argv[1:])
     except CupynetError as error:
         steady_streams()
         raise SystemExit(tell(error)) from None
-    sys.argv[1:] = given.arguments
-    config.run(search, partial(prepare, given), "tune", TuneSettings)
+    config.run(search, partial(prepare, sys.argv[1:], resumed), "tune", TuneSettings)
 
 
-def search(asked: Asked, folder: Path) -> float | None:
-    """Try settings until there are enough trials, and tell which were best."""
+def search(plan: Plan, folder: Path) -> float | None:
+    """Run trials until there are enough, evaluate the best on the test images, and print the results.
+
+    Returns the best figure of the objective.
+    """
+    from cupynet import resume
+    from cupynet.tune import results
     from cupynet.tune.study import Study
 
-    settings = asked.settings
-    study = Study(
-        folder / "study.db",
-        asked.space,
-        objective=settings.objective,
-        sampler=settings.sampler,
-        seed=settings.sampler_seed,
-        pruner=settings.pruner,
-        epochs=asked.epochs,
-    )
+    resume.mark_latest(folder)
+    study = Study(folder / resume.STUDY, plan.space, plan.settings)
     try:
-        return _searched(asked, folder, study)
+        with interrupts.handled(interrupts.leave):
+            _announce(plan, study)
+            _run_trials(plan, folder, study)
+            best = _best(study)
+            test = _tested(results.folder_of(folder, best.number), plan)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        number = stopped.signal_number if isinstance(stopped, Interrupted) else Interrupted.by(stopped).signal_number
+        command = shlex.join(["python", "-m", "cupynet.tune", f"resume={near(folder)}"])
+        done = f"{len(study.counted)} of {plan.settings.trials} trials are done. Resume with: {command}"
+        raise Interrupted(number, done) from None
     finally:
         study.close()
-
-
-def _searched(asked: Asked, folder: Path, study: Study) -> float | None:
-    from cupynet.resume import quoted
-    from cupynet.sweeps.jobs import Job
-    from cupynet.sweeps.shares import shares
-    from cupynet.sweeps.table import shortened
-    from cupynet.tune import told
-    from cupynet.tune.search import Search, folder_of
-
-    settings, names = asked.settings, shortened([each.name for each in asked.space])
-    keys = {each.key: names[each.name] for each in asked.space}
-    asked = replace(asked, shared=[*asked.shared, *_workers(asked, study)])
-    _announce(asked, study)
-
-    def begin(tried: Tried, share: Share) -> Running:
-        run = f"hydra.run.dir={quoted(folder_of(folder, tried.number))}"
-        return Job("cupynet.tune.trial", [*asked.shared, *told.settings_of(tried, asked.space), run], share)
-
-    def say(tried: Tried) -> None:
-        best = next(iter(study.ranked()), None)
-        count = f"{study.counted} of {settings.trials}"
-        log.info("%s", told.line(tried, count, settings.objective, best, keys))
-        told.write_csv(folder, study.tried(), asked.space, settings.objective)
-
-    parts = shares(settings.jobs, settings.jobs, asked.devices)
-    searching = Search(study, begin, parts, settings.trials, settings.timeout_s, say)
-    searching.run()
-    told.write_csv(folder, study.tried(), asked.space, settings.objective)
-    _say_why_it_ends(searching, study, settings)
-    if searching.signal:
-        goes_on = shlex.quote(f"resume={near(folder)}")
-        raise Interrupted(
-            searching.signal, f"{study.counted} of {settings.trials} trials are done; {goes_on} goes on with the search"
-        )
-    return _result(asked, folder, study)
-
-
-def _workers(asked: Asked, study: Study) -> list[str]:
-    """The setting that gives all trials as many workers, however many train side by side when the search goes on."""
-    if asked.workers is None:
-        return []
-    number = study.note("workers") or study.note("workers", max(asked.workers // asked.settings.jobs, 1))
-    return [f"workers={int(number)}"]
-
-
-def _announce(asked: Asked, study: Study) -> None:
-    """What is searched, by what, and what of it is known already."""
-    settings = asked.settings
-    for each in asked.space:
-        log.info("searched: %s: %s", each.name, each)
-    if asked.held_out:
-        log.info("%s: images kept out of training, to choose by", asked.held_out)
-    what = f"{settings.trials} trials of at most {asked.epochs} epoch{'s' * (asked.epochs != 1)}"
-    log.info(
-        "%s, by %s of the validation images; sampler %s, pruner %s",
-        what, settings.objective, settings.sampler, settings.pruner,
-    )  # fmt: skip
-    if asked.resumed:
-        log.info("going on: %d trials are done", study.counted)
-
-
-def _say_why_it_ends(searching: Search, study: Study, settings: TuneSettings) -> None:
-    """Where it is not because there are enough trials."""
-    if searching.late:
-        log.info("timeout_s=%g: no more trials begin, %d are done", settings.timeout_s, study.counted)
-    elif not searching.signal and study.counted < settings.trials:
-        log.info("all %d settings that there are have been tried", study.counted)
-
-
-def _result(asked: Asked, folder: Path, study: Study) -> float | None:
-    """Test the best trial, and tell what came of the search. The figure that was searched for; CupynetError: none."""
-    from cupynet.tune import told
-    from cupynet.tune.search import folder_of
-    from cupynet.tune.tried import DIVERGED, INTERRUPTED
-
-    ranked, tried, objective = study.ranked(), study.tried(), asked.settings.objective
-    if not ranked:
-        ended = [each for each in tried if each.outcome != INTERRUPTED]
-        reason = f": trial {ended[0].number}: {ended[0].reason}" if ended else ": none was begun"
-        kind = DivergedError if ended and all(each.outcome == DIVERGED for each in ended) else CupynetError
-        raise kind(f"no trial came to its end{reason}")
-    best = ranked[0]
-    run = folder_of(folder, best.number)
-    test = study.note("test")
-    if test is None or test["trial"] != best.number:
-        test = {"trial": best.number, **tested(run, asked.settings.trusted_modules)}
-        study.note("test", test)
-    told.write_best(folder, best, asked.shared, asked.space, objective, test)
+    results.write_best(folder, study, plan.overrides(best.params), test)
     print()
-    told.table(ranked, asked.space, objective)
-    for line in _lines(asked, folder, study, best, test, run):
-        print(line)
-    return best.figure
+    results.print_table(study)
+    print("", *results.summary(folder, study, plan, test), sep="\n")
+    return float(best.value)
 
 
-def _lines(
-    asked: Asked, folder: Path, study: Study, best: Tried, test: dict[str, Any], run: Path
-) -> Sequence[str]:  # fmt: skip
-    from cupynet.tune import told
+def _announce(plan: Plan, study: Study) -> None:
+    from cupynet.tune.study import described
 
-    matters = study.importances()
-    lines = [""]
-    if matters:
-        shares = ", ".join(f"{key.lstrip('+')} {percent(share, 0)}" for key, share in matters.items())
-        lines.append(f"what matters    {shares}")
-    lines += [
-        f"best trial      {best.number}, {asked.settings.objective} "
-        f"{told.figure(best.figure, asked.settings.objective)} of the validation images",
-        f"test images     accuracy {percent(test['accuracy'])}, loss {test['loss']:.4g} (looked at once, "
-        "by this trial)",
-        f"its run         {near(run)}",
-        f"the same again  {told.command([*asked.shared, *told.settings_of(best, asked.space)])}",
-        f"or              {told.command([f'--config-dir={folder}', 'experiment=best'])}",
-        f"all trials      {near(folder / 'tune.csv')}",
-    ]
-    return lines
+    settings = plan.settings
+    for key, distribution in study.space.items():
+        log.info("searched: %s: %s", key.lstrip("+"), described(distribution))
+    log.info(
+        "%d trials, compared by validation %s; sampler %s, pruner %s",
+        settings.trials, settings.objective, settings.sampler, settings.pruner,
+    )  # fmt: skip
+    log.info("settings of all trials: %s", " ".join(plan.shared))
+    if plan.resumed:
+        log.info("resumed: %d trials are done", len(study.counted))
 
 
-def tested(run: Path, trusted_modules: Sequence[str]) -> dict[str, float]:
-    """The weights of a run, evaluated on the test images that it has not seen."""
-    from cupynet import config
-    from cupynet.evaluate import check_same_classes, check_same_data, normalized_as, without_training
-    from cupynet.experiment import Experiment
-    from cupynet.runs import Run
-    from cupynet.tune.judged import figures
+def _run_trials(plan: Plan, folder: Path, study: Study) -> None:
+    """Run trials until there are enough, time is up, or all settings have been tried."""
+    from cupynet.tune import results
 
-    summary = Run(run).summary()
-    settings = config.load(run, [f"workers={summary.workers}"], trusted_modules)
-    experiment = Experiment(normalized_as(without_training(settings), summary.normalize))
-    data = experiment.load()
-    check_same_data(data.name, summary)
-    check_same_classes(experiment.source.class_names, summary.class_names or ())
-    with experiment.wrapper(callbacks=()) as wrapper:
-        wrapper.model.load_weights(Run(run).weights())
-        return figures(wrapper.evaluate(experiment.evaluation_loader(data.test)))
+    settings, began = plan.settings, time.monotonic()
+    while len(study.counted) < settings.trials:
+        if study.exhausted:
+            log.info("all %d combinations have been tried", len(study.counted))
+            return
+        if settings.timeout_s is not None and time.monotonic() - began >= settings.timeout_s:
+            log.info("timeout_s=%g: the search ends after %d trials", settings.timeout_s, len(study.counted))
+            return
+        ended = _run_trial(plan, folder, study)
+        log.info("%s", results.line(ended, study, settings.trials))
+        results.write_table(folder, study)
+        gc.collect()  # models have reference cycles
+
+
+def _run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
+    """Run one trial and record its outcome: a failure is one of the trial, not of the search.
+
+    Raises:
+        Interrupted, KeyboardInterrupt: a signal came. The trial does not count.
+        DataError, OutputError: other settings would fail as well.
+    """
+    from cupynet.exits import out_of_memory
+    from cupynet.tune.study import INTERRUPTED
+
+    trial = study.ask()
+    twin = study.twin(trial)
+    if twin is not None:
+        return study.tell(trial, "repeated", twin.value, f"as trial {twin.number}")
+    try:
+        figure, pruned = _trained(plan, folder, study, trial)
+    except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
+        study.tell(trial, INTERRUPTED, reason=one_line(error))
+        raise
+    except DivergedError as error:
+        return study.tell(trial, "diverged", reason=str(error))
+    except Exception as error:
+        with _only_in_the_log():
+            log.info("trial %d failed", trial.number, exc_info=error)
+        no_memory = out_of_memory(error) or "memory" in str(error).lower()
+        reason = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
+        return study.tell(trial, "out of memory" if no_memory else "failed", reason=reason)
+    if pruned:
+        return study.tell(trial, "pruned")
+    if figure is None or figure != figure:
+        return study.tell(trial, "diverged", reason="the last evaluation is not a number")
+    return study.tell(trial, "complete", figure)
+
+
+def _trained(plan: Plan, folder: Path, study: Study, trial: Trial) -> tuple[float | None, bool]:
+    """Train a trial into a run folder of its own; its figure, and whether it was pruned."""
+    from cupynet import config, train
+    from cupynet.tune.results import folder_of
+    from cupynet.tune.study import PruningCallback
+
+    overrides = plan.overrides(trial.params)
+    settings = config.compose(overrides, plan.config_dir)
+    silent = {"_target_": "cupynet.training.Progress", "style": "none"}
+    settings = replace(settings, callbacks={**settings.callbacks, "progress": silent})
+    experiment = train.prepare(settings)
+    experiment.tests = False
+    callback = PruningCallback(trial, study.objective)
+    experiment.callbacks.append(callback)
+    run = folder_of(folder, trial.number)
+    run.mkdir(parents=True, exist_ok=True)
+    config.keep(run, settings, overrides)
+    with _only_in_the_log():
+        train.train(experiment, run)
+    return callback.figure, callback.pruned
+
+
+@contextmanager
+def _only_in_the_log() -> Iterator[None]:
+    """Keep the records of a trial off the terminal: train.log of the search has them."""
+    from cupynet.exits import Console
+
+    handlers = [each for name in ("cupynet", "__main__") for each in logging.getLogger(name).handlers]
+    consoles = [each for each in handlers if isinstance(each, Console)]
+    for each in consoles:
+        each.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for each in consoles:
+            each.setLevel(logging.NOTSET)
+
+
+def _best(study: Study) -> FrozenTrial:
+    """Return the best trial. CupynetError if none is complete."""
+    from cupynet.tune.results import reason_of
+    from cupynet.tune.study import outcome_of
+
+    if study.ranked:
+        return study.ranked[0]
+    failed = study.counted
+    kind = DivergedError if failed and all(outcome_of(each) == "diverged" for each in failed) else CupynetError
+    reason = f": trial {failed[0].number}: {reason_of(failed[0])}" if failed else ""
+    raise kind(f"no trial was completed{reason}")
+
+
+def _tested(run: Path, plan: Plan) -> dict[str, float]:
+    """Evaluate the weights of a run on the test images."""
+    from cupynet.evaluate import evaluated
+
+    trusted = ",".join(plan.settings.trusted_modules)
+    evaluation, _, _ = evaluated(run, [f"trusted_modules=[{trusted}]"])
+    return {name: float(getattr(evaluation, name)) for name in OBJECTIVES}
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def test_names_are_as_short_as_tells_them_apart() -> None:
         "a.y.units": "y.units",
         "units": "units",
     }
+    assert shortened(["model.layers.drop.rate", "seed"]) == {"model.layers.drop.rate": "drop.rate", "seed": "seed"}
     assert heading("averaging_frequency") == "averaging_\nfrequency" and heading("learning_rate") == "learning_\nrate"
     assert heading("batch_size") == "batch_size" and heading("workers") == "workers"
 

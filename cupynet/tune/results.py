@@ -1,0 +1,118 @@
+"""The results of a search: lines and a table on the terminal, tune.csv and tune.json."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cupynet.checks import one_line, percent
+from cupynet.files import write_json, write_whole
+from cupynet.sweeps.table import Column, Screen, as_csv, heading, shortened, show
+from cupynet.terminal import near
+from cupynet.tune.study import Study, figure_of, outcome_of, written
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from cupynet.tune.arguments import Plan
+
+MOST_SHOWN = 10  # rows of the table
+
+
+def folder_of(search: Path, number: int) -> Path:
+    """Return the run folder of a trial."""
+    return search / "trials" / f"{number:04d}"
+
+
+def figure_text(value: float | None, objective: str) -> str:
+    """Return a figure for people: accuracy in percent."""
+    if value is None:
+        return "-"
+    return percent(value) if objective == "accuracy" else f"{value:.4f}" if objective == "f1" else f"{value:.4g}"
+
+
+def line(trial: FrozenTrial, study: Study, trials: int) -> str:
+    """Return a line about a trial that has ended."""
+    names, outcome = shortened([key.lstrip("+") for key in study.space]), outcome_of(trial)
+    settings = " ".join(f"{names[key.lstrip('+')]}={value}" for key, value in _written(trial, study).items())
+    result = figure_text(figure_of(trial), study.objective)
+    if outcome != "complete":
+        result = ", ".join(each for each in (result, outcome, reason_of(trial)) if each not in ("", "-"))
+    elif study.ranked[0].number == trial.number:
+        result += ", the best so far"
+    return f"trial {trial.number} ({len(study.counted)} of {trials}): {settings}: {result} ({_seconds(trial):.1f} s)"
+
+
+def reason_of(trial: FrozenTrial) -> str:
+    """Return why a trial is not complete."""
+    killed = "the search was killed during this trial" if "outcome" not in trial.user_attrs else ""
+    return one_line(trial.user_attrs.get("reason", killed))
+
+
+def _written(trial: FrozenTrial, study: Study) -> dict[str, str]:
+    return {key: written(each, trial.params[key]) for key, each in study.space.items() if key in trial.params}
+
+
+def _seconds(trial: FrozenTrial) -> float:
+    return 0.0 if trial.duration is None else float(trial.duration.total_seconds())
+
+
+def _columns(trials: Sequence[FrozenTrial], study: Study) -> list[Column]:
+    names, objective = shortened([key.lstrip("+") for key in study.space]), study.objective
+    numbers, figures = [each.number for each in trials], [figure_of(each) for each in trials]
+    epochs = [each.last_step or 0 for each in trials]
+    columns = [
+        Column("trial", "trial", [str(each) for each in numbers], numbers, weight=9),
+        Column(objective, objective, [figure_text(each, objective) for each in figures], figures, weight=8),
+        Column("epochs", "epochs", [str(each) for each in epochs], epochs),
+    ]
+    for key in study.space:
+        name, cells = key.lstrip("+"), [_written(each, study).get(key, "") for each in trials]
+        columns.append(Column(name, heading(names[name]), cells, cells, weight=5))
+    return columns
+
+
+def print_table(study: Study) -> None:
+    """Print the best trials; columns for which the terminal has no room are in tune.csv."""
+    screen = Screen()
+    left_out = show(_columns(study.ranked[:MOST_SHOWN], study), {0: "bold"}, screen)
+    if left_out:
+        screen.print(f"(no room for {', '.join(column.key for column in left_out)}: see tune.csv)")
+
+
+def write_table(folder: Path, study: Study) -> None:
+    """Write all trials to tune.csv. OutputError."""
+    trials = [each for each in study.trials if each.state.is_finished()]
+    columns = _columns(trials, study)
+    for name, value_of in (("outcome", outcome_of), ("wall_s", _seconds), ("reason", reason_of)):
+        columns.append(Column(name, name, [], [value_of(each) for each in trials]))
+    write_whole(folder / "tune.csv", as_csv(columns).encode())
+
+
+def write_best(folder: Path, study: Study, settings: Sequence[str], test: Mapping[str, float]) -> None:
+    """Write the best trial, its settings and its test result to tune.json. OutputError."""
+    best = study.ranked[0]
+    row = {"number": best.number, "values": _written(best, study), "figure": best.value, "epochs": best.last_step}
+    row |= {"wall_s": _seconds(best), "folder": str(folder_of(folder, best.number))}
+    write_json(
+        folder / "tune.json",
+        {"objective": study.objective, "best": row, "settings": list(settings), "test": dict(test)},
+    )
+
+
+def summary(folder: Path, study: Study, plan: Plan, test: Mapping[str, float]) -> list[str]:
+    """Return lines about the best trial, and the command that trains it again."""
+    best, importances = study.ranked[0], study.importances()
+    shares = ", ".join(f"{key.lstrip('+')} {percent(share, 0)}" for key, share in importances.items())
+    config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
+    command = shlex.join(["python", "-m", "cupynet.train", *config_dir, *plan.overrides(best.params)])
+    return [
+        *([f"importance      {shares}"] if importances else []),
+        f"best trial      {best.number}, validation {study.objective} {figure_text(best.value, study.objective)}",
+        f"test images     accuracy {percent(test['accuracy'])}, loss {test['loss']:.4g} (evaluated by this trial only)",
+        f"run folder      {near(folder_of(folder, best.number))}",
+        f"all trials      {near(folder / 'tune.csv')}",
+        f"train it again  {command}",
+    ]
