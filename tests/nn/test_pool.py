@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Window, create_backend
+from cupynet.backend import Convolution, MaxPool, Window, create_backend
 from cupynet.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
@@ -20,6 +20,7 @@ from cupynet.nn import (
     GlobalAvgPool2D,
     Image,
     MaxPool2D,
+    Model,
     Params,
     Sequential,
 )
@@ -97,6 +98,17 @@ def test_padding_must_leave_a_pixel() -> None:
 def test_gradients_of_a_convolution_and_a_padded_pool(name: str) -> None:
     network = Sequential({"conv": Conv2D(3, 2, activation="elu"), "pool": MaxPool2D(3, 3, 1)})
     check_layer(network, Image(7, 6, 2), create_backend(name, "double"))
+
+
+@every_backend
+def test_a_convolution_and_a_padded_pool_are_the_references(name: str) -> None:
+    network = Sequential({"conv": Conv2D(3, 2), "pool": MaxPool2D(3, 3, 1)})
+    x, outputs = np.random.default_rng(0).normal(size=(2, 7, 6, 2)), []
+    for backend in (Reference("double"), create_backend(name, "double")):
+        model = Model(network, Image(7, 6, 2), backend, seed=1)
+        y, _ = model.forward(backend.asarray(x), INFERENCE)
+        outputs.append(np.array(backend.to_host(y)))
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_tie_is_a_kink() -> None:
@@ -184,6 +196,24 @@ def test_gradients_of_pairs_that_are_not_square(name: str, pair: tuple[Conv2D, M
     conv, pool = copy.deepcopy(pair)
     network = Sequential({"before": Conv2D(channels, 1), "conv": conv, "pool": pool})
     check_layer(network, Image(6, 9, 2), create_backend(name, "double"))
+
+
+def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
+    """The gradient of the weight is summed over a few images at a time, as many as the L1 cache holds."""
+    pytest.importorskip("numba")
+    rng, backend, reference = np.random.default_rng(0), create_backend("numba", "double"), Reference("double")
+    x, weight = rng.normal(size=(7, 10, 10, 20)), rng.normal(size=(3, 3, 20, 8))
+    window, pool = Window((3, 3)), Window((2, 2), (2, 2))
+    pair = backend.fused_pair(Convolution((10, 10, 20), 8, window), MaxPool(pool))
+    assert pair is not None
+    y, saved = pair.forward(x, (weight, None))
+    dy, found, expected = rng.normal(size=y.shape), np.zeros_like(weight), np.zeros_like(weight)
+    pair.backward(dy, saved, x, (weight, None), (found, None), need_dx=False)
+    convolved, columns = reference.conv2d(x, weight, None, window)
+    _, winners = reference.max_pool2d(convolved, pool)
+    through = reference.max_pool2d_backward(dy, winners, convolved.shape, pool)
+    reference.conv2d_backward(through, columns, x, weight, expected, None, window, need_dx=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_pairs_are_fused_where_windows_are_apart_and_small() -> None:
