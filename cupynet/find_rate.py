@@ -159,11 +159,14 @@ def write(found: RateTest, folder: Path) -> None:
 
 def chart(found: RateTest) -> Any:
     """The losses over the rates."""
-    from cupynet.report.charts import Chart, Line
+    from cupynet.report.charts import BACKGROUND, Chart, Line
 
     top = _top(found)
     raw = [loss if loss <= top else None for loss in found.losses]
-    lines = [Line("loss", found.rates, raw, faint=True, width=1.0), Line("smoothed", found.rates, _below(found, top))]
+    lines = [
+        Line("loss", found.rates, raw, BACKGROUND, width=1.0, behind=True),
+        Line("smoothed", found.rates, _below(found, top)),
+    ]
     if found.suggestion is not None:
         bottom = min(found.smoothed)
         lines.append(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cupynet.parallel import PipelineSpeed
     from cupynet.runs import Run, Start, Summary
     from cupynet.sweeps.record import Sweep
-    from cupynet.training import Callback, Evaluation, ParallelWrapper, Spent
+    from cupynet.training import Evaluation, ParallelWrapper, Spent
 
 log = logging.getLogger(__name__)
 
@@ -88,24 +88,18 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     from dataclasses import asdict
 
     from cupynet.runs import Run
-    from cupynet.training import ReportPage
 
-    run, callbacks = Run(folder, asdict(experiment.settings)), experiment.own_callbacks()
-    pages = [each for each in callbacks if isinstance(each, ReportPage) and experiment.rank == 0]
+    run = Run(folder, asdict(experiment.settings))
     try:
         with interrupts.handled(interrupts.leave):
-            for page in pages:
-                page.begin(run)
-            return _train(experiment, run, callbacks)
+            return _train(experiment, run)
     except KeyboardInterrupt as stopped:
         raise Interrupted.by(stopped, _left(run)) from None
     finally:
-        for page in pages:
-            page.close()  # where it did not come to a wrapper that does
         experiment.release_memory()
 
 
-def _train(experiment: Experiment, run: Run, callbacks: list[Callback]) -> float | None:
+def _train(experiment: Experiment, run: Run) -> float | None:
     """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
     from cupynet import config
     from cupynet.training import StopReason, unlearned
@@ -129,7 +123,7 @@ def _train(experiment: Experiment, run: Run, callbacks: list[Callback]) -> float
         if settings.fast_dev_run:
             run.mark_trial(int(settings.fast_dev_run))
     split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
-    with experiment.wrapper(run, callbacks) as wrapper:
+    with experiment.wrapper(run) as wrapper:
         if wrapper.blas_threads:
             log.info("BLAS threads per worker: %d", wrapper.blas_threads)
         experiment.limit_memory()

@@ -83,14 +83,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "data": ("backend", "files", "lock"),
     "parallel": ("backend", "nn.params", *STARTED),
     "parallel.pipeline": ("backend", "nn"),
-    "training": ("backend", "nn", "optim", "data", "parallel", *FILES, *SCREEN),
+    "training": ("backend", "nn", "optim", "data", "parallel", "report", *FILES, *SCREEN),
     "loggers": ("training", "runs"),
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, *SCREEN, "lock")),
     "config": (*DOOR, *STARTED, "lock", "files"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "interop", "peer")),
     "interop": ("backend", "files", "nn"),
     "equipped": ("backend",),  # begins with nothing but Python
-    "report": ("config", "exits", "files", "lock", "runs"),  # reads a folder; imports nothing that computes
+    "report": ("config", "exits", "files", "lock", "runs", "terminal"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "interop", "report")),
     "compare": (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "lock", "report"),
@@ -122,6 +122,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "threadpoolctl": ("backend/", "bench.py"),
     "torch": ("peer.py",),
     "matplotlib": ("report/charts.py",),
+    "jinja2": ("report/render.py",),
     "tensorboardX": ("loggers/tensorboard.py",),
     "mlflow": ("loggers/mlflow.py",),
     "wandb": ("loggers/wandb.py",),

@@ -147,7 +147,7 @@ def test_defaults_of_the_contract() -> None:
         "history": {"_target_": "cupynet.training.History", "path": None},
         "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
         "report": {
-            **{"_target_": "cupynet.training.ReportPage", "wait_s": 10.0, "niceness": 19},
+            "_target_": "cupynet.training.ReportPage",
             "enabled": False,  # by CUPYNET_REPORT, which tests/conftest.py sets
         },
         "checkpoint": {

@@ -1,6 +1,6 @@
 """Compare runs: `python -m cupynet.compare outputs/sweeps/2026-11-22/09-30-00-000000`.
 
-A table of what differs and what came of it, which of them to use, and a page that shows it: compare.html.
+Prints a table of the settings that differ and the results, recommends one run, and writes compare.html.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cupynet.compare.answer import answer
-from cupynet.compare.columns import chosen, columns, in_order, records
-from cupynet.compare.found import find, is_run
 from cupynet.compare.groups import Comparison, Group, compared
+from cupynet.compare.runs import find, is_run
+from cupynet.compare.table import FRONT, chosen, columns, in_order, records
 from cupynet.errors import ConfigError, OutputError
 from cupynet.exits import Arguments, leave_after, named, say_error, steady_streams
 from cupynet.files import write_whole
 from cupynet.sweeps.table import Column, Screen, as_csv, as_markdown, show
-from cupynet.terminal import wrapped
+from cupynet.terminal import printable, wrapped
 
 PAGE = "compare.html"
-HIDDEN = ("state", "folder", "accuracy_low", "accuracy_high")  # on a terminal, unless they are asked for
+HIDDEN = ("state", "folder", "accuracy_low", "accuracy_high")  # columns that a terminal shows only on request
 EXAMPLES = """\
 examples:
   python -m cupynet.compare outputs/latest        (after a sweep, that sweep)
@@ -29,9 +29,10 @@ examples:
   python -m cupynet.compare 'outputs/sweeps/*/*' --sort train_s --csv runs.csv
   python -m cupynet.compare outputs/latest --to 0.99 --columns workers,time_to
 
-Runs that differ in nothing but their seed are one row: the mean, the lowest and
-the highest. * marks runs that no other beats in both accuracy and training time.
-Speed-up is images/s over those of one worker with the same settings.
+Runs that differ only in their seed are one row: the mean, the lowest and the
+highest. * marks the Pareto front: no other run is both more accurate and faster
+to train. Speed-up is images/s relative to one worker with the same settings,
+efficiency is the speed-up per worker.
 """
 
 
@@ -42,24 +43,22 @@ def main() -> None:
 
 
 def _parser() -> Arguments:
-    about = "Compare runs: which settings differ, what came of them, and which to use."
+    about = "Compare runs: which settings differ, their results, and which to use."
     parser = Arguments("python -m cupynet.compare", about, EXAMPLES)
     parser.add_argument(
-        "folders", nargs="+", type=named, help="of runs, of sweeps, or with such in them; patterns are looked up"
+        "folders", nargs="+", type=named, help="folders of runs or sweeps, or above them; may be patterns"
     )
+    parser.add_argument("--sort", metavar="COLUMN", help="sort the rows; -COLUMN puts the largest first: --sort=-loss")
+    parser.add_argument("--columns", metavar="A,B,...", help="the columns to show, in this order")
+    parser.add_argument("--to", type=float, metavar="ACCURACY", help="the accuracy of time_to, such as 0.99")
+    parser.add_argument("--csv", type=named, metavar="FILE", help="write the table with all columns to a file")
     parser.add_argument(
-        "--sort", metavar="COLUMN", help="order of the rows, -COLUMN for the largest first: --sort=-loss"
-    )
-    parser.add_argument("--columns", metavar="A,B,...", help="which columns, in this order")
-    parser.add_argument("--to", type=float, metavar="ACCURACY", help="the accuracy that time_to is about, such as 0.99")
-    parser.add_argument("--csv", type=named, metavar="FILE", help="write the table to a file, with all columns")
-    parser.add_argument(
-        "--html", type=named, metavar="FILE", help=f"write the page there; in a sweep's folder it is {PAGE}"
+        "--html", type=named, metavar="FILE", help=f"write the page there; by default {PAGE} in a sweep's folder"
     )
     parser.add_argument("--no-html", action="store_true", help="write no page")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    form.add_argument("--json", action="store_true", help="print all that is known as JSON")
+    form.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser
 
 
@@ -69,66 +68,65 @@ def _compare(arguments: argparse.Namespace) -> None:
     comparison = compared(find(arguments.folders), arguments.to)
     groups = in_order(comparison, arguments.sort)
     table = columns(comparison, groups)
-    asked = (
-        None if arguments.columns is None else chosen(table, [name for name in arguments.columns.split(",") if name])
-    )
-    page = _write_page(arguments, comparison, groups)  # before anything else: it may be refused
+    selected = None
+    if arguments.columns is not None:
+        selected = chosen(table, [name for name in arguments.columns.split(",") if name])
+    page = _write_page(arguments, comparison, groups)  # first: it may be refused
     if arguments.csv is not None:
         write_whole(arguments.csv, as_csv([column for column in table if column.key != "accuracy_range"]).encode())
     text, notes = answer(comparison)
     if arguments.json:
-        others = [{"run": str(run.folder), "state": run.trouble} for run in comparison.others]
-        found = {"varied": comparison.varied, "split": comparison.split, "target": comparison.target}
-        print(
-            json.dumps(
-                {**found, "groups": records(comparison, groups), "others": others, "answer": text, "notes": notes},
-                indent=2,
-            )
-        )
+        found = {
+            "varied": comparison.varied,
+            "split": comparison.split,
+            "target": comparison.target,
+            "groups": records(comparison, groups),
+            "others": [{"run": str(run.folder), "state": run.trouble} for run in comparison.others],
+            "answer": text,
+            "notes": notes,
+        }
+        print(json.dumps(found, indent=2))
     elif arguments.markdown:
-        print(as_markdown(asked or [column for column in table if column.key != "folder"]), text, *notes, sep="\n")
+        shown = selected or [column for column in table if column.key != "folder"]
+        print(printable("\n".join([as_markdown(shown), text, *notes])))
     else:
-        _print(comparison, groups, table, asked, [text, *notes])
-    if page is not None and not (arguments.json or arguments.markdown):
-        print(f"\n{page}")
+        if selected is None:
+            selected = [_first(column, len(groups)) for column in table if column.key not in HIDDEN]
+        _print(comparison, groups, selected, [text, *notes])
+        if page is not None:
+            print(f"\n{page}")
 
 
-def _print(
-    comparison: Comparison,
-    groups: Sequence[Group],
-    table: Sequence[Column],
-    asked: list[Column] | None,
-    said: list[str],
-) -> None:
-    """The table, what has no result, and the answer, for a terminal."""
+def _print(comparison: Comparison, groups: Sequence[Group], table: Sequence[Column], answers: Sequence[str]) -> None:
+    """Print the table, the runs without a result, and the answer on the terminal."""
     screen = Screen()
-    count = len(groups)
-    if asked is None:
-        asked = [_first(column, count) for column in table if column.key not in HIDDEN]
-    left = (
-        show(asked, {place: "bold" for place, group in enumerate(groups) if group.front}, screen)
-        if asked[0].cells
-        else []
-    )
+
+    def say(text: str, beside: str = "", width: int = screen.width) -> None:
+        screen.print("\n".join(wrapped(printable(text), width, beside)))
+
+    left: list[Column] = []
+    if table[0].cells:
+        left = show(table, {place: "bold" for place, group in enumerate(groups) if group.front}, screen)
+    if any(column.key == "front" and FRONT in column.cells for column in table if column not in left):
+        say(f"{FRONT} Pareto front: no other run is both more accurate and faster to train", "  ")
     for run in comparison.others:
         own = " ".join(f"{key}={value}" for key, value in comparison.shown[str(run.folder)].items())
-        screen.print("\n".join(wrapped(f"{run.name}{f' ({own})' if own else ''}: {run.trouble}", screen.width, "  ")))
+        say(f"{run.name}{f' ({own})' if own else ''}: {run.trouble}", "  ")
     if left:
-        names = ", ".join(column.key for column in left)
-        screen.print("\n".join(wrapped(f"no room for {names}: --columns chooses, --csv has all", screen.width)))
+        say(f"no room for {', '.join(column.key for column in left)}: --columns selects columns, --csv has all")
     screen.print()
-    for text in said:
-        screen.print("\n".join(wrapped(text, min(screen.width, 100), "  " if text is not said[0] else "")))
+    for text in answers:
+        say(text, "  " if text is not answers[0] else "", min(screen.width, 100))
 
 
 def _first(column: Column, count: int) -> Column:
-    """The rows of the groups alone."""
+    """Return the first rows of a column: those of the groups."""
     return Column(column.key, column.title, column.cells[:count], column.values[:count], column.right, column.weight)
 
 
 def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: Sequence[Group]) -> Path | None:
-    """The page where it was asked for; else in the folder of a sweep that was named alone, if that can be written."""
-    from cupynet.compare.page import whole
+    """Write the page if it was asked for; otherwise into the folder of a single sweep, if that can be written."""
+    from cupynet.compare.page import compare_page
 
     if arguments.html is not None:
         path = Path(arguments.html)
@@ -137,7 +135,7 @@ def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: S
         if arguments.no_html or len(arguments.folders) > 1 or not path.parent.is_dir() or is_run(path.parent):
             return None
     try:
-        write_whole(path, whole(comparison, groups, path.parent).encode())
+        write_whole(path, compare_page(comparison, groups, path.parent))
     except OutputError as error:
         if arguments.html is not None:
             raise

@@ -1,20 +1,20 @@
-"""Runs that differ in their seed alone, as one: its figures, and what they are beside those of the others."""
+"""Groups runs that differ only in their seed, and compares the groups."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cupynet.checks import one_line
-from cupynet.compare.found import Found
-from cupynet.runs import Summary
+from cupynet.compare.runs import ComparedRun
 from cupynet.sweeps.table import shortened
+from cupynet.terminal import printable
 
 SEED = "seed"
-# what does not change what a run comes to
+# settings that do not affect results
 IDLE = (
     "resume", "trusted_modules", "report_every_iterations",
     *(f"callbacks.{name}" for name in ("history", "progress", "report", "checkpoint")),
@@ -23,9 +23,8 @@ TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 
 ABSENT = "-"
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A mean over runs, with the lowest and the highest."""
+class Figure(NamedTuple):
+    """The mean of a figure over runs, with the lowest and the highest."""
 
     mean: float
     low: float
@@ -33,7 +32,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Figure | None:
-        """None where a run has none."""
+        """Return None if a run lacks the figure."""
         found = list(values)
         known = [value for value in found if value is not None]
         if not known or len(known) < len(found):
@@ -43,189 +42,175 @@ class Figure:
 
 @dataclass
 class Group:
-    """Runs that were asked for the same, but for the seed.
+    """Finished runs with the same settings, apart from the seed.
 
     Attributes:
-        runs: that came to their end.
+        runs: the runs.
         settings: what differs between groups: key -> value as it is shown.
-        accuracy, loss, images_per_s, train_s: of them.
-        time_to: seconds of training until the accuracy that was asked about; None where one never reached it.
-        speed_up: images/s over those of one worker with otherwise the same settings; None where there was no such run.
-        front: whether no other is both faster trained and more accurate.
+        figures: `accuracy`, `loss`, `images_per_s`, `train_s`, and `time_to` (seconds of training until the target
+            accuracy); those that all its runs have.
+        speed_up: images/s relative to one worker with otherwise the same settings; None without such a run.
+        front: True if no other group is both more accurate and faster to train: the Pareto front.
     """
 
-    runs: list[Found]
+    runs: list[ComparedRun]
     settings: dict[str, str]
-    accuracy: Figure | None = None
-    loss: Figure | None = None
-    images_per_s: Figure | None = None
-    train_s: Figure | None = None
-    time_to: Figure | None = None
+    figures: dict[str, Figure] = field(default_factory=dict)
     speed_up: float | None = None
     front: bool = False
 
     @property
     def workers(self) -> int:
-        return summary_of(self.runs[0]).workers
-
-    @property
-    def efficiency(self) -> float | None:
-        """The speed-up for each worker."""
-        return None if self.speed_up is None else self.speed_up / self.workers
+        return int(self.runs[0].summary["workers"])
 
     @property
     def name(self) -> str:
-        """What is its own, else where it is."""
+        """The settings that differ; without any, the name of the first run."""
         short = shortened(list(self.settings))
         return " ".join(f"{short[key]}={value}" for key, value in self.settings.items()) or self.runs[0].name
+
+    def value(self, name: str) -> float | None:
+        """Return a figure: its mean, the speed-up, or `efficiency`, the speed-up per worker."""
+        if name in ("speed_up", "efficiency"):
+            workers = self.workers if name == "efficiency" else 1
+            return None if self.speed_up is None else self.speed_up / workers
+        return self.figures[name].mean if name in self.figures else None
 
 
 @dataclass
 class Comparison:
-    """All runs beside each other.
+    """All runs side by side.
 
     Attributes:
-        varied: the settings that differ, the seed left out.
-        groups: of those that came to their end; others: those that did not.
-        split: `test` or `validation`: what accuracy is meant.
-        target: the accuracy that `time_to` is about; None where none was evaluated.
+        varied: the settings that differ, without the seed.
+        groups: of the finished runs.
+        others: the runs without a result.
+        split: `test` or `validation`: the images whose accuracy is compared.
+        target: the accuracy of `time_to`; None if nothing was evaluated.
+        shown: folder of a run -> the settings in which it differs.
     """
 
     varied: list[str]
     groups: list[Group]
-    others: list[Found]
+    others: list[ComparedRun]
     split: str
     target: float | None
-    shown: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)  # run's name -> its own settings
+    shown: dict[str, dict[str, str]] = field(repr=False)
 
     @property
-    def finished(self) -> list[Found]:
+    def finished(self) -> list[ComparedRun]:
         return [run for group in self.groups for run in group.runs]
 
 
-def compared(runs: Sequence[Found], target: float | None = None) -> Comparison:
-    """The runs as groups with figures. target: an accuracy, 0..1; None for one that half of them reached."""
-    done = [run for run in runs if run.summary is not None and not run.trouble]
-    others = [run for run in runs if run.summary is None or run.trouble]
+def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Comparison:
+    """Compare runs. target: an accuracy from 0 to 1; None for a round one that half of the runs reached."""
+    done = [run for run in runs if run.summary and not run.trouble]
+    others = [run for run in runs if not run.summary or run.trouble]
     varied = differing(runs)
-    validated = bool(done) and all(summary_of(run).validation_accuracy is not None for run in done)
+    validated = bool(done) and all(run.summary["validation_accuracy"] is not None for run in done)
     split = "validation" if validated else "test"
+    if target is None:
+        target = _usual_target(done, split)
     shown = {str(run.folder): {key: _shown(_value(run, key)) for key in varied} for run in runs}
     gathered: dict[tuple[str, ...], Group] = {}
     for run in done:
         own = shown[str(run.folder)]
         gathered.setdefault(tuple(own.values()), Group([], own)).runs.append(run)
     groups = list(gathered.values())
-    if target is None:
-        target = _usual_target(done, split)
     for group in groups:
-        _measure(group, split, target)
+        group.figures = _figures(group.runs, split, target)
     for group in groups:
         group.speed_up = _speed_up(group, groups)
     _mark_front(groups)
     return Comparison(varied, groups, others, split, target, shown)
 
 
-def summary_of(run: Found) -> Summary:
-    assert run.summary is not None
-    return run.summary
+def differing(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return the settings in which the runs differ, without the seed.
 
-
-def differing(runs: Sequence[Found]) -> list[str]:
-    """The settings that not all runs have alike; the seed, which makes runs repetitions, is none of them.
-
-    Where runs took different files of a group, that is the setting, and what follows from it is none more.
+    If runs chose different files of a configuration group, the group is listed, but not the settings in its files that
+    follow from the choice.
     """
     groups = [name for name in dict.fromkeys(name for run in runs for name in run.choices) if _differs(runs, name)]
-    keys = [
-        key
-        for key in dict.fromkeys(key for run in runs for key in run.settings)
-        if key != SEED and not any(f"{key}.".startswith(f"{idle}.") for idle in IDLE) and _differs(runs, key)
-    ]
-    # what runs with the same files have alike follows from the files
-    kinds: dict[tuple[str, ...], list[Found]] = {}
+    every = dict.fromkeys(key for run in runs for key in run.settings)
+    keys = [key for key in every if key != SEED and not _is_idle(key) and _differs(runs, key)]
+    same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
     for run in runs:
-        kinds.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
-    own = [key for key in keys if not groups or any(_differs(alike, key) for alike in kinds.values())]
+        same_files.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
+    own = [key for key in keys if not groups or any(_differs(alike, key) for alike in same_files.values())]
     if "workers" in keys and "workers" not in own:
         own.insert(0, "workers")
     return [*groups, *own]
 
 
-def _value(run: Found, key: str) -> Any:
+def _is_idle(key: str) -> bool:
+    return any(f"{key}.".startswith(f"{idle}.") for idle in IDLE)
+
+
+def _value(run: ComparedRun, key: str) -> Any:
     return run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
 
 
-def _differs(runs: Sequence[Found], key: str) -> bool:
+def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
     return len({json.dumps(_value(run, key), sort_keys=True, default=str) for run in runs}) > 1
 
 
 def _shown(value: Any) -> str:
-    """A setting's value as a command line has it."""
+    """Return a setting's value as on a command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | dict):
-        return one_line(json.dumps(value, default=str, separators=(",", ":")))
-    return one_line(value)
+        value = json.dumps(value, default=str, separators=(",", ":"))
+    return printable(one_line(value))
 
 
-def accuracy_of(summary: Summary, split: str) -> float | None:
-    """Of the test or of the validation images."""
-    return summary.validation_accuracy if split == "validation" else summary.test_accuracy
-
-
-def _usual_target(runs: Sequence[Found], split: str) -> float | None:
-    """The highest of some round accuracies that at least half of the runs reached; None where there is none."""
+def _usual_target(runs: Sequence[ComparedRun], split: str) -> float | None:
     best = [max((each.accuracy.get(split, 0.0) for each in run.epochs), default=0.0) for run in runs]
     reached = [target for target in TARGETS if 2 * sum(value >= target for value in best) >= len(best)]
     return reached[-1] if best and reached else None
 
 
-def _measure(group: Group, split: str, target: float | None) -> None:
-    found = [summary_of(run) for run in group.runs]
-    group.accuracy = Figure.of(accuracy_of(summary, split) for summary in found)
-    group.loss = Figure.of(summary.test_loss for summary in found)
-    group.images_per_s = Figure.of(summary.images_per_s for summary in found)
-    group.train_s = Figure.of(summary.train_s for summary in found)
+def _figures(runs: Sequence[ComparedRun], split: str, target: float | None) -> dict[str, Figure]:
+    keys = {"accuracy": f"{split}_accuracy", "loss": "test_loss", "images_per_s": "images_per_s", "train_s": "train_s"}
+    found = {name: Figure.of(run.summary[key] for run in runs) for name, key in keys.items()}
     if target is not None:
-        group.time_to = Figure.of(run.time_to(target, split) for run in group.runs)
+        found["time_to"] = Figure.of(run.time_to(target, split) for run in runs)
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
 def _speed_up(group: Group, groups: Sequence[Group]) -> float | None:
-    """Over one worker with the same settings, in which how replicas are kept together is of no account."""
-    alike = [
-        other.images_per_s.mean
+    """Compare with one worker; the settings of `parallel` do not matter to that."""
+    own, settings = group.value("images_per_s"), _apart_from_workers(group)
+    single = [
+        speed
         for other in groups
-        if other.workers == 1
-        and other.images_per_s is not None
-        and _apart_from_workers(other) == _apart_from_workers(group)
+        if other.workers == 1 and (speed := other.value("images_per_s")) is not None
+        if _apart_from_workers(other) == settings
     ]
-    own = group.images_per_s
-    if group.workers == 1 or not alike or own is None or min(alike) <= 0:
+    if group.workers == 1 or not single or own is None or min(single) <= 0:
         return None
-    return own.mean / (math.fsum(alike) / len(alike))
+    return own / (math.fsum(single) / len(single))
 
 
 def _apart_from_workers(group: Group) -> tuple[Any, ...]:
-    run, found = group.runs[0], summary_of(group.runs[0])
+    run = group.runs[0]
+    left_out = ("workers", SEED)
     kept = {
-        key: value for key, value in run.settings.items() if key not in ("workers", SEED) and key[:9] != "parallel."
+        key: value
+        for key, value in run.settings.items()
+        if key not in left_out and not key.startswith("parallel.") and not _is_idle(key)
     }
-    kept = {key: value for key, value in kept.items() if not any(f"{key}.".startswith(f"{idle}.") for idle in IDLE)}
     chosen = {key: value for key, value in run.choices.items() if key not in ("parallel", "experiment")}
-    return found.dataset, found.backend, json.dumps([kept, chosen], sort_keys=True, default=str)
+    return run.summary["dataset"], run.summary["backend"], json.dumps([kept, chosen], sort_keys=True, default=str)
 
 
 def _mark_front(groups: Sequence[Group]) -> None:
-    """The Pareto front: of these nobody is better in both accuracy and time."""
-    judged = [(g, g.accuracy.mean, g.train_s.mean) for g in groups if g.accuracy is not None and g.train_s is not None]
+    judged = [
+        (group, accuracy, seconds)
+        for group in groups
+        if (accuracy := group.value("accuracy")) is not None and (seconds := group.value("train_s")) is not None
+    ]
     for group, accuracy, seconds in judged:
         group.front = not any(
             a >= accuracy and s <= seconds and (a > accuracy or s < seconds) for _, a, s in judged
         )  # fmt: skip
-
-
-def ordered(groups: Sequence[Group], key: Callable[[Group], Any], *, falling: bool) -> list[Group]:
-    """Groups by a figure or a setting; those that have none come last."""
-    known = [group for group in groups if key(group) is not None]
-    return [*sorted(known, key=key, reverse=falling), *(group for group in groups if key(group) is None)]

@@ -34,6 +34,8 @@ _ROLLBACK = "callbacks.nonfinite.action=skip leaves such batches out, or lower l
 REMOVED: dict[str, Removed] = {
     "callbacks.nonfinite.action=rollback": Removed(_ROLLBACK),
     "callbacks.nonfinite.every_iterations": Removed(_ROLLBACK, default=100),
+    "callbacks.report.niceness": Removed("the page is written when the run ends", default=19),
+    "callbacks.report.wait_s": Removed("the page is written when the run ends", default=10.0),
     "jobs": Removed("trials train one after the other, each on all workers", default=1),
 }
 

@@ -1,5 +1,4 @@
-"""What people look at: a page for each run, and the pieces that pages are made of.
+"""Web pages of runs, and the charts on them.
 
-`page` writes HTML and `charts` draws lines, by matplotlib where it is; `python -m cupynet.report RUN` makes the page of
-a run. Nothing here imports what computes: a page is a function of a folder.
+A page depends on nothing but the run's folder: this package reads files, and computes nothing else.
 """

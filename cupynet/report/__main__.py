@@ -1,14 +1,9 @@
-"""Make the page of a run: `python -m cupynet.report RUN_FOLDER [--open]`.
-
-It shows what there is, of a run that is over, that goes on or that was killed. While a run trains it is kept fresh by
-the run itself (callbacks.report); this makes it anew, or for a run that had none.
-"""
+"""Make the page of a run: `python -m cupynet.report RUN_FOLDER [--open]`."""
 
 from __future__ import annotations
 
 import argparse
 import webbrowser
-from pathlib import Path
 
 from cupynet.exits import Arguments, leave_after, named_path, say_error, stdout_is_gone, steady_streams
 
@@ -21,35 +16,24 @@ def main() -> None:
     steady_streams()
     parser = Arguments(
         "python -m cupynet.report",
-        "Write report.html and curves.png into the folder of a run, finished, killed or going on.",
+        "Write report.html and curves.png into the folder of a run: finished, killed or still training.",
         EXAMPLES,
     )
     parser.add_argument("run_folder", type=named_path, help="a folder that cupynet.train has written")
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.add_argument("--follow", type=int, metavar="NICENESS", help=argparse.SUPPRESS)  # started so by training
+    parser.add_argument("--open", action="store_true", help="show the page in the browser")
     leave_after(lambda: _report(parser.parse_args()))
 
 
-def _report(asked: argparse.Namespace) -> None:
-    if asked.follow is None:
-        _make(asked.run_folder, show=asked.open)
-        return
-    from cupynet.report.follow import follow
+def _report(arguments: argparse.Namespace) -> None:
+    from cupynet.report.page import write_page
 
-    follow(asked.run_folder, asked.follow)
-
-
-def _make(folder: Path, *, show: bool) -> None:
-    from cupynet.report.make import Maker
-
-    maker = Maker(folder)
-    seen = maker.make()
-    if maker.missing:
-        say_error(maker.missing)
-    print(seen.run.report_path)
+    path, missing = write_page(arguments.run_folder)
+    if missing:
+        say_error(missing)
+    print(path)
     stdout_is_gone()
-    if show and not webbrowser.open(seen.run.report_path.resolve().as_uri()):
-        say_error(f"no browser was found: open {seen.run.report_path}")
+    if arguments.open and not webbrowser.open(path.resolve().as_uri()):
+        say_error(f"no browser was found: open {path}")
 
 
 if __name__ == "__main__":

@@ -1,203 +1,391 @@
-"""HTML pages of one file: the document, its style, and the pieces that they are put together from. Nothing but Python.
-
-Everything is text that has been escaped, or `Markup`, which is HTML already: a piece takes either, so that what was
-read from a folder cannot become part of a page unescaped. A page refers to nothing outside itself and needs no script.
-It follows the reader's choice of light or dark, is printed in light colours, and fits a width of 320 pixels: what is
-wider, a table, is scrolled by itself.
-"""
+"""The page of a run: what its folder holds, as plain values for templates/run.html."""
 
 from __future__ import annotations
 
-import base64
-import html
-from collections.abc import Iterable, Sequence
-from importlib import resources
-from typing import NamedTuple, TypeAlias
+import math
+import shlex
+import time
+from pathlib import Path
+from typing import Any
 
-from cupynet.checks import percent
+import numpy as np
 
+from cupynet import __version__
+from cupynet.checks import amount, percent
+from cupynet.files import write_whole
+from cupynet.report import charts, pictures
+from cupynet.report.folder import (
+    RunData,
+    config_text,
+    example_images,
+    finite,
+    first_filters,
+    mapping,
+    numbers,
+    overrides,
+    read_run,
+    rows_of,
+    texts,
+)
+from cupynet.report.render import render
 
-class Markup(str):
-    """HTML: it is put into a page as it stands."""
-
-    __slots__ = ()
-
-
-Text: TypeAlias = str  # escaped where it is put into a page, unless it is `Markup`
-COLOURS = 6  # that lines of a chart can have: --c0 to --c5 of the style, for light and for dark
-
-
-class Entry(NamedTuple):
-    """One line of a legend: its name, which colour it has, and whether it is dashed."""
-
-    name: str
-    colour: int
-    dashed: bool = False
-
-
-def escape(text: object) -> Markup:
-    """`text` as it can stand anywhere in a page, in quotes too; `Markup` as it is."""
-    return text if isinstance(text, Markup) else Markup(html.escape(str(text), quote=True))
-
-
-def join(parts: Iterable[Text], between: str = "") -> Markup:
-    """One piece after the other."""
-    return Markup(between.join(escape(part) for part in parts))
+PICTURED = ("Loss", "Accuracy")  # the charts in curves.png
+MAX_CLASSES = 200  # rows of the table of classes
+MAX_FILES = 60
+NONE = "–"
 
 
-def element(name: str, *inside: Text, **attributes: object) -> Markup:
-    """`<name attribute="...">inside</name>`; `class_` is class, an underscore a hyphen, and None leaves it out."""
-    given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
-        for key, value in attributes.items()
-        if value is not None
+def write_page(folder: str | Path, *, over: bool = False, error: str = "") -> tuple[Path, str]:
+    """Write report.html and curves.png of a run.
+
+    Args:
+        folder: of the run.
+        over: the run has ended, even if its process still holds the folder.
+        error: the error that ended it, if that is not in the log yet.
+
+    Returns:
+        The path of the page, and why it has no charts; "" if it has them, or if there is nothing to draw yet.
+
+    Raises:
+        ConfigError: `folder` is not the folder of a run.
+        OutputError: a file cannot be written.
+    """
+    data = read_run(folder, over=over, error=error)
+    drawn = charts.run_charts(data)
+    figures, missing = charts.figures(drawn)
+    curves = [chart for chart in drawn if chart.title in PICTURED and chart.shown]
+    if curves and not missing:
+        write_whole(data.run.curves_path, charts.png(curves))
+    write_whole(data.run.report_path, render("run.html", **page_values(data), charts=figures, missing=missing))
+    return data.run.report_path, missing
+
+
+def page_values(data: RunData) -> dict[str, Any]:
+    """Return everything that the page shows but its charts."""
+    counts = _confusion(data)
+    names = _class_names(data, counts)
+    filters = first_filters(data)
+    shown = filters and pictures.filters(filters[1], filters[0])
+    said = (
+        f"{filters[0]}: {filters[1].shape[3]} filters of {filters[1].shape[0]} x {filters[1].shape[1]}"
+        if filters
+        else ""
     )
-    return Markup(f"<{name}{given}>{join(inside)}</{name}>")
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    return {
+        "evaluation": None if counts is None else pictures.confusion(counts, names),
+        "evaluated": _evaluated(data),
+        "classes": [] if counts is None else _classes(data, names),
+        "mistakes": _mistakes(data, names),
+        "time": _time(data),
+        "layers": _layers(data),
+        "filters": shown and {"picture": shown, "text": said},
+        "settings": _settings(data),
+        "machine": _machine(data),
+        "files": _files(data),
+        "tiles": _tiles(data),
+        "footer": f"Made by cupynet {__version__} at {now} from {data.run}.",
+        **_head(data),  # last: it names the files that could not be read
+    }
 
 
-def document(title: str, *body: Text, refresh_s: int | None = None) -> str:
-    """A whole page. refresh_s: after so many seconds the browser reads it again; None: it is complete."""
-    style = (resources.files(__package__) / "style.css").read_text(encoding="utf-8")
-    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">\n'
-    text = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        # nothing is fetched and nothing is run, whatever a run has called its classes
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        "style-src 'unsafe-inline'\">\n"
-        f'{again}<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n'
-        f"<body>\n<main>\n{join(body, chr(10))}\n</main>\n</body>\n</html>\n"
-    )
-    return text.encode(errors="replace").decode()  # JSON may hold half a character, which no file can
+# state --------------------------------------------------------------------------------------------------------------
 
 
-def header(title: Text, *, marks: Iterable[Text] = (), lead: Text = "", over: Text = "cupynet") -> Markup:
-    """The head of a page: what it is of, what is to be known at once, and a sentence."""
-    return element(
-        "header",
-        element("p", over, class_="over"),
-        element("h1", title),
-        element("p", *marks, class_="marks"),
-        element("p", lead, class_="lead") if lead else "",
-    )
+def state(data: RunData) -> tuple[str, str, str]:
+    """Return the state of a run in a word, the kind of mark it gets, and a sentence about it (or nothing)."""
+    done, asked = _epochs(data), finite(data.start.get("epochs"))
+    after = f"{done} epoch{'s' * (done != 1)}" if asked is None else f"{done} of {asked:.0f} epochs"
+    stopped = data.text("stopped_by")
+    if data.running:
+        return "running", "live", f"{after} complete."
+    if not data.summary:
+        if data.error:
+            diverged = "not finite" in data.error or "diverged" in data.error
+            return "diverged" if diverged else "failed", "bad", data.error
+        kept = any(path.name[5:].isdecimal() for path in data.run.checkpoints_path.glob("step-*"))
+        left = " It can be resumed from its last checkpoint." if kept else ""
+        return "killed", "bad", f"The run ended without a result, after {after}.{left}"
+    if _last_iteration(data) > (data.number("iterations") or math.inf):
+        return "killed", "bad", "The run was resumed and then killed: the results are those from before."
+    reason = data.text("stop_reason")
+    if reason == "diverged":
+        return "diverged", "bad", f"{stopped}: these are the best weights before."
+    if reason == "early":
+        return "stopped early", "good", f"After {after}: {stopped}."
+    if reason or stopped:
+        return "stopped", "warn", f"After {after}: {stopped}."
+    return "finished", "good", ""
 
 
-def mark(text: Text, kind: str = "plain") -> Markup:
-    """A word in a frame. kind: plain | good | bad | warn | live."""
-    return element("span", text, class_=f"mark {kind}")
+def _last_iteration(data: RunData) -> float:
+    rows = [*data.reports[-1:], *data.epochs[-1:]]
+    return max((finite(row.get("iteration")) or 0.0 for row in rows), default=0.0)
 
 
-def section(title: Text, *body: Text, note: Text = "", anchor: str | None = None) -> Markup:
-    """A part of a page under a heading; nothing where its body is empty."""
-    inside = join(body, "\n")
-    if not inside:
-        return Markup("")
-    lead = element("p", note, class_="note") if note else ""
-    return element("section", element("h2", title), lead, inside, id=anchor)
+def _epochs(data: RunData) -> int:
+    """Return the number of complete epochs."""
+    last = finite(data.epochs[-1].get("epoch")) if data.epochs else None
+    return int(last if last is not None else finite(data.summary.get("epochs")) or 0)
 
 
-def tiles(rows: Iterable[tuple[Text, Text, Text]]) -> Markup:
-    """Large figures beside each other: (name, figure, what is to be said of it)."""
-    return element(
-        "div",
-        *(
-            element(
-                "div",
-                element("div", name, class_="name"),
-                element("div", figure, class_="figure"),
-                element("div", said, class_="said") if said else "",
-                class_="tile",
-            )
-            for name, figure, said in rows
-        ),
-        class_="tiles",
-    )
+def _accuracy(data: RunData) -> tuple[str, float] | None:
+    """Return the split and the accuracy that the page leads with: the summary's, or that of the last evaluation."""
+    for row in ({} if data.running else data.summary, *reversed(data.epochs)):
+        for split in ("test", "validation"):
+            found = finite(row.get(f"{split}_accuracy"))
+            if found is not None:
+                return split, found
+    return None
 
 
-def table(
-    head: Sequence[Text], rows: Iterable[Sequence[Text]], *, numbers: Iterable[int] = (), caption: Text = ""
-) -> Markup:
-    """A table that is scrolled by itself where it is too wide. numbers: which columns hold figures."""
-    right = dict.fromkeys(numbers, "number")
-    body = [
-        element("tr", *(element("td", cell, class_=right.get(index)) for index, cell in enumerate(row))) for row in rows
-    ]
-    top = element(
-        "thead",
-        element("tr", *(element("th", cell, class_=right.get(i), scope="col") for i, cell in enumerate(head))),
-    )
-    titled = element("caption", caption) if caption else ""
-    inside = element("table", titled, top if head else "", element("tbody", *body))
-    return element("div", inside, class_="scroll", tabindex=0)
+def _head(data: RunData) -> dict[str, Any]:
+    word, kind, sentence = state(data)
+    dataset, asked, found = data.text("dataset") or "a run", finite(data.start.get("epochs")), _accuracy(data)
+    if data.running:
+        now = _epochs(data) + 1
+        title = f"{dataset}: epoch {now}" if not asked else f"{dataset}: epoch {min(now, asked):.0f}/{asked:.0f}"
+    else:
+        title = f"{dataset}: {word}" if found is None else f"{dataset}: {percent(found[1])} {found[0]} accuracy"
+    marks = [(word, kind)]
+    if data.get("fallback") is True:
+        marks.append((f"fallback data: {dataset}, not the data set asked for", "bad"))
+    marks += [(text, "plain") for name in ("backend", "dtype") if (text := data.text(name))]
+    workers = data.number("workers")
+    if workers is not None:
+        marks.append((f"{workers:.0f} worker{'s' * (workers != 1)}", "plain"))
+    commit = data.text("commit")
+    if commit:
+        marks.append((f"commit {commit.partition('-')[0][:10]}", "plain"))
+        marks += [("uncommitted changes", "warn")] if commit.endswith("-dirty") else []
+    started = data.text("started")
+    over = f"cupynet · {'/'.join(data.run.folder.resolve().parts[-2:])}{f' · started {started}' if started else ''}"
+    notices = [(sentence, kind)] if sentence else []
+    return {
+        "title": title,
+        "over": over,
+        "marks": marks,
+        "notices": notices + [(f"cannot be read: {text}", "warn") for text in data.damaged],
+        "progress": (min(_epochs(data), asked), asked) if data.running and asked else None,
+    }
 
 
-def facts(rows: Iterable[tuple[Text, Text]]) -> Markup:
-    """Names and what they stand for, in two columns."""
-    return element("dl", *(join((element("dt", name), element("dd", value))) for name, value in rows), class_="facts")
+# numbers ------------------------------------------------------------------------------------------------------------
 
 
-def command(text: str) -> Markup:
-    """A command line, to be copied."""
-    return element("pre", element("code", text), tabindex=0)
+def duration(seconds: float) -> str:
+    """Format a duration: 45.2 s, 12 min 5 s, 3 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def folded(title: Text, *body: Text) -> Markup:
-    """What is shown when its title is clicked on; a printed page shows the title alone."""
-    return element("details", element("summary", title), *body)
+def clock(seconds: float) -> str:
+    """Format a duration in few characters: 45.2 s, 12:05 min, 3:20 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60:,}:{minutes % 60:02} h"
 
 
-def legend(entries: Iterable[Entry]) -> Markup:
-    """Which line of a chart is what."""
-    return element(
-        "span",
-        *(
-            element("span", element("i", class_=f"line{' dashed' * dashed} c{colour}"), name)
-            for name, colour, dashed in entries
-        ),
-        class_="legend",
-    )
+def _tiles(data: RunData) -> list[tuple[str, str, str]]:
+    """Return the figures at the top: name, figure, and a remark."""
+    rows = []
+    summary = {} if data.running else data.summary  # of a run that was resumed it is that from before
+    found, last = _accuracy(data), (data.epochs or [{}])[-1]
+    if found is not None:
+        split, accuracy = found
+        f1, validation = finite(mapping(summary.get("test")).get("f1")), finite(summary.get("validation_accuracy"))
+        more = [] if f1 is None else [f"macro F1 {f1:.4f}"]
+        more += [] if validation is None or split != "test" else [f"validation {percent(validation)}"]
+        rows.append((f"{split} accuracy", percent(accuracy), ", ".join(more)))
+        losses = (finite(row.get(f"{split}_loss")) for row in (summary, last))
+        loss, trained = next((each for each in losses if each is not None), None), finite(last.get("loss"))
+        if loss is not None:
+            rows.append((f"{split} loss", f"{loss:.4g}", "" if trained is None else f"training {trained:.4g}"))
+    elif data.reports:
+        loss = finite(data.reports[-1].get("loss"))
+        rows.append(("training loss", NONE if loss is None else f"{loss:.4g}", "worker 0, last report"))
+    speed, workers = data.number("images_per_s"), data.number("workers")
+    if speed is None and data.reports:
+        speed = finite(data.reports[-1].get("images_per_s"))
+    if speed is not None:
+        each = f"{speed / workers:,.0f} per worker" if workers and workers > 1 else "images per second"
+        rows.append(("training speed", f"{speed:,.0f}/s", each))
+    wall, train = finite(summary.get("wall_s")), finite(summary.get("train_s"))
+    if wall is not None:
+        rows.append(("time", clock(wall), "" if train is None else f"{clock(train)} of it training"))
+    done, asked = f"{_epochs(data)}", finite(data.start.get("epochs"))
+    iterations = _last_iteration(data) or data.number("iterations") or 0
+    rows.append(("epochs", f"{done} of {asked:.0f}" if asked else done, f"{iterations:,.0f} iterations"))
+    parameters, layers = data.number("parameters"), [row for row in _layers(data) if row["kind"]]
+    if parameters is not None:
+        rows.append(("parameters", _thousands(parameters), f"{len(layers)} layers" if layers else ""))
+    return rows
 
 
-def chart(title: Text, svg: Text, entries: Iterable[Entry] = (), note: Text = "") -> Markup:
-    """A chart with its title above and its legend below."""
-    shown = list(entries)
-    below = [legend(shown) if shown else "", element("span", note, class_="said") if note else ""]
-    caption = element("figcaption", *below) if any(below) else ""
-    return element("figure", element("h3", title), svg, caption, class_="chart")
+def _thousands(count: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
 
 
-def charts(figures: Iterable[Text]) -> Markup:
-    """Charts beside each other, as many as there is room for; nothing where there are none."""
-    shown = [each for each in figures if each]
-    return element("div", *shown, class_="charts") if shown else Markup("")
+def _time(data: RunData) -> dict[str, Any]:
+    """Return how each worker spent its time, and the times of the whole run."""
+    spent = mapping(data.summary.get("spent"))
+    whole = numbers(spent.get("rounds_s"))
+    parts = [(numbers(spent.get(key)), name, colour) for key, name, colour in charts.SECONDS]
+    parts = [part for part in parts if len(part[0]) == len(whole) and any(part[0])]
+    bars = []
+    for worker, seconds in enumerate(whole[: charts.MAX_WORKERS] if parts else []):
+        shares = [(name, colour, found[worker] / seconds if seconds else 0.0) for found, name, colour in parts]
+        shares.append((*charts.OTHER, 1.0 - sum(share for *_, share in shares)))
+        bars.append((f"worker {worker}", [(name, colour, min(max(share, 0.0), 1.0)) for name, colour, share in shares]))
+    known = (("compile_s", "compiling"), ("train_s", "training"), ("evaluate_s", "evaluating"), ("wall_s", "all"))
+    facts = [(name, duration(value)) for key, name in known if (value := finite(data.summary.get(key))) is not None]
+    sent = data.number("bytes_sent")
+    facts += [("sent between workers", amount(round(sent)))] if sent else []
+    legend = [charts.Entry(name, colour) for _, name, colour in parts] + [charts.Entry(*charts.OTHER)]
+    return {"bars": bars, "legend": legend, "facts": facts, "advice": data.text("advice")}
 
 
-def picture(png: bytes, alt: str, *, size: tuple[int, int], class_: str = "pixels") -> Markup:
-    """A picture within the page. size: width and height in CSS pixels."""
-    source = "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-    return Markup(
-        f'<img src="{source}" alt="{escape(alt)}" width="{size[0]}" height="{size[1]}" class="{escape(class_)}">'
-    )
+# evaluation ---------------------------------------------------------------------------------------------------------
 
 
-def bars(rows: Iterable[tuple[Text, Sequence[float]]], entries: Sequence[Entry]) -> Markup:
-    """Rows of 100 %, each cut into shares (0..1) in the colours of the entries."""
-    lines = []
-    for name, shares in rows:
-        pieces = [
-            element(
-                "span",
-                class_=f"c{entry.colour}",
-                style=f"width:{100 * min(max(share, 0.0), 1.0):.2f}%",
-                title=f"{entry.name} {percent(share, 1)}",
-            )
-            for share, entry in zip(shares, entries, strict=True)
-        ]
-        said = ", ".join(f"{entry.name} {percent(share, 0)}" for share, entry in zip(shares, entries, strict=True))
-        lines.append(
-            join(
-                (element("dt", name), element("dd", element("div", *pieces, class_="bar", role="img", aria_label=said)))
-            )
-        )
-    return join((element("dl", *lines, class_="bars"), element("p", legend(entries), class_="below")))
+def _tested(data: RunData) -> dict[str, Any]:
+    """Return the evaluation on the test images; empty if there is none yet, or if validation images judge."""
+    return {} if data.running else mapping(data.summary.get("test"))
+
+
+def _last_evaluated(data: RunData) -> dict[str, Any]:
+    """Return the row of the last epoch that was evaluated."""
+    return next((row for row in reversed(data.epochs) if "confusion" in row), {})
+
+
+def _confusion(data: RunData) -> Any:
+    """Return the confusion matrix of the test, or else of the last evaluated epoch; None if there is none."""
+    rows = (_tested(data) or _last_evaluated(data)).get("confusion")
+    table = [numbers(row) for row in rows] if isinstance(rows, list) else []
+    if not table or any(len(row) != len(table) for row in table) or min(map(min, table)) < 0:
+        return None
+    return np.array(table, np.float64).astype(np.int64)
+
+
+def _class_names(data: RunData, counts: Any) -> list[str]:
+    """Return the names of the classes, or their numbers if they have no names."""
+    names, classes = texts(data.get("class_names")), 0 if counts is None else len(counts)
+    return names if len(names) == classes else [str(index) for index in range(classes)]
+
+
+def _evaluated(data: RunData) -> str:
+    """Say which evaluation is shown."""
+    test = _tested(data)
+    if test:
+        samples = finite(test.get("samples"))
+        which = "" if samples is None else f"On {samples:,.0f} test images. "
+    else:
+        row = _last_evaluated(data)
+        split, epoch = "validation" if "validation_accuracy" in row else "test", finite(row.get("epoch"))
+        which = "" if epoch is None else f"After epoch {epoch:,.0f}, on {split} images. "
+    return f"{which}Rows: the actual class; columns: the prediction."
+
+
+def _classes(data: RunData, names: list[str]) -> list[list[str]]:
+    """Return the rows of the table of classes."""
+    rows = []
+    for index, row in enumerate(rows_of(_tested(data).get("per_class"))[:MAX_CLASSES]):
+        figures = [finite(row.get(name)) for name in ("precision", "recall", "f1")]
+        support = finite(row.get("support")) or 0
+        name = names[index] if index < len(names) else str(index)
+        rows.append([name, *(NONE if each is None else f"{each:.4f}" for each in figures), f"{support:,.0f}"])
+    return rows
+
+
+def _mistakes(data: RunData, names: list[str]) -> list[dict[str, Any]]:
+    """Return the most confident mistakes, with their images if there are as many."""
+
+    def name(value: Any) -> str:
+        index = finite(value)
+        return names[int(index)] if index is not None and 0 <= index < len(names) else str(value)
+
+    rows, images, found = rows_of(_tested(data).get("mistakes")), example_images(data), []
+    for index, row in enumerate(rows):
+        confidence, sample = finite(row.get("confidence")), str(row.get("sample"))
+        label, guess = name(row.get("label")), name(row.get("guess"))
+        score = NONE if confidence is None else f"{confidence:.3g}"
+        if confidence is not None and 0 <= confidence <= 1:
+            score = percent(confidence, 1)
+        image = None
+        if images is not None and len(images) == len(rows):
+            image = pictures.example(images[index], f"sample {sample}, {label} taken for {guess}")
+        found.append({"sample": sample, "label": label, "guess": guess, "confidence": score, "image": image})
+    return found
+
+
+# the run ------------------------------------------------------------------------------------------------------------
+
+
+def _layers(data: RunData) -> list[dict[str, Any]]:
+    """Return the rows of the table of layers; nested layers have an indented name."""
+    columns = ("kind", "settings", "output", "parameters", "multiply-adds")
+    rows = []
+    for row in rows_of(data.start.get("layers")):
+        name = str(row.get("layer", ""))
+        depth = min((len(name) - len(name.lstrip())) // 2, 20)
+        rows.append({"name": name.strip(), "depth": depth, **{key: str(row.get(key, "")) for key in columns}})
+    return rows
+
+
+def repeat(data: RunData, settings: list[str]) -> str:
+    """Return the command line that repeats this run."""
+    processes = finite(data.start.get("processes"))
+    words = [] if processes is None else ["mpiexec", "-n", f"{processes:.0f}"]
+    words += ["python", "-m", "cupynet.train"]
+    folder = data.start.get("config_dir")
+    words += [f"--config-dir={folder}"] if isinstance(folder, str) else []
+    return shlex.join([*words, *(setting for setting in settings if not setting.startswith("resume="))])
+
+
+def _settings(data: RunData) -> dict[str, Any]:
+    """Return what differs from the defaults, the command that repeats the run, and all settings."""
+    given = overrides(data)
+    rows = [("seed", data.number("seed")), ("batch size per worker", data.number("batch_size"))]
+    facts = [(name, f"{value:.0f}") for name, value in rows if value is not None]
+    kept = data.text("synchronizer")
+    return {
+        "given": None if given is None else [setting.partition("=")[::2] for setting in given],
+        "command": None if given is None else repeat(data, given),
+        "facts": facts + ([("replicas", kept)] if kept else []),
+        "config": config_text(data),
+    }
+
+
+def _machine(data: RunData) -> list[tuple[str, str]]:
+    """Return the machine and the versions that the run used."""
+    environment = mapping(data.get("environment"))
+    rows = [("devices", ", ".join(dict.fromkeys(texts(data.get("devices")))))]
+    for name in ("cpu", "cores", "system", "python"):
+        value = environment.get(name)
+        rows.append((name, str(value) if isinstance(value, str | int) else ""))
+    for each in rows_of(environment.get("blas")):
+        words = (each.get(key) for key in ("internal_api", "version", "architecture"))
+        rows.append(("BLAS", " ".join(str(word) for word in words if word) + f", {each.get('num_threads')} threads"))
+    rows.append(("CPU flags", " ".join(texts(environment.get("cpu_flags")))))
+    versions = mapping(environment.get("versions")).items()
+    rows.append(("versions", ", ".join(f"{name} {value}" for name, value in versions if value)))
+    return [row for row in [*rows, ("commit", data.text("commit"))] if row[1]]
+
+
+def _files(data: RunData) -> list[tuple[str, str]]:
+    """Return the names and sizes of what else is in the folder."""
+    rows = []
+    try:
+        for path in sorted(data.run.folder.iterdir()):
+            if path != data.run.report_path and (not path.name.startswith(".") or path.name == ".hydra"):
+                folder = path.is_dir()
+                rows.append((path.name + "/" * folder, "folder" if folder else amount(path.lstat().st_size)))
+    except OSError:
+        return []
+    return rows[:MAX_FILES]

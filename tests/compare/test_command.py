@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from cupynet.compare import __main__ as command
-from cupynet.compare.columns import in_order
-from cupynet.compare.found import find
 from cupynet.compare.groups import compared
-from cupynet.compare.page import whole
+from cupynet.compare.page import compare_page
+from cupynet.compare.runs import find
+from cupynet.compare.table import in_order
 from cupynet.report import charts
 from tests.compare.made import made
 
@@ -180,7 +180,7 @@ class Seen(html.parser.HTMLParser):
 
 def page_of(folder: Path) -> tuple[str, Seen]:
     comparison = compared(find([str(folder)]))
-    text = whole(comparison, in_order(comparison, None), folder)
+    text = compare_page(comparison, in_order(comparison, None), folder).decode()
     seen = Seen()
     seen.feed(text)
     assert seen.open == []
@@ -216,7 +216,7 @@ def test_nothing_that_was_read_is_part_of_the_page(tmp_path: Path) -> None:
 def test_runs_that_have_nothing_make_a_page_too(tmp_path: Path) -> None:
     (made(tmp_path / "0") / "summary.json").unlink()
     text, seen = page_of(tmp_path)
-    assert "No run came to its end" in seen.text and "<svg" not in text
+    assert "No run has finished" in seen.text and "<svg" not in text
 
 
 def test_a_folder_that_cannot_be_written_only_lacks_the_page(
@@ -226,3 +226,27 @@ def test_a_folder_that_cannot_be_written_only_lacks_the_page(
     code, out, err = here(sweep, monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0 and "Use workers=1" in out
     assert err == f"cupynet: warning: {sweep / 'compare.html'}: cannot be written (Is a directory)\n"
+
+
+def test_control_characters_reach_neither_the_terminal_nor_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "a\x1b[2J\x07\u202eb"
+    for number, workers in enumerate((1, 2)):
+        made(tmp_path / str(number), workers=workers, dataset=evil, extra=f"x{number}: {json.dumps(evil)}\n")
+    made(tmp_path / "other", workers=4, dataset=evil, stop_reason="signal", stopped_by=evil)
+    made(tmp_path / "data", workers=8)
+    for form in ([], ["--markdown"], ["--json"]):
+        code, out, err = here(tmp_path, *form, monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 0 and not {"\x1b", "\x07", "\u202e"} & set(out + err)
+    assert (
+        "\ufffd" in (tmp_path / "compare.html").read_text() and "\u202e" not in (tmp_path / "compare.html").read_text()
+    )
+
+
+def test_a_speed_up_below_one_is_called_slower(sweep: Path) -> None:
+    for number in "23":
+        path = sweep / number / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "images_per_s": 660.0}))
+    text, seen = page_of(sweep)
+    assert "0.66x" in seen.text and "slower than one worker" in seen.text

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cupynet.report.make import Maker
+from cupynet.report.page import write_page
 from tests.report.folders import finished, summary
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -95,8 +95,7 @@ def page(tmp_path_factory):
     folder = finished(
         tmp_path_factory.mktemp("browser"), class_names=names, test=test, synchronizer="word" * 40, advice="x" * 300
     )
-    assert Maker(folder).make(picture=False) and (folder / "report.html").is_file()
-    return folder / "report.html"
+    return write_page(folder)[0]
 
 
 @pytest.fixture(scope="module")

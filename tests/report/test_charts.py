@@ -8,15 +8,15 @@ import re
 import struct
 import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cupynet.errors import ConfigError
-from cupynet.report import charts, curves, pictures
-from cupynet.report.charts import PALETTE, Chart, Line, thinned
-from cupynet.report.folder import look
-from cupynet.report.page import COLOURS
+from cupynet.report import charts, pictures
+from cupynet.report.charts import PALETTE, Chart, Line, run_charts, thinned
+from cupynet.report.folder import read_run
 from tests.report.folders import HOSTILE, finished, history, unfinished
 from tests.report.test_page import Page, check_alone
 
@@ -61,7 +61,7 @@ def test_what_has_nothing_to_show_is_left_out():
         "t", "x", "y", [Line("a", [1, 2], [None, math.nan]), Line(None, [1], [1.0]), Line("b", [1], [2.0], 7)]
     )
     assert [line.name for line in chart.shown] == [None, "b"]
-    assert chart.legend() == [("b", 7 % COLOURS, False)]
+    assert chart.legend() == [("b", 7 % len(PALETTE), False)]
 
 
 def test_a_long_line_is_thinned_to_the_means_of_neighbours():
@@ -73,10 +73,9 @@ def test_a_long_line_is_thinned_to_the_means_of_neighbours():
 
 
 def test_the_palette_is_that_of_the_page():
-    style = (charts.__file__ or "").replace("charts.py", "style.css")
-    with open(style, encoding="utf-8") as file:
-        light = file.read().partition("@media")[0]
-    assert [f"--c{index}: {colour};" in light for index, colour in enumerate(PALETTE)] == [True] * COLOURS
+    style = Path(charts.__file__).with_name("templates") / "style.css"
+    light = style.read_text(encoding="utf-8").partition("@media")[0]
+    assert [f"--c{index}: {colour};" in light for index, colour in enumerate(PALETTE)] == [True] * len(PALETTE)
 
 
 def test_without_matplotlib_it_is_said_what_to_install(monkeypatch):
@@ -87,8 +86,12 @@ def test_without_matplotlib_it_is_said_what_to_install(monkeypatch):
             draw()
 
 
+def shown(folder: Path) -> dict[str, Chart]:
+    return {chart.title: chart for chart in run_charts(read_run(folder)) if chart.shown}
+
+
 def test_the_curves_of_a_run(tmp_path):
-    drawn = {chart.title: chart for chart in curves.of(look(finished(tmp_path)))}
+    drawn = shown(finished(tmp_path))
     assert list(drawn) == [
         "Loss", "Accuracy", "Learning rate", "Replica divergence", "Throughput", "Where the time of an epoch goes",
     ]  # fmt: skip
@@ -106,9 +109,14 @@ def test_the_curves_of_a_run(tmp_path):
 
 
 def test_a_run_that_has_just_begun_has_no_curves(tmp_path):
-    assert curves.of(look(unfinished(tmp_path))) == []
-    first = history(1)[:1]
-    assert {chart.title for chart in curves.of(look(unfinished(tmp_path, name="b", rows=first)))} > {"Loss"}
+    assert shown(unfinished(tmp_path)) == {}
+    assert set(shown(unfinished(tmp_path, name="b", rows=history(1)[:1]))) > {"Loss"}
+
+
+def test_few_reports_are_joined_by_the_epochs_in_the_learning_rate(tmp_path):
+    rows = [row | {"learning_rate": 0.1 * number} for number, row in enumerate(history(3, reports=1), 1)]
+    (line,) = shown(unfinished(tmp_path, rows=rows))["Learning rate"].shown
+    assert list(line.x) == [100, 100, 200, 200, 300, 300] and line.y == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -137,25 +145,25 @@ def test_an_image_is_the_same_in_its_file(channels):
 
 @pytest.mark.parametrize("shape", [(8, 8, 1), (5, 9, 3), (1, 200, 4), (4, 4, 7), (64, 2, 2)], ids=str)
 def test_examples_of_any_size_are_shown(shape):
-    (image,) = Page(pictures.example(np.zeros(shape, np.uint8), HOSTILE)).all("img")
-    width, height = int(image["width"] or 0), int(image["height"] or 0)
-    assert max(width, height) == 96 and min(width, height) >= 0 and image["alt"] == HOSTILE
+    image = pictures.example(np.zeros(shape, np.uint8), HOSTILE)
+    assert max(image.width, image.height) == 96 and min(image.width, image.height) > 0 and image.alt == HOSTILE
 
 
 def test_filters_are_solid_where_they_are_large_and_coloured_by_their_sign():
     weights = np.zeros((2, 2, 1, 2))
     weights[0, 0, 0, 0], weights[1, 1, 0, 0] = 2.0, -1.0
-    drawn = pictures._by_sign(np.moveaxis(weights / 2, 3, 0)[..., 0])
+    drawn = pictures.by_sign(np.moveaxis(weights / 2, 3, 0)[..., 0])
     assert drawn[0, 0, 0].tolist() == [*pictures.POSITIVE, 255] and drawn[0, 1, 1].tolist() == [*pictures.NEGATIVE, 128]
-    (image,) = Page(pictures.filters(weights, "conv1.weight")).all("img")
-    assert image["width"] == "40" and image["height"] == "16"
+    image = pictures.filters(weights, "conv1.weight")
+    assert image is not None and (image.width, image.height) == (40, 16)
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 3, 8), (5, 5, 20, 200), (1, 1, 2, 1), (7, 3, 4, 2)], ids=str)
 def test_filters_of_any_shape_are_shown(shape):
-    assert "<img" in pictures.filters(np.random.default_rng(0).normal(size=shape), "w")
+    image = pictures.filters(np.random.default_rng(0).normal(size=shape), "w")
+    assert image is not None and image.source.startswith("data:image/png;base64,")
 
 
 def test_filters_without_a_finite_number_are_not():
     for weights in (np.full((2, 2, 1, 1), np.nan), np.zeros((0, 2, 1, 1))):
-        assert pictures.filters(weights, "w") == ""
+        assert pictures.filters(weights, "w") is None

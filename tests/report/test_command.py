@@ -11,7 +11,7 @@ import pytest
 
 from tests.mpi import needs_mpi, under_mpiexec
 from tests.report.folders import finished, unfinished
-from tests.report.test_following import EAGER, QUICK
+from tests.report.test_training import QUICK
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,13 +74,13 @@ def test_nobody_needs_to_listen(tmp_path, where):
 
 def test_help_has_an_example():
     done = report("--help")
-    assert done.returncode == 0 and "python -m cupynet.report outputs/" in done.stdout and "follow" not in done.stdout
+    assert done.returncode == 0 and "python -m cupynet.report outputs/" in done.stdout
 
 
 @pytest.mark.mpi
 @needs_mpi[1]
 def test_of_several_processes_one_has_the_page(tmp_path):
-    settings = (*QUICK, *EAGER, "epochs=1", "parallel.launcher=mpi", f"hydra.run.dir={tmp_path}/run")
+    settings = (*QUICK, "epochs=1", "parallel.launcher=mpi", f"hydra.run.dir={tmp_path}/run")
     done = under_mpiexec(2, "-m", "cupynet.train", *settings, cwd=tmp_path, CUPYNET_REPORT="true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warning" not in done.stdout + done.stderr
