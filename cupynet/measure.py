@@ -40,7 +40,7 @@ from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
 from cupynet.peer import OPTIMIZERS
 from cupynet.runs import Run, Summary
 from cupynet.settings import AS_RANKS, Settings
-from cupynet.training import History, RecordedReplica, Replica, Trainer
+from cupynet.training import GraphReplica, History, Replica, Trainer
 
 if TYPE_CHECKING:
     from cupynet.backend import Backend
@@ -234,6 +234,7 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
         replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
         batch = resident_batch(experiment, replica.backend)
         times: list[float] = []
+        replica.run_ahead(True)  # as in training, where no replica has to look at another
         with np.errstate(over="ignore", invalid="ignore"):  # one batch for ever: nothing is learned here
             for number in range(3):
                 one_step(replica, batch, number)
@@ -246,9 +247,9 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
                 now = time.perf_counter()
                 times.append(now - last)
                 last = now
-        if isinstance(replica, RecordedReplica) and replica.refused:
+        if isinstance(replica, GraphReplica) and replica.refused:
             raise ConfigError(f"{replica.refused}: a step that is launched in pieces is not what is to be measured")
-        stands = isinstance(replica, RecordedReplica) and (found := replica.settle()) and found.halted is not None
+        stands = (found := replica.settle()) is not None and found.halted is not None
         if any(world.gather_numbers(bool(stands))[:, 0]):
             raise ConfigError("a step on one batch for ever is not finite: measure with a lower learning rate")
         own = statistics.fmean(times), statistics.stdev(times), len(times), statistics.median(times)
@@ -260,12 +261,9 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
 
 
 def one_step(replica: Replica, batch: Batch, number: int) -> None:
-    """As training does it where no replica has to look at another: by one launch where a GPU has recorded it."""
-    if isinstance(replica, RecordedReplica):
-        replica.step(batch, number, number)
-    else:
-        replica.gradient(batch)
-        replica.update(number)
+    """Make one training step."""
+    replica.gradient(batch)
+    replica.update(number)
 
 
 def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:
@@ -308,11 +306,11 @@ def sharing(
         batches: list[Batch | None] = [*islice(dealt, BATCHES)] or [None]  # of few data a worker may have none
         already, times = world.traffic.bytes_sent, []
         for iteration in range(trainer.iteration, trainer.iteration + rounds):
-            samples = replica.gradient(batches[iteration % len(batches)])
+            step = replica.gradient(batches[iteration % len(batches)])
             replica.backend.synchronize()
             world.barrier()
             began = time.perf_counter()
-            update = keeper.before_update(replica, samples)
+            update = keeper.before_update(replica, step.samples)
             replica.backend.synchronize()
             before = time.perf_counter() - began
             if update:

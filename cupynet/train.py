@@ -299,7 +299,7 @@ def summarise(
     from cupynet.runs import Summary
 
     settings, trainer = experiment.settings, wrapper.trainer
-    clock, stopped, spent, measured = trainer.clock, trainer.stopped, trainer.spent, trainer.measured
+    clock, stopped, spent, measured = trainer.clock, trainer.stopped, trainer.spent, trainer.statistics.measured
     speed = _pipeline_speed(wrapper)
     if stopped is not None:
         ended = stopped.text, stopped.reason.name.lower()
@@ -350,7 +350,7 @@ def summarise(
         class_names=list(wrapper.model.class_names) or None,
         image_shape=list(wrapper.model.input.shape),
         fast_dev_run=int(settings.fast_dev_run),
-        train_loss=_finite(trainer.loss),
+        train_loss=_finite(trainer.statistics.loss),
     )
 
 
@@ -391,7 +391,7 @@ def _advice(experiment: Experiment, wrapper: ParallelWrapper, data: Data, spent:
     return advise(
         spent,
         frequency,
-        rounds=wrapper.trainer.rounds(experiment.train_loader(data)),
+        rounds=experiment.train_loader(data).rounds(placement.workers),
         evaluated_every=min(experiment.settings.evaluate_every_epochs, experiment.settings.epochs),
         speed=_pipeline_speed(wrapper),
         stages=placement.stages,

@@ -6,12 +6,12 @@ from cupynet.training.checkpoint import Checkpoint
 from cupynet.training.clock import Clock
 from cupynet.training.console import Progress
 from cupynet.training.early_stopping import EarlyStopping, EarlyStoppingResult
+from cupynet.training.graph_replica import GraphReplica
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import NonFinite
 from cupynet.training.pools import Pools
 from cupynet.training.profile import Profile
 from cupynet.training.rate_test import RateTest, find_rate
-from cupynet.training.recorded import RecordedReplica
 from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.replica import Replica
 from cupynet.training.report_page import ReportPage
@@ -27,6 +27,7 @@ __all__ = [
     "EarlyStoppingResult",
     "EpochRecord",
     "Evaluation",
+    "GraphReplica",
     "History",
     "NonFinite",
     "ParallelWrapper",
@@ -34,7 +35,6 @@ __all__ = [
     "Profile",
     "Progress",
     "RateTest",
-    "RecordedReplica",
     "Replica",
     "Report",
     "ReportPage",

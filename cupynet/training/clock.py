@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
 from cupynet.parallel import Average
-from cupynet.training.records import Report
+from cupynet.training.records import SPENT, EpochRecord, Report, Spent
 
 UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are still being loaded
 
@@ -44,6 +49,10 @@ class Clock:
         if self.timed_images:
             return self.timed_images / self.timed_s
         return self.images / self.rounds_s if self.rounds_s else 0.0
+
+    def spent(self) -> list[float]:
+        """Return what this worker has spent so far, in the order of `SPENT`."""
+        return [getattr(self, name) for name in SPENT]
 
     def count(self, iteration: int, images: int, seconds: float) -> None:
         """Round `iteration` (from 1) has ended: the images of all replicas in it, and the seconds it took."""
@@ -154,3 +163,100 @@ class Since:
             divergence_by_layer=self.divergence_by_layer,
             bytes_sent=bytes_sent,
         )
+
+
+class Statistics:
+    """What one worker counts during training: time, losses, what averages found.
+
+    Attributes:
+        clock: where its time went.
+        measured: the last average that measured the divergence, of all stages of a pipeline; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.measured: Average | None = None
+        self._since, self._epoch_start, self._losses = Since(Clock()), Clock(), Losses()
+        self._bytes_sent = 0  # by all workers, when they last agreed
+
+    @property
+    def loss(self) -> float:
+        """The training loss of the last complete epoch, see `EpochRecord`; NaN if there was none."""
+        return self._losses.mean
+
+    def count(self, samples: int, losses: Array | None) -> None:
+        """Count a step of so many samples; losses: their sum, on the device; None if another worker has it."""
+        self.clock.samples += samples
+        self._losses.add(samples, losses)
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch at its first round."""
+        self._epoch_start = replace(self.clock)
+        self.read_losses()  # of an epoch that was broken off, and is not continued
+        self._losses.begin_epoch()
+
+    def read_losses(self) -> None:
+        """Read the losses from the device."""
+        self._since.add(*self._losses.read())
+
+    def averaged(self, average: Average) -> None:
+        """Take note of an average."""
+        self._since.averaged(average)
+        self._measured(average)
+
+    def agreed(self, bytes_sent: int | None, measured: Average | None) -> None:
+        """Take note of what all workers know: bytes sent, and how far the replicas of all stages were apart."""
+        if bytes_sent is not None:
+            self._bytes_sent = bytes_sent
+        if measured is not None:
+            self._measured(measured)
+
+    def _measured(self, average: Average) -> None:
+        if not math.isnan(average.divergence):
+            self.measured = average
+            self._since.measured(average)
+
+    def report(self, iteration: int, epoch: int, learning_rate: float) -> Report:
+        """Return what happened since the last report, and begin the next."""
+        self.read_losses()
+        report = self._since.report(
+            self.clock, iteration=iteration, epoch=epoch, learning_rate=learning_rate, bytes_sent=self._bytes_sent
+        )
+        self._since = Since(replace(self.clock))
+        return report
+
+    def epoch(self) -> list[float]:
+        """Return what this worker counted in this epoch: the figures of `SPENT`, samples, losses, all bytes sent."""
+        spent = [now - then for now, then in zip(self.clock.spent(), self._epoch_start.spent(), strict=True)]
+        return [*spent, self._losses.epoch_samples, self._losses.epoch_losses, self.clock.bytes_sent]
+
+    def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
+        """Return the record of an epoch. table: `epoch` of all workers, (W, figures + 3); known: its other fields."""
+        last = np.arange(len(table)) % stages == stages - 1  # these stages have the losses, and the first are told them
+        counts, sums = (np.where(last, each, 0) for each in table.T[-3:-1])
+        losses = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+        self._losses.mean = float(sums.sum() / counts.sum()) if counts.any() else math.nan
+        return EpochRecord(
+            samples=self.clock.images - self._epoch_start.images,
+            train_s=self.clock.rounds_s - self._epoch_start.rounds_s,
+            spent=Spent.of(table[:, :-3]),
+            bytes_sent=int(table[:, -1].sum()),
+            loss=self._losses.mean,
+            losses=[float(loss) for loss in losses],
+            **known,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold."""
+        return {
+            "clock": asdict(self.clock),
+            "epoch_start": asdict(self._epoch_start),
+            "since": asdict(self._since),
+            "losses": self._losses.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
+        self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
+        self._losses = Losses(**state["losses"])

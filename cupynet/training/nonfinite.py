@@ -7,7 +7,6 @@ it is used: the loss, and the squared norm of the gradient.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,8 +20,7 @@ from cupynet.parallel import Groups, is_finite, parts
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import TrainerView
-from cupynet.training.replica import Replica
-from cupynet.training.scaling import LossScaler
+from cupynet.training.replica import Replica, Step
 
 ACTIONS = ("stop", "skip")
 NAMED = 5  # samples of a batch that are named in a message
@@ -31,11 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Guarded(TrainerView, Protocol):
-    """A trainer, as one sees it who may take a batch out of its hands."""
+    """A trainer, as its guard sees it."""
 
     groups: Groups
     replica: Replica
-    scaler: LossScaler | None
 
 
 class NonFinite(Callback):
@@ -101,31 +98,26 @@ class NonFinite(Callback):
 
     # in a round -----------------------------------------------------------------------------------------------------
 
-    def checked(self, trainer: Guarded, batch: Batch | None, samples: int) -> int:
-        """After the gradients of a round: how many samples they are of; 0 where the batch is left out.
-
-        Every worker calls it, with a batch or without one.
+    def checked(self, trainer: Guarded, step: Step) -> Step:
+        """Return the step, or one without samples if its batch is left out. All workers call it in every round.
 
         Raises:
-            DivergedError: on the worker that has found something; on all stages of its replica alike, but for `stop`.
+            DivergedError: on the worker that has found something; with `skip` on all stages of its replica.
         """
-        replica, stages = trainer.replica, trainer.groups.stages
-        broken = batch is not None and is_broken(replica)
-        if trainer.scaler is not None:
-            lost = broken and not is_finite_loss(replica)
-            if trainer.scaler.skips(overflow=broken and not lost, failed=lost):
-                replica.forget()
-                return 0
-        text = told(trainer.rank, replica, batch) if batch is not None and broken else ""
+        replica, stages, batch = trainer.replica, trainer.groups.stages, step.batch
+        text = diagnose(trainer.rank, replica, batch) if batch is not None and not step.finite else ""
         if self.action == "stop":
-            if broken:
+            if text:
                 replica.forget()
                 raise DivergedError(text + WAYS_OUT + LEAVE_OUT)
-            return samples
+            return step
+        if step.overflowed:
+            return step
+        broken = bool(text)
         if stages.size > 1:
             broken = bool(stages.gather_numbers(broken).any())
         if not broken or batch is None:
-            return samples
+            return step
         lost = not _weights_are_finite(trainer)
         if lost or self._count >= self.most_skipped:
             often = "" if lost else f"; {counted(self.most_skipped, 'batch')} of this worker left out before"
@@ -135,13 +127,13 @@ class NonFinite(Callback):
         self._skipped.append((batch.epoch, batch.index))
         self._count, self.left_out = self._count + 1, self.left_out + 1
         replica.forget()
-        return 0
+        return Step(batch)
 
     def halted(self, trainer: Guarded, batch: Batch) -> DivergedError:
-        """What there is to say where a replica that ran ahead of the host stands still since this batch."""
+        """Return the error of a replica that ran ahead of the host and stands still since this batch."""
         trainer.replica.begin()
-        trainer.replica.gradient(batch)
-        text = told(trainer.rank, trainer.replica, batch)
+        trainer.replica.backpropagate(batch)
+        text = diagnose(trainer.rank, trainer.replica, batch)
         trainer.replica.forget()
         return DivergedError(text + WAYS_OUT + LEAVE_OUT)
 
@@ -165,22 +157,11 @@ LEAVE_OUT = ", or leave such batches out: " + setting(
 )
 
 
-def is_broken(replica: Replica) -> bool:
-    """Whether the loss or the gradient of the last batch is not finite; or so large that its length is not."""
-    norm = float(replica.backend.squared_norm(replica.params.grad))
-    return not (math.isfinite(norm) and is_finite_loss(replica))
+def diagnose(rank: int, replica: Replica, batch: Batch) -> str:
+    """Say what is not finite, and where: the worker, the batch, its samples, the layer.
 
-
-def is_finite_loss(replica: Replica) -> bool:
-    """Whether the loss of the last batch is; where another stage has it nothing is known against it."""
-    return replica.losses is None or math.isfinite(float(replica.losses))
-
-
-def told(rank: int, replica: Replica, batch: Batch) -> str:
-    """What is not finite, and where: the worker, the batch, its samples, the layer.
-
-    Found by passing the batch on once more, layer by layer and as in training: with its own statistics, and with what
-    is dropped of it. The buffers are as before the batch then.
+    The batch is passed forward once more, layer by layer and as in training: with its own statistics and dropout. The
+    buffers are as before the batch then.
     """
     at = f"of worker {rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
@@ -192,7 +173,7 @@ def told(rank: int, replica: Replica, batch: Batch) -> str:
             f"the loss {at} is not finite, for {_samples(batch.samples[bad])}, first in the output of layer '{layer}'"
         )
     meeting = next((layer.path for layer in replica.model.network.walk() if layer.meets), None)
-    if meeting is not None and not is_finite_loss(replica):
+    if meeting is not None and not replica.loss_is_finite:
         return f"the loss {at} is not finite, but for what layer '{meeting}' has of other replicas' batches"
     for name, values in reversed(list(replica.params.views(replica.params.grad))):
         if not _finite(replica, values).all():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,8 +20,9 @@ from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Layer, Model, check_output
 from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator, parts
+from cupynet.parallel import Communicator, Groups, parts
 from cupynet.training.records import Piece
+from cupynet.training.scaling import LossScaler
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
@@ -69,6 +72,43 @@ def check_accumulate(accumulate: int, network: Layer) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Step:
+    """The gradient of one round of a replica.
+
+    Attributes:
+        batch: which it is of; None if the worker had none.
+        samples: how many it is of; 0 without a batch, and if the batch was left out: the gradient is zero then.
+        squared_norm: |gradient|² of the replica's own weights, times the loss scale squared; 0-d on the device.
+        finite: whether the loss and the gradient are.
+        overflowed: the step is skipped, for a smaller loss scale.
+        ahead: gradient and update are made ahead of the host, which knows nothing of them before `Replica.settle`.
+    """
+
+    batch: Batch | None
+    samples: int = 0
+    squared_norm: Array | None = None
+    finite: bool = True
+    overflowed: bool = False
+    ahead: bool = False
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of the steps that ran ahead of the host.
+
+    Attributes:
+        rounds: how many they were of.
+        samples: those of the steps that were made; losses: the sum of theirs.
+        halted: the iteration of the first step that was not finite; None if all were.
+    """
+
+    rounds: int
+    samples: int
+    losses: float
+    halted: int | None
+
+
 class Replica:
     """The whole network on one worker. (A stage of a pipeline is another one with the same methods, see `Stage`.)
 
@@ -80,7 +120,8 @@ class Replica:
 
     Attributes:
         updates: how often the optimizer has moved the weights.
-        replicas: those that train together, which layers may meet with; None for one alone. Whoever trains sets it.
+        replicas: those that train together, with which layers may exchange something; None for one alone.
+        scaler: finds the loss scale, if 16 bits are stored and `join` was called; else None.
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 where there was no batch. (None in a stage of
             a pipeline that has none.)
         waited_s: seconds of the last round that went by waiting for other workers of the same replica: none where it is
@@ -96,6 +137,7 @@ class Replica:
         check_accumulate(self.accumulate, model.network)
         self.updates = 0
         self.replicas: Communicator | None = None
+        self.scaler: LossScaler | None = None
         self.losses: Array | None = 0.0
         self._along: Batch | None = None  # an example that does not count
         optimizer.init(model.params, model.backend)
@@ -130,6 +172,11 @@ class Replica:
         """Where the replica computes, in words, for messages."""
         return f"{self.backend.name}, device {self.backend.device}"
 
+    def join(self, groups: Groups, *, shares_gradients: bool) -> None:
+        """Train together with others from now on."""
+        self.replicas = groups.replicas
+        self.scaler = LossScaler.of(self.backend, groups, shared=shares_gradients)
+
     def begin(self) -> None:
         """Before a fit, and before an evaluation outside of one.
 
@@ -145,10 +192,35 @@ class Replica:
 
     # a round --------------------------------------------------------------------------------------------------------
 
-    def gradient(self, batch: Batch | None) -> int:
-        """Add the gradient of the batch's mean loss, times the policy's loss scale, to `params.grad`.
+    def gradient(self, batch: Batch | None) -> Step:
+        """Compute the gradient of a round, and skip it if the loss scale made it overflow. `forget` takes it back.
 
-        Returns how many samples the batch has; 0 without one. `forget` takes back what it did.
+        All workers call it in every round, with a batch or without one.
+        """
+        if self.scaler is not None:
+            self.scaler.grow()
+        samples = self.backpropagate(batch)
+        if batch is None:
+            step = Step(None)
+        else:
+            norm = self.backend.squared_norm(self.params.grad)
+            step = Step(batch, samples, norm, math.isfinite(float(norm)) and self.loss_is_finite)
+        if self.scaler is not None:
+            overflow = not step.finite and self.loss_is_finite
+            if self.scaler.skips(overflow=overflow, failed=not step.finite and not overflow):
+                self.forget()
+                return Step(batch, overflowed=True)
+        return step
+
+    @property
+    def loss_is_finite(self) -> bool:
+        """Return True if the loss of the last batch is finite, or is held by another stage."""
+        return self.losses is None or math.isfinite(float(self.losses))
+
+    def backpropagate(self, batch: Batch | None) -> int:
+        """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.
+
+        Returns how many samples the batch has; 0 without one.
         """
         self.params.keep()
         if batch is None:
@@ -206,15 +278,38 @@ class Replica:
         self.params.undo()
         self.losses = None if self.losses is None else 0.0
 
-    def update(self, iteration: int) -> None:
-        """Let the optimizer move the weights, at the learning rate of `iteration`; then the gradients are zero."""
-        squared_norm = None if self.optimizer.max_grad_norm is None else self.squared_norm()
-        self.optimizer.step(self.model.params, iteration, squared_norm)
+    def update(self, iteration: int, squared_norm: Array | None = None) -> None:
+        """Let the optimizer move the weights, at the learning rate of `iteration`; then the gradients are zero.
+
+        squared_norm: `Step.squared_norm`, if the gradient is still the same; else it is computed.
+        """
+        if self.scaler is not None and self.scaler.skipping:
+            return
+        self._optimize(iteration, squared_norm)
         self.updates += 1
 
-    def squared_norm(self) -> Array:
-        """|gradient|² of the whole network, by which it is clipped, times the loss scale squared; 0-d on the device."""
-        return self.backend.squared_norm(self.params.grad)
+    def _optimize(self, iteration: int, squared_norm: Array | None) -> None:
+        norm = None
+        if self.optimizer.max_grad_norm is not None:
+            own = self.backend.squared_norm(self.params.grad) if squared_norm is None else squared_norm
+            norm = self.whole_squared_norm(own)
+        self.optimizer.step(self.params, iteration, norm)
+
+    def whole_squared_norm(self, own: Array) -> Array:
+        """Return |gradient|² of the whole network, by which it is clipped, given that of the replica's own weights."""
+        return own
+
+    # ahead of the host ----------------------------------------------------------------------------------------------
+
+    def run_ahead(self, wanted: bool) -> None:
+        """Let steps run ahead of the host in the next rounds, if the device can do that."""
+
+    def launch_singly(self, wanted: bool) -> None:
+        """Launch each operation by itself in the next rounds, or as before. Nothing may be running ahead."""
+
+    def settle(self) -> Settled | None:
+        """Wait for the steps that run ahead; None if there was none since the last call."""
+        return None
 
     # beside training ------------------------------------------------------------------------------------------------
 
@@ -254,7 +349,7 @@ class Replica:
         samples = np.zeros(batch_size, np.int64)
         images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
         labels = self.backend.asarray(samples)
-        scratch.gradient(Batch(index=0, epoch=0, images=images, labels=labels, samples=samples))
+        scratch.backpropagate(Batch(index=0, epoch=0, images=images, labels=labels, samples=samples))
         scratch.update(0)
         for vector in scratch.params.vectors:
             moved(vector, vector)  # what a fit ends with

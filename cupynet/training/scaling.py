@@ -1,8 +1,8 @@
-"""The factor on the loss that keeps small gradients above what 16 bits can hold, found while training.
+"""Dynamic loss scaling: a factor on the loss keeps small gradients above what 16 bits can hold.
 
-It is halved where a gradient overflows, and that step is left out; after a while without one it is doubled
-(Micikevicius et al. 2018, "Mixed precision training", and the practice of NVIDIA's apex). That is how the largest
-factor is found, and no failure: one is a loss that is not finite, or a gradient that is not with the smallest factor.
+It is halved when a gradient overflows, and that step is skipped; after a while without an overflow it is doubled
+(Micikevicius et al. 2018, "Mixed precision training", and NVIDIA's apex). An overflow is no failure. A loss that is not
+finite is one, and so is a gradient that overflows with the smallest factor.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ LEAST, MOST = 1.0, 2.0**24
 
 
 class LossScaler:
-    """One worker's part in the factor of its replica. Every worker makes the same calls.
+    """Finds the loss scale of one worker's replica. Every worker makes the same calls.
 
     Args:
         backend: whose `loss_scale` is set.
-        together: the workers that leave a step out together: the stages of a replica, or all where gradients are
-            shared. The last of them computes the loss, or all do.
-        shared: whether these are all.
+        together: the workers that skip a step together: the stages of a replica, or all if gradients are shared. The
+            last of them computes the loss, or all do.
+        shared: whether these are all workers.
 
     Attributes:
-        skipped: steps that were left out.
-        skipping: whether that of this round is.
-        steady: rounds since the factor was changed.
+        skipped: steps that were skipped.
+        skipping: whether this round's step is.
+        steady: rounds since the factor changed.
     """
 
     def __init__(self, backend: Backend, together: Communicator, *, shared: bool = False) -> None:
@@ -46,32 +46,35 @@ class LossScaler:
     @property
     def scale(self) -> float:
         """The factor of the next step."""
-        return self._backend.loss_scale
+        return self._backend.loss_scale * (2 if self._grows else 1)
+
+    @property
+    def _grows(self) -> bool:
+        return self.steady >= GROW_AFTER and self._backend.loss_scale < MOST
+
+    def grow(self) -> None:
+        """Double the factor if it has been steady for long: between two rounds, as an update divides by it."""
+        if self._grows:
+            self._set(self.scale)
 
     def skips(self, *, overflow: bool, failed: bool) -> bool:
-        """After the gradients of a round: whether its step is left out, on all that do so together.
+        """After the gradients of a round: return whether its step is skipped, on all workers that skip together.
 
         Args:
             overflow: whether this worker's gradient is not finite.
-            failed: whether its loss is not, which a smaller factor does not mend.
+            failed: whether its loss is not, which a smaller factor does not repair.
         """
         failed = failed or (overflow and self.scale <= LEAST)
         if self._together.size > 1:
-            told = self._together.gather_numbers(overflow, failed, self.scale)  # (W, 3)
-            overflow, failed = bool(told[:, 0].any()), bool(told[:, 1].any())
-            self._backend.loss_scale = float(told[-1, 2])  # what the gradients of this round were made with
+            table = self._together.gather_numbers(overflow, failed, self.scale)  # (W, 3)
+            overflow, failed = bool(table[:, 0].any()), bool(table[:, 1].any())
+            self._backend.loss_scale = float(table[-1, 2])  # what the gradients of this round were made with
         self.skipping = overflow and not failed
-        return self.skipping
-
-    def updated(self) -> None:
-        """At the end of a round: the factor of the next one."""
         self.steady += 1
         if self.skipping:
             self._set(max(self.scale / 2, LEAST))
             self.skipped += 1
-        elif self.steady >= GROW_AFTER and self.scale < MOST:
-            self._set(self.scale * 2)
-        self.skipping = False
+        return self.skipping
 
     @property
     def scaling(self) -> Scaling:
@@ -79,21 +82,23 @@ class LossScaler:
         return Scaling(GROW_AFTER, LEAST, MOST)
 
     def learn(self, steady: int, skipped: int) -> None:
-        """Steps that ran ahead have found the factor, which the backend has; they left some out."""
+        """Take over the counts of steps that ran ahead of the host; the backend has their factor."""
         self.steady, self.skipped = steady, self.skipped + skipped
 
     def meet(self, replicas: Communicator) -> None:
-        """At an average: all replicas take the least factor, whose own last step had room for it."""
+        """After averaging, all replicas adopt the smallest factor."""
+        self.grow()
         least = float(replicas.gather_numbers(self.scale).min()) if replicas.size > 1 else self.scale
         if least != self.scale:
             self._set(least)
 
     def of_all(self, replicas: Communicator) -> int:
-        """Steps that were left out, of all replicas; those that were left out together count once."""
+        """Return the skipped steps of all replicas; those that were skipped together count once."""
         return self.skipped if self._shared else int(replicas.gather_numbers(self.skipped).sum())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """Return what a checkpoint must hold."""
+        self.grow()
         return {"scale": self.scale, "rounds": self.steady, "skipped": self.skipped}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -89,8 +89,8 @@ class Stage(Replica):
 
     # a round --------------------------------------------------------------------------------------------------------
 
-    def gradient(self, batch: Batch | None) -> int:
-        """See `Replica.gradient`. All stages of a replica are called with the same batch."""
+    def backpropagate(self, batch: Batch | None) -> int:
+        """See `Replica.backpropagate`. All stages of a replica are called with the same batch."""
         self.losses = 0.0 if self.first or self.last else None
         self.waited_s = 0.0
         self.params.keep()
@@ -158,10 +158,9 @@ class Stage(Replica):
                 self._receive(losses, last)
                 self.losses = losses.sum()
 
-    def squared_norm(self) -> Array:
-        """|gradient|² of the whole network, the same on all its stages: it is clipped as one."""
-        own, began = float(super().squared_norm()), time.perf_counter()
-        norm = self.groups.stages.gather_numbers(own).sum()
+    def whole_squared_norm(self, own: Array) -> Array:
+        began = time.perf_counter()
+        norm = self.groups.stages.gather_numbers(float(own)).sum()
         self.waited_s += time.perf_counter() - began
         return norm
 

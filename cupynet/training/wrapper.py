@@ -42,14 +42,14 @@ from cupynet.parallel import (
     job,
 )
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback, Chooser, Rows, check_validation
+from cupynet.training.callbacks import Callback, Chooser, Rows
 from cupynet.training.checkpoint import found, resumed, save
 from cupynet.training.console import STYLES, Progress
 from cupynet.training.failures import told
+from cupynet.training.graph_replica import replica_of
 from cupynet.training.memory import Usage
 from cupynet.training.metrics import Evaluation
 from cupynet.training.profile import Profile
-from cupynet.training.recorded import replica_of
 from cupynet.training.records import StopReason
 from cupynet.training.replica import Replica, check_data, check_pixels
 from cupynet.training.stage import Stage
@@ -256,13 +256,13 @@ class ParallelWrapper:
         pixels = loader.dataset.pixels
         held_out = None if evaluate_on is None else self._judging(evaluate_on, batch_size, pixels)
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
-        Fit.check(epochs, evaluate_every, split, least=0 if unfinished else 1)  # before any worker begins: no harm done
-        several = self.placement.workers > 1
+        fit = Fit(loader, epochs, held_out, evaluate_every, split, unfinished)
+        choosers: list[Chooser] = [*self.callbacks, self.optimizer.learning_rate]
+        fit.check_choosers(
+            choosers, self.synchronizer, self.placement.workers
+        )  # before any worker begins: no harm done
         self._warn_of_idle(loader)
         self._check_batches(loader)
-        evaluated = None if held_out is None else split
-        choosers: list[Chooser] = [*self.callbacks, self.optimizer.learning_rate]
-        check_validation(choosers, evaluated, each=self.synchronizer.evaluates or not several)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
@@ -286,7 +286,7 @@ class ParallelWrapper:
         """After an error too: what is of one fit alone is over, the terminal is given back, and no call is timed."""
         self._stop = None  # also a stop that came when some workers had left the fit already
         for trainer in filter(None, self._trainers):
-            trainer.forget_stop()
+            trainer.consensus.wish = None
             for callback in trainer.callbacks:
                 if isinstance(callback, Progress | Profile):
                     callback.close()

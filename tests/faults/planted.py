@@ -426,7 +426,7 @@ CUDA = [
         "cupynet/backend/cuda/kernels/updates.cu",
         "controls[STEADY] >= grow_after && scale < most",
         "controls[STEADY] >= grow_after",
-        ("tests/training/test_recorded.py::test_the_loss_scale_is_found_on_the_device",),
+        ("tests/training/test_graph_replica.py::test_the_loss_scale_is_found_on_the_device",),
     ),
     Fault(
         "devices-unweighted-mean",
@@ -466,7 +466,7 @@ CUDA = [
         "cupynet/backend/cuda/recording.py",
         "if numbers != self._given:",
         "if numbers[1:] != self._given[1:]:",
-        ("tests/training/test_recorded.py::test_recorded_steps_are_those_of_single_launches",),
+        ("tests/training/test_graph_replica.py::test_recorded_steps_are_those_of_single_launches",),
     ),
 ]
 
@@ -978,8 +978,8 @@ WORKERS = [
         "stages-clip-by-their-own-norm",
         "pipeline",
         "cupynet/training/stage.py",
-        "norm = self.groups.stages.gather_numbers(own).sum()",
-        "norm = self.groups.stages.gather_numbers(own)[self.number, 0]",
+        "norm = self.groups.stages.gather_numbers(float(own)).sum()",
+        "norm = self.groups.stages.gather_numbers(float(own))[self.number, 0]",
         ("tests/training/test_stage.py::test_a_pipeline_is_the_unsplit_network",),
     ),
 ]
@@ -1303,7 +1303,7 @@ TRAINING = [
     Fault(
         "wish-of-the-highest-rank",
         "training",
-        "cupynet/training/agreement.py",
+        "cupynet/training/consensus.py",
         "first = int(wishing[0])",
         "first = int(wishing[-1])",
         ("tests/training/test_trainer.py::test_of_several_wishes_that_of_the_lowest_rank_is_told",),

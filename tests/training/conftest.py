@@ -97,10 +97,10 @@ class RecordingReplica(Replica):
         super().__init__(*args, **kwargs)
         self.seen: dict[int, list[list[int]]] = {}
 
-    def gradient(self, batch):
+    def backpropagate(self, batch):
         if batch is not None:
             self.seen.setdefault(batch.epoch, []).append(batch.samples.tolist())
-        return super().gradient(batch)
+        return super().backpropagate(batch)
 
 
 @dataclass

@@ -174,8 +174,8 @@ def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others(backend)
     kept = {}
 
     class Poison(Replica):
-        def update(self, iteration):
-            super().update(iteration)
+        def update(self, iteration, squared_norm=None):
+            super().update(iteration, squared_norm)
             if self.rank == 1 and iteration == 1:
                 self.params.master[5] = np.nan
             kept[self.rank] = self.backend.to_host(self.params.master)
@@ -207,8 +207,8 @@ def test_divergence_is_seen_without_any_average_or_report():
 
 def test_weights_that_the_last_update_of_an_epoch_spoils_are_seen_at_its_end():
     class Poison(Replica):
-        def update(self, iteration):
-            super().update(iteration)
+        def update(self, iteration, squared_norm=None):
+            super().update(iteration, squared_norm)
             if iteration == 14:
                 self.params.master[5] = np.inf
 

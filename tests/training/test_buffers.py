@@ -218,11 +218,11 @@ def test_dropout_equals_one_replica_on_the_concatenated_batch() -> None:
 
 def test_an_average_over_nobody_leaves_the_estimates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round in which no worker has a batch: all pass along what does not count."""
-    data, gradient = small_dataset(24), Replica.gradient
+    data, gradient = small_dataset(24), Replica.backpropagate
     fewer = trained(2, data=data, sync=True, epochs=1)
     monkeypatch.setattr(
         Replica,
-        "gradient",
+        "backpropagate",
         lambda self, batch: gradient(self, None if batch is not None and batch.index in (2, 3) else batch),
     )
     found = trained(2, data=data, sync=True, epochs=1)
@@ -250,8 +250,8 @@ def test_replicas_end_with_the_same_estimates(way: str, sync: bool) -> None:
 class Notes(Replica):
     """What the estimates are right behind its gradient, and of how many samples."""
 
-    def gradient(self, batch: Any) -> int:
-        self.count = super().gradient(batch)
+    def backpropagate(self, batch: Any) -> int:
+        self.count = super().backpropagate(batch)
         self.mine = self.params.buffers.copy()
         return self.count
 
@@ -337,8 +337,8 @@ class Broken(Replica):
 
     index = 3
 
-    def gradient(self, batch: Any) -> int:
-        samples = super().gradient(batch)
+    def backpropagate(self, batch: Any) -> int:
+        samples = super().backpropagate(batch)
         if batch is not None and (batch.index, batch.epoch) == (self.index, 0):
             self.params.grad[0] = np.nan
         return samples
@@ -347,9 +347,9 @@ class Broken(Replica):
 class Without(Replica):
     """Has no batch where that one would be."""
 
-    def gradient(self, batch: Any) -> int:
+    def backpropagate(self, batch: Any) -> int:
         known = batch is not None and (batch.index, batch.epoch) == (Broken.index, 0)
-        return super().gradient(None if known else batch)
+        return super().backpropagate(None if known else batch)
 
 
 def left_out(kind: type[Replica], workers: int) -> list[dict[str, Any]]:
@@ -495,7 +495,7 @@ def wrapped(dtype: str, workers: int, monkeypatch: pytest.MonkeyPatch | None, **
         if monkeypatch is not None:
             monkeypatch.setattr(wrapper, "replica_of", Replica)
         training.fit(Loader(small_dataset(76), 8, seed=3), 3)
-        ahead = training.trainer._ahead is not None
+        ahead = getattr(training.trainer.replica, "_ahead", False)
         return {"weights": model.weights(), "ahead": ahead, "skipped": training.trainer.skipped_steps}
 
 

@@ -12,7 +12,7 @@ from cupynet.data import Loader
 from cupynet.optim import SGD
 from cupynet.parallel import Average, ParameterAveraging, Pipeline
 from cupynet.runs import Run
-from cupynet.training import Callback, History, ParallelWrapper, agreement
+from cupynet.training import Callback, History, ParallelWrapper, consensus
 from tests.training.conftest import Recorder, small_dataset, small_model, train
 
 
@@ -108,8 +108,8 @@ def test_the_divergence_by_layer_is_reported_once_it_is_measured(tmp_path):
         small_model(), 2, synchronizer=Layers(1), callbacks=callbacks, run=run, report_every=2
     ) as wrapper:
         wrapper.fit(Loader(small_dataset(64), 4), 1)
-        assert wrapper.trainer.measured.divergence == 4.5
-        assert wrapper.trainer.measured.by_layer["conv1"] == 0.25
+        assert wrapper.trainer.statistics.measured.divergence == 4.5
+        assert wrapper.trainer.statistics.measured.by_layer["conv1"] == 0.25
     found = [(report.divergence, report.divergence_by_layer.get("conv1")) for report in recorder.reports]
     assert found[0] == (0.5, 0.25) and found[2] == (4.5, 0.25)
     assert math.isnan(found[1][0]) and found[1][1] is None
@@ -130,11 +130,11 @@ def test_the_divergence_of_stages_is_that_of_the_whole_network(stages, tmp_path)
             small_model(), 2, synchronizer=averaging, callbacks=[recorder, History()], run=run, **options
         ) as wrapper:
             wrapper.fit(Loader(small_dataset(200), 4), 1)
-            measured.append(wrapper.trainer.measured)
+            measured.append(wrapper.trainer.statistics.measured)
             everybody = wrapper.on_workers(
-                lambda trainer: trainer.groups.world.gather_numbers(trainer.measured.divergence)
+                lambda trainer: trainer.groups.world.gather_numbers(trainer.statistics.measured.divergence)
             )
-            assert (everybody == wrapper.trainer.measured.divergence).all()
+            assert (everybody == wrapper.trainer.statistics.measured.divergence).all()
         reports.append([(each.divergence, each.divergence_by_layer) for each in recorder.reports])
     (first, *_), (before, known, then, *rest) = reports[0], reports[1][1:]
     assert not before[1] and math.isnan(before[0])  # nothing rather than the first stage's for that of all
@@ -149,7 +149,7 @@ def test_the_divergence_of_stages_is_that_of_the_whole_network(stages, tmp_path)
 def test_no_round_meets_to_tell_what_was_spent(monkeypatch):
     """It travels with the agreement on whether to stop: at the start, after each round until one knows how fast rounds
     are, and after rounds 10 and 20."""
-    monkeypatch.setattr(agreement, "HEARD_S", 60.0)
+    monkeypatch.setattr(consensus, "HEARD_S", 60.0)
     meetings, met = [], []
 
     class Counting(Callback):

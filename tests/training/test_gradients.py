@@ -70,9 +70,9 @@ class Noting(Replica):
         super().__init__(*args)
         self.total = np.zeros_like(self.params.master)
 
-    def update(self, iteration):
+    def update(self, iteration, squared_norm=None):
         before = self.params.master.copy()
-        super().update(iteration)
+        super().update(iteration, squared_norm)
         self.total += self.params.master - before
 
 

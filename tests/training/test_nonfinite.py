@@ -23,7 +23,7 @@ from cupynet.parallel import (
     Synchronizer,
 )
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
-from cupynet.training.nonfinite import told
+from cupynet.training.nonfinite import diagnose
 from tests.training.conftest import WAYS, StopAfter, alone, fingerprint, on_threads, small_dataset, small_model
 from tests.workspaces import on_loan
 
@@ -106,7 +106,7 @@ def test_layers_are_looked_at_with_the_statistics_of_the_batch(accumulate):
     estimates[...] = np.nan
     (batch,) = Loader(DATA, 97, shuffle=False).epoch(0, model.backend)
     replica.gradient(batch)
-    assert told(2, replica, batch) == (
+    assert diagnose(2, replica, batch) == (
         "the loss of worker 2 at batch 0 of epoch 1 is not finite, for samples 17, 40, first in the output of layer "
         "'poisoned'"
     )
@@ -120,7 +120,7 @@ def test_a_network_that_is_no_sequence_of_layers_is_looked_at_as_one():
     replica = Replica(model, SGD(0.1))
     (batch,) = Loader(DATA, 97, shuffle=False).epoch(0, model.backend)
     replica.gradient(batch)
-    assert told(0, replica, batch).endswith("for sample 17, first in the output of layer 'network'")
+    assert diagnose(0, replica, batch).endswith("for sample 17, first in the output of layer 'network'")
 
 
 def test_a_worker_that_has_it_of_others_says_so(caplog):
@@ -171,8 +171,8 @@ def test_skip_leaves_out_one_batch_of_one_worker(way):
     class Leaves(Replica):
         """Has no batch where sample 17 is in it."""
 
-        def gradient(self, batch):
-            return super().gradient(None if batch is not None and 17 in batch.samples else batch)
+        def backpropagate(self, batch):
+            return super().backpropagate(None if batch is not None and 17 in batch.samples else batch)
 
     def fitted(kind, layer, callbacks):
         def task(communicator):

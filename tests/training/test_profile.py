@@ -21,7 +21,7 @@ from cupynet.training import Callback, EarlyStopping, NonFinite, ParallelWrapper
 from cupynet.training.console import profile_table
 from cupynet.training.profile import Timer, table
 from tests.training.conftest import StopAfter, small_dataset, small_model
-from tests.training.test_recorded import same, trained
+from tests.training.test_graph_replica import same, trained
 
 DATA = small_dataset(96)
 TEST = small_dataset(30, seed=1)
@@ -330,7 +330,7 @@ def test_the_table_adds_up_the_own_times_of_all_workers() -> None:
 @pytest.mark.standin
 @pytest.mark.parametrize("dtype", ["float", "half"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_recorded_steps_are_launched_singly_meanwhile(tmp_path: Path, dtype: str, workers: int) -> None:
+def test_graph_replica_steps_are_launched_singly_meanwhile(tmp_path: Path, dtype: str, workers: int) -> None:
     """And what is learned is the same, bit for bit, before, in and after those rounds."""
     profile = Profile(4, 3, path=tmp_path)
     with_it = trained(dtype, workers, callbacks=[profile])

@@ -39,7 +39,7 @@ class Scales(Callback):
         self.scales: list[float] = []
 
     def on_iteration_end(self, trainer):
-        self.scales.append(trainer.scaler.scale)
+        self.scales.append(trainer.replica.scaler.scale)
 
 
 def test_it_grows_and_shrinks(monkeypatch):
@@ -63,7 +63,7 @@ def test_what_is_learned_does_not_depend_on_it(monkeypatch):
         model.backend.loss_scale = first
         trainer = alone(model, Nesterov(0.01, 0.9))
         trainer.fit(loader(), 1)
-        assert trainer.scaler.scale == first and trainer.skipped_steps == 0
+        assert trainer.replica.scaler.scale == first and trainer.skipped_steps == 0
         found.append(model.params.master.copy())
     np.testing.assert_allclose(*found, atol=2e-4)
 
@@ -72,7 +72,7 @@ def test_a_step_that_is_left_out_moves_nothing():
     """One batch in each epoch overflows whatever the scale: as if it were not there."""
     poisoned = alone(network(Poisoned(17, backwards=True)), Nesterov(0.01))
     poisoned.fit(loader(), 2)
-    assert poisoned.skipped_steps == 2 and poisoned.scaler.scale == 256.0
+    assert poisoned.skipped_steps == 2 and poisoned.replica.scaler.scale == 256.0
     guarded = alone(network(Poisoned(17, backwards=True), "float"), Nesterov(0.01), callbacks=[NonFinite("skip")])
     guarded.fit(loader(), 2)
     for name, weights in poisoned.model.weights().items():
@@ -85,7 +85,7 @@ def test_a_loss_that_is_not_finite_is_a_failure_and_so_is_what_no_scale_mends():
     every = alone(network(Poisoned(*range(97), backwards=True)), Nesterov(0.05))
     with pytest.raises(DivergedError, match="the gradient of layer 'dense1' of worker 0 at batch 10 of epoch 1"):
         every.fit(loader(), 1)
-    assert every.scaler.scale == 1.0 and every.scaler.skipped == 10  # 1024 halved ten times
+    assert every.replica.scaler.scale == 1.0 and every.replica.scaler.skipped == 10  # 1024 halved ten times
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_stages_leave_a_step_out_together():
     seen = []
     with ParallelWrapper(network(Poisoned(17, backwards=True)), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper:
         wrapper.fit(loader(), 2)
-        wrapper.on_workers(lambda trainer: seen.append((trainer.scaler.skipped, trainer.skipped_steps)))
+        wrapper.on_workers(lambda trainer: seen.append((trainer.replica.scaler.skipped, trainer.skipped_steps)))
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     assert sum(skipped for skipped, _ in seen) == 4 and {steps for _, steps in seen} == {2}
 
@@ -137,14 +137,14 @@ def test_a_checkpoint_holds_it(tmp_path, workers):
     model = network(Poisoned(17, backwards=True))
     with ParallelWrapper(model, workers, 3) as again:
         again.restore(paths[-2])
-        assert again.trainer.scaler.scale < 1024.0
+        assert again.trainer.replica.scaler.scale < 1024.0
         again.fit(loader(), 2 - again.trainer.epoch)
         if workers == 2:
             assert fingerprint(again.model) == wanted and again.trainer.skipped_steps == steps == 2
 
 
 def test_a_state_that_is_none_is_refused():
-    scaler = alone(small_model("half"), Nesterov(0.01)).scaler
+    scaler = alone(small_model("half"), Nesterov(0.01)).replica.scaler
     before = scaler.state()
     for wrong in ({"scale": 0.0}, {"scale": float("nan")}, {"scale": 2.0**25}, {"rounds": -1}, {"skipped": -1}):
         with pytest.raises(ValueError, match="scaling: expected a factor from 1 to"):
@@ -157,11 +157,11 @@ def test_other_workers_count_a_step_once(tmp_path, workers):
     with ParallelWrapper(network(Poisoned(17, backwards=True)), 2, 3) as wrapper:
         wrapper.fit(loader(), 2)
         path, found = wrapper.checkpoint(tmp_path), []
-        wrapper.on_workers(lambda trainer: found.append((trainer.rank, trainer.scaler.skipped)))
+        wrapper.on_workers(lambda trainer: found.append((trainer.rank, trainer.replica.scaler.skipped)))
     with ParallelWrapper(network(), workers, 3) as again:
         again.restore(path)
         now = []
-        again.on_workers(lambda trainer: now.append((trainer.rank, trainer.scaler.skipped)))
+        again.on_workers(lambda trainer: now.append((trainer.rank, trainer.replica.scaler.skipped)))
     assert sum(count for _, count in found) == 2
     assert sorted(now) == [*sorted(found), (2, 0)][:workers]
 
@@ -169,4 +169,4 @@ def test_other_workers_count_a_step_once(tmp_path, workers):
 def test_what_is_stored_in_more_bits_needs_none():
     for dtype in ("float", "double"):
         trainer = alone(small_model(dtype), Nesterov(0.01))
-        assert trainer.scaler is None and trainer.state()["scaling"] == {} and trainer.skipped_steps == 0
+        assert trainer.replica.scaler is None and trainer.state()["scaling"] == {} and trainer.skipped_steps == 0

@@ -14,7 +14,7 @@ from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential, Softm
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
 from cupynet.runs import Run
-from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, agreement
+from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from tests.backends import WORKING
 from tests.training.conftest import (
     Recorder,
@@ -174,7 +174,7 @@ def test_where_rounds_are_slow_a_wish_is_heard_sooner(monkeypatch):
 
     sent, ended = [], []
     for heard_s in (0.0, 60.0):
-        monkeypatch.setattr(agreement, "HEARD_S", heard_s)
+        monkeypatch.setattr(consensus, "HEARD_S", heard_s)
         with ParallelWrapper(small_model(), 3, "end", callbacks=[StopAt()]) as wrapper:
             wrapper.fit(Loader(small_dataset(600), 2, seed=1), 1)
             ended.append(wrapper.trainer.iteration)

@@ -112,14 +112,14 @@ def test_a_replica_that_is_not_finite_reaches_nobody(way):
         kept = {}
 
         class Poison(Replica):
-            def gradient(self, batch):
-                samples = super().gradient(batch)
+            def backpropagate(self, batch):
+                samples = super().backpropagate(batch)
                 if where == "gradient" and self.rank == 1 and self.updates == 1:  # noqa: B023
                     self.params.grad[5] = np.nan
                 return samples
 
-            def update(self, iteration):
-                super().update(iteration)
+            def update(self, iteration, squared_norm=None):
+                super().update(iteration, squared_norm)
                 if where == "params" and self.rank == 1 and iteration == 1:  # noqa: B023
                     self.params.master[5] = np.inf
 

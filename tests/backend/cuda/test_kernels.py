@@ -359,7 +359,7 @@ def test_a_step_is_judged_as_the_host_would(kind: str, monkeypatch: pytest.Monke
             overflow = rng.random() < 0.3 and backend.loss_scale > 1
             before = backend.loss_scale
             made += not scaler.skips(overflow=overflow, failed=False)
-            scaler.updated()
+            scaler.grow()
             found = steps(kind, [2.0], [np.inf if overflow else 1.0], controls, 4, scaling.MOST)
             assert (found["SCALE"], found["STEADY"]) == (backend.loss_scale, scaler.steady), seed
             assert (found["USED"], found["GO"], found["HALTED"]) == (before, float(not overflow), 0)

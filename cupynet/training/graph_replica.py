@@ -1,19 +1,18 @@
-"""A replica whose steps a GPU has recorded, so that one launch asks for all of their work (CUDA graphs).
+"""A replica whose steps are CUDA graphs, each launched as a whole.
 
-A step of a small network is a few dozen kernels of a few microseconds each: to launch them one by one takes the host
-longer than the GPU needs to run them. Recorded are the gradient, the update, and both as one, for each size of batch
-when it comes for the second time. The first time the work is done as it stands: it loads kernels and makes buffers.
+A step of a small network is a few dozen kernels of a few microseconds each: launching them one by one takes the host
+longer than the GPU needs to run them. The gradient, the update, and both as one are captured for each batch size when
+it comes for the second time. The first time the operations are launched one by one: that loads kernels and allocates.
 
-Together they run ahead: whether the step is made is judged on the device (`judge` in updates.cu), and the host looks
-when it must know, at an average, a report or the end of an epoch. From a loss or a gradient on that is not finite, the
-replica stands still until then, so that nothing of it is used and the batch can be found.
+Steps of both can run ahead: the device decides whether a step is made (`judge` in updates.cu), and the host reads the
+outcome when it must know, at an average, a report or the end of an epoch. From the first loss or gradient on that is
+not finite the replica stands still until then, so that nothing of it is used and the batch can be found.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,7 @@ from cupynet.data import Batch
 from cupynet.nn import Context, Model
 from cupynet.optim import Optimizer
 from cupynet.parallel import parts
-from cupynet.training.replica import Replica
-from cupynet.training.scaling import LossScaler
+from cupynet.training.replica import Replica, Settled, Step
 
 log = logging.getLogger(__name__)
 
@@ -33,24 +31,8 @@ SPOILED = range(900, 908)  # cudaErrorStreamCapture...: what a capture ended wit
 ATTEMPTS = 3  # to record a work, where it was spoiled
 
 
-@dataclass(frozen=True)
-class Found:
-    """What steps that ran ahead have come to.
-
-    Attributes:
-        rounds: which they were of, each with the number of samples of its batch.
-        samples: how many those that were made are of; losses: the sum of theirs.
-        halted: the round of the first that was not finite; None where all were.
-    """
-
-    rounds: dict[int, int]
-    samples: int
-    losses: float
-    halted: int | None
-
-
-class RecordedReplica(Replica):
-    """See the head of the file.
+class GraphReplica(Replica):
+    """A replica that launches its steps as CUDA graphs, see the top of this file.
 
     Args:
         model: all of whose layers, and whose loss, are `recordable`.
@@ -59,13 +41,11 @@ class RecordedReplica(Replica):
         accumulate: see `Replica`.
 
     Attributes:
-        scaler: finds the loss scale, with the device's help; None where it stays as it is.
-        refused: what could not be recorded, and why; "" where all could be.
+        refused: what could not be captured, and why; "" if all could be.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder, accumulate: int = 1) -> None:
         super().__init__(model, optimizer, accumulate)
-        self.scaler: LossScaler | None = None
         self._recorder = recorder
         self._inputs: dict[int, tuple[Array, Array]] = {}  # by the size of a batch: images and labels
         self._draws = any(layer.draws for layer in model.network.walk())
@@ -75,10 +55,13 @@ class RecordedReplica(Replica):
         self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by what it does and that size: works done before
         self._spoiled: dict[tuple[str, int], int] = {}  # how often a work was not recorded
         self._scale: float | None = None  # the loss scale that the device was told, or told; None: nothing yet
-        self._asked: dict[int, int] = {}  # see `Found.rounds`
+        self._ahead = False
+        self._batch: Batch | None = None  # of the step that `update` launches ahead of the host
+        self._launched: dict[int, bool] = {}  # of the steps since the host looked: iteration, whether it had a batch
         self._loss: Array = None
         self.refused = ""
-        self._singly = False
+        self._singly = self._wanted_ahead = False
+        self._norm: Array | None = None  # of the gradient, for the update
         self._sum: Array = None  # of the losses of parts of a batch
 
     # one part at a time ---------------------------------------------------------------------------------------------
@@ -86,10 +69,17 @@ class RecordedReplica(Replica):
     def begin(self) -> None:
         """See `Replica.begin`."""
         super().begin()
-        self._asked, self._scale = {}, None
+        self._launched, self._scale = {}, None
 
-    def gradient(self, batch: Batch | None) -> int:
-        """See `Replica.gradient`."""
+    def gradient(self, batch: Batch | None) -> Step:
+        """See `Replica.gradient`. If steps run ahead, `update` computes the gradient too."""
+        if not self._ahead:
+            return super().gradient(batch)
+        self._batch = batch
+        return Step(batch, ahead=True)
+
+    def backpropagate(self, batch: Batch | None) -> int:
+        """See `Replica.backpropagate`."""
         if batch is None:
             self.params.keep()
             self.losses = 0.0
@@ -99,39 +89,46 @@ class RecordedReplica(Replica):
         self.losses = self._loss
         return len(batch)
 
-    def update(self, iteration: int) -> None:
+    def update(self, iteration: int, squared_norm: Array | None = None) -> None:
         """See `Replica.update`."""
+        if self._ahead:
+            self._launch_ahead(iteration)
+        else:
+            super().update(iteration, squared_norm)
+
+    def _optimize(self, iteration: int, squared_norm: Array | None) -> None:
         self._tell()
         self._recorder.steer(self.optimizer.numbers(iteration))
-        self._run("update", 0, self._update)
-        self.updates += 1
+        self._norm = None if self.optimizer.max_grad_norm is None else squared_norm
+        self._run("update" if self._norm is None else "clipped update", 0, self._update)
+
+    # ahead of the host ----------------------------------------------------------------------------------------------
+
+    def run_ahead(self, wanted: bool) -> None:
+        self._wanted_ahead = wanted
+        self._ahead = wanted and not self._singly
 
     def launch_singly(self, wanted: bool) -> None:
-        """Do the work as it stands from here on, or by one launch again. Nothing may be running ahead of the host."""
-        self._singly, self._scale = wanted, None  # what the device knows of the loss scale is told anew
+        self._singly, self._scale = wanted, None  # the device is told the loss scale again
+        self._ahead = self._wanted_ahead and not wanted
 
-    # the whole step, ahead of the host ------------------------------------------------------------------------------
-
-    def step(self, batch: Batch | None, number: int, iteration: int) -> None:
-        """Ask for gradient and update; nobody waits. `settle` says what came of it.
-
-        number: of the round. iteration: whose learning rate and other numbers it is made with.
-        """
-        self._asked[number] = 0 if batch is None else len(batch)
+    def _launch_ahead(self, iteration: int) -> None:
+        batch, self._batch = self._batch, None
+        self._launched[iteration] = batch is not None
         if batch is not None:
             self._tell()
             self._recorder.steer(self.optimizer.numbers(iteration))
             self._run("step", self._take(batch), self._step)
             self.updates += 1
 
-    def settle(self) -> Found | None:
-        """Wait for the steps since the last time; None where there was none."""
-        asked, self._asked = self._asked, {}
-        if not asked:
+    def settle(self) -> Settled | None:
+        """See `Replica.settle`."""
+        launched, self._launched = self._launched, {}
+        if not launched:
             return None
-        made = [number for number, samples in asked.items() if samples]
+        made = [iteration for iteration, had_batch in launched.items() if had_batch]
         if not made:
-            return Found(asked, 0, 0.0, None)
+            return Settled(len(launched), 0, 0.0, None)
         told = self._recorder.read()
         self._scale = self.backend.loss_scale = told[Control.SCALE]
         self.updates -= int(told[Control.SKIPPED])
@@ -140,19 +137,19 @@ class RecordedReplica(Replica):
         self._write(used=told[Control.USED])
         halted = int(told[Control.HALTED])
         halt = made[halted - 1] if halted else None
-        return Found(asked, int(told[Control.SAMPLES]), told[Control.LOSSES], halt)
+        return Settled(len(launched), int(told[Control.SAMPLES]), told[Control.LOSSES], halt)
 
     # what is recorded -----------------------------------------------------------------------------------------------
 
     def _gradient(self, size: int) -> None:
         backend, model, (images, labels) = self.backend, self.model, self._inputs[size]
-        context = RecordedContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples.get(size))
+        context = GraphContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples.get(size))
         self.params.keep()
         cut = parts(size, self.accumulate)
         for part in cut:
             own = context
             if len(cut) > 1 and self._draws:
-                own = RecordedContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples[size][part])
+                own = GraphContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples[size][part])
             with backend.loans():
                 logits, backward = model.forward(images[part], own)
                 losses, gradient = model.loss(backend, logits, labels[part])
@@ -175,13 +172,13 @@ class RecordedReplica(Replica):
         return self._sum
 
     def _update(self, size: int = 0) -> None:
-        norm = None if self.optimizer.max_grad_norm is None else self.squared_norm()
-        self.optimizer.move(self.params, squared_norm=norm)
+        self.optimizer.move(self.params, squared_norm=self._norm)
 
     def _step(self, size: int) -> None:
         self._gradient(size)
         scaling = Scaling() if self.scaler is None else self.scaler.scaling
-        self._recorder.judge(self._loss, self.squared_norm(), size, scaling)
+        self._norm = self.backend.squared_norm(self.params.grad)
+        self._recorder.judge(self._loss, self._norm, size, scaling)
         for buffers in self.params.running:
             self._recorder.undo(buffers, self.params.kept)
         self._update()
@@ -264,7 +261,7 @@ class RecordedReplica(Replica):
         self._recorder.begin(self.backend.loss_scale, used, 0 if self.scaler is None else self.scaler.steady)
 
 
-class RecordedContext(Context):
+class GraphContext(Context):
     """Of a pass that is recorded: what would be recorded with it as it happened to be is refused. RuntimeError."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -284,4 +281,4 @@ def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Repli
         if not vars(type(each)).get("recordable", False) or getattr(each, "meets", False):
             log.info("each operation is launched by itself: %s is not said to be recordable", type(each).__name__)
             return Replica(model, optimizer, accumulate)
-    return RecordedReplica(model, optimizer, recorder, accumulate)
+    return GraphReplica(model, optimizer, recorder, accumulate)

@@ -62,7 +62,7 @@ from cupynet.training import (
     Replica,
     Trainer,
     WeightAverage,
-    recorded,
+    graph_replica,
     scaling,
     wrapper,
 )
@@ -90,7 +90,7 @@ class Seen(Callback):
         self.scores.append(report.score_after_averaging)
 
     def on_epoch_end(self, trainer, record):
-        self.scales.append(trainer.scaler.scale if trainer.scaler else 1.0)
+        self.scales.append(trainer.replica.scaler.scale if trainer.replica.scaler else 1.0)
         self.epochs.append([record.loss, *record.losses])
 
 
@@ -142,7 +142,7 @@ def trained(
             "updates": trainer.replica.updates,
             "samples": trainer.spent.samples,
             "skipped": trainer.skipped_steps,
-            "ahead": trainer._ahead is not None,
+            "ahead": getattr(trainer.replica, "_ahead", False),
             "refused": getattr(trainer.replica, "refused", None),
             "losses": np.array(seen.losses),
             "scores": np.array(seen.scores),
@@ -290,15 +290,13 @@ def test_after_the_second_time_one_launch_asks_for_a_step(monkeypatch: pytest.Mo
 @on_devices
 def test_the_time_that_the_host_waits_belongs_to_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody looks between, all of it comes at a report or at the end of an epoch."""
-    settle, slow = recorded.RecordedReplica.settle, 0.05
+    settle, slow = graph_replica.GraphReplica.settle, 0.05
 
     def slowly(self: Any) -> Any:
-        found = settle(self)
-        if found is not None:
-            time.sleep(slow * sum(1 for samples in found.rounds.values() if samples))
-        return found
+        time.sleep(slow * sum(self._launched.values()))
+        return settle(self)
 
-    monkeypatch.setattr(recorded.RecordedReplica, "settle", slowly)
+    monkeypatch.setattr(graph_replica.GraphReplica, "settle", slowly)
     with ParallelWrapper(small_model("float", "cupy"), 1, "epoch", report_every=0, timeout_s=60) as training:
         training.fit(Loader(small_dataset(64), 8, seed=3), 2)
         clock = training.trainer.clock
@@ -311,14 +309,14 @@ def test_a_batch_that_lies_where_the_last_one_did_is_not_copied(
     on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs: list[Any] = []
-    take = recorded.RecordedReplica._take
+    take = graph_replica.GraphReplica._take
 
     def seen(self: Any, batch: Any) -> int:
         size = take(self, batch)
         inputs.append(self.backend.address(self._inputs[size][0]) == self.backend.address(batch.images))
         return size
 
-    monkeypatch.setattr(recorded.RecordedReplica, "_take", seen)
+    monkeypatch.setattr(graph_replica.GraphReplica, "_take", seen)
     with ParallelWrapper(small_model("float", "cupy"), 1, 3, data_on_device=on_device, timeout_s=60) as training:
         training.fit(Loader(DATA, 8, seed=3), 2)
     assert inputs and set(inputs) == {on_device}
@@ -513,7 +511,7 @@ def test_a_fit_that_somebody_broke_off_leaves_nothing_behind() -> None:
 
     backend = create_backend("cupy")
     backend.activate()
-    replica = recorded.replica_of(Model(small_network(), Image(8, 8, 1), backend, 1), Nesterov(0.05))
+    replica = graph_replica.replica_of(Model(small_network(), Image(8, 8, 1), backend, 1), Nesterov(0.05))
     trainer = Trainer(replica, callbacks=[Fails()], synchronizer=ParameterAveraging("end"), report_every=0)
     with pytest.raises(ValueError, match="no more"):
         trainer.fit(Loader(DATA, 8, seed=3), 1)
@@ -689,7 +687,7 @@ def test_nothing_is_loaded_or_made_while_another_thread_records(monkeypatch: pyt
     monkeypatch.setattr(cublas.Library, "handle", alone(cublas.Library.handle, "a handle"))
     monkeypatch.setattr(cupy.RawModule, "get_function", alone(cupy.RawModule.get_function, "a kernel"))
     monkeypatch.setattr(
-        recorded.RecordedReplica, "_gradient", alone(recorded.RecordedReplica._gradient, "a first step")
+        graph_replica.GraphReplica, "_gradient", alone(graph_replica.GraphReplica._gradient, "a first step")
     )
     data = small_dataset(64)
 

@@ -1,4 +1,4 @@
-"""What the workers of a fit tell each other where they meet: who wishes to stop, what was sent, how far they differ."""
+"""What the workers of a fit agree on: whether to stop, how much was sent, how far the replicas were apart."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Agreed:
     measured: Average | None = None
 
 
-class Agreement:
-    """One worker's part in the agreements of a fit. Every worker makes the same calls, after the same rounds.
+class StopConsensus:
+    """Lets all workers end a fit after the same round. Every worker makes the same calls, after the same rounds.
 
     Args:
         groups: all workers, and the stages of this one's replica.
 
     Attributes:
-        asked: this worker's own wish to stop.
+        wish: this worker's own wish to stop.
         own: the last average that measured this stage alone, which the others do not know of yet.
     """
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups
-        self.asked: Stop | None = None
+        self.wish: Stop | None = None
         self.own: Average | None = None
         self._counted = 0  # bytes of the traffic that are in the clock
         self._often = 1  # rounds between two questions for wishes alone
@@ -70,10 +70,10 @@ class Agreement:
         """
         world = self.groups.world
         if world.size == 1:
-            return Agreed(self.asked, 0)
+            return Agreed(self.wish, 0)
         self.count_bytes(clock)
         apart, pace = begun and self.own is not None, self._pace()
-        told = world.gather_numbers(self._wish, clock.bytes_sent, apart, pace)  # (W, 4)
+        told = world.gather_numbers(self._reason, clock.bytes_sent, apart, pace)  # (W, 4)
         reasons, sent, measured, paces = told.T
         self._often = max(1, int(HEARD_S / max(float(paces.max()), 1e-9)))
         of_all = None
@@ -90,13 +90,13 @@ class Agreement:
         """Wishes alone. How often follows from the clock on the wall, so nothing may follow from it that is written."""
         world = self.groups.world
         sent = world.traffic.bytes_sent
-        agreed = Agreed(self._of_lowest(world.gather_numbers(self._wish)[:, 0]))
+        agreed = Agreed(self._of_lowest(world.gather_numbers(self._reason)[:, 0]))
         world.traffic.bytes_sent = sent
         return agreed
 
     @property
-    def _wish(self) -> int:
-        return self.asked.reason if self.asked else 0
+    def _reason(self) -> int:
+        return self.wish.reason if self.wish else 0
 
     def _pace(self) -> float:
         """Seconds of a round since the last agreement."""
@@ -111,7 +111,7 @@ class Agreement:
         if not len(wishing):
             return None
         first = int(wishing[0])
-        text = np.frombuffer((self.asked.text if self.asked else "").encode().ljust(STOP_BYTES), np.uint8).copy()
+        text = np.frombuffer((self.wish.text if self.wish else "").encode().ljust(STOP_BYTES), np.uint8).copy()
         self.groups.world.broadcast(text, first)
         return Stop(StopReason(int(reasons[first])), text.tobytes().decode().rstrip())
 
