@@ -172,19 +172,26 @@ def test_all_gather_is_in_rank_order_whoever_comes_first(team):
         np.testing.assert_array_equal(gathered, expected)
 
 
-def test_what_was_gathered_is_nobody_elses(team):
+@pytest.mark.parametrize("gather", ["all_gather", "all_gather_ragged"])
+def test_what_was_gathered_is_nobody_elses(team, gather):
     """A worker that goes on changes neither what the others got nor what it sent."""
 
     def task(c):
         own = np.full(3, float(c.rank))
-        gathered = c.all_gather(own)
-        gathered[:] = -1.0
+        gathered = getattr(c, gather)(own)
+        c.barrier()
         own[:] = 7.0
         c.barrier()
-        return c.all_gather(own)
+        kept = np.stack(gathered)
+        for each in gathered:
+            each[:] = -1.0
+        c.barrier()
+        return np.stack([kept, np.stack(getattr(c, gather)(own))])
 
-    for gathered in on_workers(team, task):
-        np.testing.assert_array_equal(gathered, np.full((team.workers, 3), 7.0))
+    ranks = np.arange(team.workers)[:, None] * np.ones(3)
+    for kept, again in on_workers(team, task):
+        np.testing.assert_array_equal(kept, ranks)
+        np.testing.assert_array_equal(again, np.full((team.workers, 3), 7.0))
 
 
 def test_numbers_are_gathered_as_rows(team):

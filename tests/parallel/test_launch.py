@@ -12,7 +12,7 @@ import traceback
 import pytest
 
 from cupynet.errors import ConfigError
-from cupynet.parallel import ThreadLauncher, launch
+from cupynet.parallel import PeerFailed, ThreadLauncher, launch
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -64,6 +64,21 @@ def test_the_first_failure_is_raised_with_its_own_traceback():
         assert "deliberate_failure" in "".join(traceback.format_tb(caught.value.__traceback__))
         with pytest.raises(RuntimeError, match="have failed"):
             team.run(task)
+
+
+def test_a_failure_that_follows_from_another_does_not_hide_it():
+    def task(c):
+        if c.rank == 1:
+            deliberate_failure()
+        try:
+            while True:
+                c.check()
+                time.sleep(0.001)
+        except PeerFailed as stopped:
+            raise KeyError("in the clean-up of worker 0") from stopped
+
+    with ThreadLauncher(2) as team, pytest.raises(ZeroDivisionError, match="on purpose"):
+        team.run(task)
 
 
 def test_fifty_failures_at_random_moments_never_hang():

@@ -10,7 +10,7 @@ import pytest
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
-from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
+from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator, SlowMo
 from cupynet.training import Replica, Trainer
 from tests.backends import WORKING
 from tests.training.conftest import alone, fingerprint, model_of, on_threads, small_dataset, small_model, train
@@ -51,6 +51,14 @@ def test_frequency_1_is_the_concatenated_batch_in_float(name, workers, backend):
     alone = train(1, OPTIMIZERS[name], samples=samples, batch_size=4 * workers, dtype="float", backend=backend)
     assert parallel.trainers[0].iteration == 3
     assert np.abs(parallel.master - alone.master).max() <= 1e-5
+
+
+def test_slow_momentum_of_every_average_is_momentum_on_the_concatenated_batch():
+    """Each outer step goes from the weights that the last one made."""
+    slow = train(2, lambda: SGD(0.05), synchronizer=lambda: ParameterAveraging(1, outer=SlowMo(1.0, 0.9)), samples=80)
+    alone = train(1, lambda: Momentum(0.05, 0.9), samples=80, batch_size=8)
+    assert slow.trainers[0].iteration == alone.trainers[0].iteration == 10
+    assert np.abs(slow.master - alone.master).max() <= 1e-12 * np.abs(alone.master).max()
 
 
 def test_averaging_less_often_is_something_else():

@@ -317,6 +317,25 @@ def test_models_without_buffers_pay_nothing(way: str, monkeypatch: pytest.Monkey
         assert [len(each) + 1 for each in without] == [len(each) for each in calls["with"]]
 
 
+def test_replicas_begin_with_the_estimates_of_rank_0() -> None:
+    class First(Callback):
+        every_rank = True
+
+        def on_fit_start(self, trainer: Any) -> None:
+            self.buffers = trainer.params.buffers.copy()
+
+    def task(communicator: Any) -> Any:
+        model, first = model_of(), First()
+        model.params.buffers += communicator.rank
+        groups, averaging = Groups.of(communicator), ParameterAveraging(3)
+        trainer = Trainer(Replica(model, SGD(RATE)), groups=groups, synchronizer=averaging, callbacks=[first])
+        trainer.fit(Loader(small_dataset(24), 4), 1)
+        return first.buffers
+
+    for buffers in on_threads(3, task):
+        np.testing.assert_array_equal(buffers, model_of().params.buffers)
+
+
 def test_replicas_with_other_estimates_are_not_identical() -> None:
     class Forgets(Synchronizer):
         def check(self, workers: int, stages: int = 1) -> None:
