@@ -16,7 +16,7 @@ from cupynet.checks import integer, number
 from cupynet.errors import ConfigError, CupynetError, annotate
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator
 from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
-from cupynet.parallel.waiting import Patience
+from cupynet.parallel.timeout import LOOK_S, Timeout
 
 T = TypeVar("T")
 Inbox: TypeAlias = "queue.SimpleQueue[Callable[[Communicator], Any] | None]"
@@ -112,10 +112,10 @@ class ThreadLauncher:
             error = RuntimeError("these workers were closed in the middle of a task: close them when it is done")
             self._group.team.fail(INTERRUPTED, error)
         self._dismiss()
-        patience = Patience(GRACE_S)
+        timeout = Timeout(GRACE_S)
         for thread in filter(lambda thread: thread not in self._left_behind, self._threads):
-            while thread.is_alive() and thread is not threading.current_thread() and not patience.over():
-                thread.join(patience.pause_s)
+            while thread.is_alive() and thread is not threading.current_thread() and not timeout.expired():
+                thread.join(LOOK_S)
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """See `Launcher.run`. RuntimeError after a failure or `close`, while another task is running, and in a process
@@ -160,16 +160,15 @@ class ThreadLauncher:
 
     def _wait(self, waiting: set[int]) -> None:
         """Wait after a failure for the workers still at it, no longer than they may take to notice."""
-        patience = Patience(GRACE_S)
-        while waiting and not patience.over():
+        timeout = Timeout(GRACE_S)
+        while waiting and not timeout.expired():
             with suppress(queue.Empty):
-                waiting.discard(self._results.get(timeout=patience.pause_s)[0])
+                waiting.discard(self._results.get(timeout=LOOK_S)[0])
         self._left_behind = [self._threads[rank] for rank in waiting]
 
 
 def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> None:
     """A worker's life: take a task, do it, report."""
-    communicator.group.team.threads[communicator.rank] = threading.get_ident()
     while (task := inbox.get()) is not None:
         result: Any = None
         try:

@@ -1,14 +1,16 @@
-"""Workers that are processes, on one machine or on several, connected by MPI. The only file that imports mpi4py.
+"""Workers that are processes connected by MPI. The only file that imports mpi4py.
 
-Nobody waits for ever: every call is started without blocking and then asked for, and while one waits one hears of
-others that failed. Data move as bytes between one worker and each other; so a worker that does not come can be named,
-and means are summed in rank order, chunk by chunk: the same bits as in threads. (MPI's own collectives promise no
-order. Where hundreds of workers exchange small numbers, its trees would need fewer messages.)
+A call that blocks inside MPI delays Python's signal handlers and cannot be given up. Every operation is therefore
+started without blocking, and `Ranks.wait` completes it. Means are summed in rank order, chunk by chunk: the same bits
+as in threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,19 +21,23 @@ from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError
-from cupynet.parallel.communicator import Communicator, SerialCommunicator, Traffic, same_form
+from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, Traffic
 from cupynet.parallel.devices import RankMeans, means_of_ranks
-from cupynet.parallel.team import RankTeam, Requests
+from cupynet.parallel.timeout import Timeout, timed_out
 
-TOGETHER, LETTER = 1, 2  # tags: what all workers of a group do together, and messages from one to another
-FORM_BYTES = 64  # of the note before each message that says what it is
+GRACE_S = 5.0  # for the other ranks to notice a failure and to put their affairs in order
+SPIN_S = 0.0005  # how long a wait only yields before it begins to sleep
+LONGEST_PAUSE_S = 0.001
+
+_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 @cache
 def library() -> Any:
-    """The module mpi4py.MPI; this starts MPI, which waits for all ranks.
+    """Import mpi4py.MPI, which starts MPI and waits for all ranks.
 
-    ConfigError where it is missing, or is for one thread at a time: a thread of its own sends what others wait for.
+    Raises:
+        ConfigError: mpi4py or an MPI library is missing.
     """
     try:
         from mpi4py import MPI
@@ -40,41 +46,138 @@ def library() -> Any:
             f"launcher=mpi: MPI cannot be used ({one_line(error)}): install it with pip install 'cupynet[mpi]', "
             "or mpi4py for the MPI of this machine"
         ) from error
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise ConfigError(
-            "launcher=mpi: this MPI lets one thread at a time call it, and two do: take one that was built for "
-            "several (MPI_THREAD_MULTIPLE), such as that of pip install 'cupynet[mpi]'"
-        )
     return MPI
+
+
+class Ranks:
+    """All ranks of the job: waits for operations with them, and hears of those that failed.
+
+    Args:
+        mpi: the module mpi4py.MPI.
+        comm: a communicator of all ranks that nothing else uses.
+
+    Attributes:
+        timeout_s: how long to wait for other ranks.
+        failed: exit codes by rank, of the ranks that failed with an error of their own.
+        groups: communicators of some of the ranks. Each is made once, because MPI has only about 2,000.
+    """
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self.mpi, self.rank, self.size = mpi, comm.Get_rank(), comm.Get_size()
+        self.timeout_s = 300.0
+        self.failed: dict[int, int] = {}
+        self.groups: dict[tuple[int, ...], Any] = {}
+        self._comm = comm
+        self._heard = np.zeros(2, np.int64)  # rank, exit code
+        self._listening: Any = self._receive_notice()
+        self._sent: list[Any] = []
+        self._codes = np.full(self.size, -1)  # of all ranks at their ends; -1: not failed
+        self._ending: Any = None
+
+    def announce(self, code: int) -> None:
+        """Tell all other ranks that this one has failed."""
+        self.failed[self.rank] = code
+        message = np.array([self.rank, code])
+        self._sent += [self._comm.Isend(message, rank) for rank in range(self.size) if rank != self.rank]
+
+    def first_failed(self) -> int | None:
+        """Return the lowest rank that failed, or None."""
+        self._listen()
+        return min(self.failed, default=None)
+
+    def check(self) -> None:
+        """Raise PeerFailed if a rank has failed."""
+        first = self.first_failed()
+        if first is not None:
+            error = PeerFailed(f"worker {self.rank} stops because worker {first} failed")
+            error.exit_code = self.failed[first]
+            raise error
+
+    def wait(self, requests: Sequence[Any], whom: str, statuses: list[Any] | None = None) -> None:
+        """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout.
+
+        Sleeps longer the longer it waits, so that busy ranks get the processor: at most an eighth of the time waited
+        so far, and at most `LONGEST_PAUSE_S`.
+
+        Args:
+            whom: the workers it waits for, and the operation; for the error message.
+            statuses: filled in for the requests.
+        """
+        began, timeout = time.perf_counter(), Timeout(self.timeout_s)
+        while True:
+            for _ in range(10):
+                if self.mpi.Request.Testall(requests, statuses):
+                    return
+                waited = time.perf_counter() - began
+                if waited < SPIN_S:
+                    _yield()
+                else:
+                    time.sleep(min(waited / 8, LONGEST_PAUSE_S))
+            self.check()
+            if timeout.expired():
+                raise timed_out(self.rank, self.timeout_s, whom)
+
+    def end(self) -> bool:
+        """Wait until every rank has come to the end of its program; return False if one does not come in time.
+
+        It may take `timeout_s`, and `GRACE_S` once a rank has failed.
+        """
+        if self._ending is None:
+            own = np.array([self.failed.get(self.rank, -1)])
+            self._ending = self._comm.Iallgather(own, self._codes)
+        timeout, grace = Timeout(self.timeout_s), Timeout(GRACE_S)
+        while not self._ending.Test():
+            failed = self.first_failed() is not None
+            if (failed and grace.expired()) or timeout.expired():
+                return False
+            time.sleep(LONGEST_PAUSE_S)
+        self.failed |= {rank: code for rank, code in enumerate(self._codes.tolist()) if code >= 0}
+        return True
+
+    def close(self) -> None:
+        """Stop listening, before MPI ends."""
+        if self._listening is not None:
+            self._listening.Cancel()
+            self._listening.Wait()
+            self._listening = None
+
+    def _listen(self) -> None:
+        while self._listening is not None and self._listening.Test():
+            rank, code = self._heard.tolist()
+            self.failed[rank] = code
+            self._listening = self._receive_notice()
+
+    def _receive_notice(self) -> Any:
+        return self._comm.Irecv(self._heard, self.mpi.ANY_SOURCE)
 
 
 class MpiCommunicator(Communicator):
     """A worker that is a process.
 
-    Averages of arrays on the host are computed there, each worker its own part; those of arrays on GPUs over NCCL where
-    each process has one of its own, see devices.py, else on the host too.
+    Means of arrays on the host are computed there, each worker its own chunk. Those of arrays on GPUs go over NCCL if
+    each process has a GPU of its own (see devices.py), else through the host too.
 
     Args:
-        comm: the workers of this group, as mpi4py has them.
-        team: what they share with all others.
-        names: the ranks of the group's workers among all, in order; all of them by default.
+        comm: the communicator of mpi4py for the workers of this group.
+        ranks: all ranks of the job.
+        members: the ranks of the group's workers, in order; all of them by default.
     """
 
     def __init__(
         self,
         comm: Any,
-        team: RankTeam,
-        names: Sequence[int] | None = None,
+        ranks: Ranks,
+        members: Sequence[int] | None = None,
         backend: Backend | None = None,
         traffic: Traffic | None = None,
         reduce: str = "auto",
     ) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.traffic = Traffic() if traffic is None else traffic
-        self.team = team
-        self._comm, self._names = comm, list(range(self.size)) if names is None else list(names)
+        self._comm, self._ranks = comm, ranks
+        self._members = list(range(self.size)) if members is None else list(members)
         self._backend: Backend = create_backend("numpy", "double") if backend is None else backend
-        self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        self._sending: deque[Any] = deque()
         self._scratch: dict[tuple[int, int, str], NDArray[Any]] = {}
         self._reduce, self._decided = reduce, False
         self._on_devices: RankMeans | None = None
@@ -89,72 +192,71 @@ class MpiCommunicator(Communicator):
                 each.close()
 
     def split(self, color: int, key: int) -> Communicator:
-        asked = self._gather(np.array([color, key], np.int64)).tolist()
-        ranks = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)]
-        if len(ranks) == 1:
+        given = self._all_gather(np.array([color, key]), "split").tolist()
+        chosen = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(given) if c == color)]
+        if len(chosen) == 1:
             return SerialCommunicator(self.traffic)
-        names = tuple(self._names[rank] for rank in ranks)
-        if names not in self.team.groups:  # MPI has some 2,000 of them and no more
-            # it blocks; but everybody has just been here
-            self.team.groups[names] = self._comm.Create_group(self._comm.Get_group().Incl(ranks))
-        made = MpiCommunicator(self.team.groups[names], self.team, names, self._backend, self.traffic, self._reduce)
+        members = tuple(self._members[rank] for rank in chosen)
+        groups = self._ranks.groups
+        if members not in groups:  # it blocks, but all workers have just arrived
+            groups[members] = self._comm.Create_group(self._comm.Get_group().Incl(chosen))
+        made = MpiCommunicator(groups[members], self._ranks, members, self._backend, self.traffic, self._reduce)
         self._groups.append(made)
         return made
 
     def barrier(self) -> None:
-        self._gather(np.zeros(1, np.uint8))
+        self._wait("barrier", self._comm.Ibarrier())
 
     def check(self) -> None:
-        self.team.check(self._names[self.rank])
+        self._ranks.check()
 
     def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
         self.traffic.all_gather(array.nbytes, self.size)
-        return self._gather(array)
+        return self._all_gather(array, "all_gather")
 
     def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         self.traffic.all_gather(vector.nbytes, self.size)
-        lengths = self._gather(np.array([len(vector)], np.int64))[:, 0].tolist()
-        gathered = [np.empty(length, vector.dtype) for length in lengths]
-        gathered[self.rank][...] = vector
-        self._wait(self._exchange([vector] * self.size, gathered))
-        return gathered
+        lengths = self._all_gather(np.array([len(vector)]), "all_gather_ragged")[:, 0]
+        gathered = np.empty(lengths.sum(), vector.dtype)
+        counts = (lengths * vector.itemsize).tolist()
+        request = self._comm.Iallgatherv(_bytes(vector), [_bytes(gathered), counts])
+        self._wait("all_gather_ragged", request)
+        return np.split(gathered, np.cumsum(lengths)[:-1])
 
     def send(self, array: Array, to: int) -> None:
-        host = self._backend.to_host(array)
-        self.traffic.message(host.nbytes)
-        letter, comm = self.team.outbox.copy(host), self._comm
-        requests = [comm.Isend(_form(host), to, LETTER), comm.Isend(letter, to, LETTER)]
-        self.team.outbox.send(requests, letter)
+        content = _bytes(np.array(self._backend.to_host(array), order="C"))  # a copy: the array may be changed
+        self.traffic.message(content.nbytes)
+        self._sending.append(self._comm.Isend(content, to))
+        while self._sending and self._sending[0].Test():
+            self._sending.popleft()
 
     def recv(self, array: Array, source: int) -> None:
-        note = np.empty(FORM_BYTES, np.uint8)
-        self._receive(note, source)
-        name, *sides = note.tobytes().decode().split()
-        form = name, tuple(int(side) for side in sides)
-        direct = isinstance(array, np.ndarray) and array.flags.c_contiguous and (array.dtype.name, array.shape) == form
-        letter = array if direct else np.empty(form[1], name)
-        self._receive(letter, source)
+        direct = isinstance(array, np.ndarray) and array.flags.c_contiguous
+        content = array if direct else np.empty(array.shape, array.dtype)
+        status = self._ranks.mpi.Status()
+        request = self._comm.Irecv(_bytes(content), source)
+        self._ranks.wait([request], f"worker {self._members[source]} in recv", [status])
+        received = status.Get_count(self._ranks.mpi.BYTE)
+        if received != content.nbytes:
+            raise RuntimeError(
+                f"a message of {received} bytes came where {content.nbytes} were expected: "
+                "the workers do not make the same calls"
+            )
         if not direct:
-            self._put(array, same_form(array, letter))
+            self._put(array, content)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         host = self._backend.to_host(array)
-        requests = Requests(self.team.mpi)
         if self.rank == root:
             self.traffic.all_gather(host.nbytes, self.size)
-            content = _bytes(np.ascontiguousarray(host))
-            for rank in self._others:
-                requests.add(self._comm.Isend(content, rank, TOGETHER), self._names[rank])
-            self._wait(requests)
-        else:
-            received = np.empty(host.shape, host.dtype)
-            requests.add(self._comm.Irecv(_bytes(received), root, TOGETHER), self._names[root], received.nbytes)
-            self._wait(requests)
-            self._put(array, received)
+        content = np.ascontiguousarray(host) if self.rank == root else np.empty(host.shape, host.dtype)
+        self._wait("broadcast", self._comm.Ibcast(_bytes(content), root))
+        if self.rank != root:
+            self._put(array, content)
 
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
         if not all(isinstance(array, np.ndarray) for array in arrays):
-            if not self._decided:  # all ranks come by here together
+            if not self._decided:  # the same on all ranks
                 self._on_devices, self._decided = means_of_ranks(self, self._backend, self._reduce), True
             if self._on_devices is not None:
                 self.traffic.all_reduce(sum(array.nbytes for array in arrays), self.size)
@@ -162,82 +264,55 @@ class MpiCommunicator(Communicator):
                 return
         hosts = [self._backend.to_host(array) for array in arrays]
         self.traffic.all_reduce(sum(host.nbytes for host in hosts), self.size)
-        weights = np.zeros((self.size, 1))
-        weights[self.rank] = weight
-        arriving = self._exchange([weights[self.rank]] * self.size, list(weights))
-        cuts = [[len(host) * rank // self.size for rank in range(self.size + 1)] for host in hosts]
-        chunks = [
-            [host[start:stop] for start, stop in zip(cut, cut[1:], strict=False)]
-            for host, cut in zip(hosts, cuts, strict=True)
-        ]
-        # each worker does it for its own part of everybody's vectors, as threads do: the same bits
-        parts = [self._parts(index, mine[self.rank]) for index, mine in enumerate(chunks)]
-        moving = Requests(self.team.mpi)
-        for mine, theirs in zip(chunks, parts, strict=True):
-            self._exchange(mine, theirs, moving)
-        self._wait(arriving)
-        self._wait(moving, transfer=True)
-        total = sum(weights[:, 0].tolist())
+        weights = np.empty(self.size)
+        requests = [self._comm.Iallgather(np.array([weight], np.float64), weights)]
+        chunks = []  # every worker's part of this worker's chunk, for each array
+        for index, host in enumerate(hosts):
+            counts = self._counts(host)
+            own = self._own_chunk(index, counts[self.rank] // host.itemsize, host.dtype)
+            chunks.append(own)
+            received = [_bytes(own), [counts[self.rank]] * self.size]
+            requests.append(self._comm.Ialltoallv([_bytes(host), counts], received))
+        self._wait("allreduce_mean", *requests)
+        total = sum(weights.tolist())
         if total > 0:
-            shares, back = [w / total for w in weights[:, 0].tolist()], Requests(self.team.mpi)
-            for mine, theirs in zip(chunks, parts, strict=True):
-                self._backend.mean_in_place(theirs, shares)
-                self._exchange([mine[self.rank]] * self.size, mine, back)
-            self._wait(back, transfer=True)
+            shares = [each / total for each in weights.tolist()]
+            requests = []
+            for host, own in zip(hosts, chunks, strict=True):
+                self._backend.mean_in_place(list(own), shares)
+                requests.append(self._comm.Iallgatherv(_bytes(own[0]), [_bytes(host), self._counts(host)]))
+            self._wait("allreduce_mean", *requests)
         for array, host in zip(arrays, hosts, strict=True):
             if host is not array:
                 self._put(array, host)
 
-    def _parts(self, index: int, own: NDArray[Any]) -> list[NDArray[Any]]:
-        """All workers' contributions to this one's part of vector `index`: the others' in memory that is kept here."""
-        key = index, len(own), own.dtype.str
+    def _counts(self, vector: NDArray[Any]) -> list[int]:
+        """The bytes of each worker's chunk of a vector."""
+        cuts = [len(vector) * rank // self.size for rank in range(self.size + 1)]
+        return [(stop - start) * vector.itemsize for start, stop in zip(cuts, cuts[1:], strict=False)]
+
+    def _own_chunk(self, index: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Memory (size, length) for all workers' parts of this worker's chunk of vector `index`; kept."""
+        key = index, length, dtype.str
         if key not in self._scratch:
-            self._scratch[key] = np.empty((self.size, len(own)), own.dtype)
-        parts = list(self._scratch[key])
-        parts[self.rank] = own
-        return parts
+            self._scratch[key] = np.empty((self.size, length), dtype)
+        return self._scratch[key]
 
-    # moving bytes ---------------------------------------------------------------------------------------------------
-
-    def _exchange(
-        self, sent: list[NDArray[Any]], received: list[NDArray[Any]], requests: Requests | None = None
-    ) -> Requests:
-        """Start to send each other worker its array of `sent`, and to receive its array of `received`."""
-        requests = Requests(self.team.mpi) if requests is None else requests
-        for rank in reversed(self._others):
-            into = _bytes(received[rank])
-            requests.add(self._comm.Irecv(into, rank, TOGETHER), self._names[rank], into.nbytes)
-        for rank in self._others:
-            requests.add(self._comm.Isend(_bytes(sent[rank]), rank, TOGETHER), self._names[rank])
-        return requests
-
-    def _gather(self, array: NDArray[Any]) -> NDArray[Any]:
+    def _all_gather(self, array: NDArray[Any], operation: str) -> NDArray[Any]:
         gathered = np.empty((self.size, *array.shape), array.dtype)
-        gathered[self.rank] = array
-        self._wait(self._exchange([gathered[self.rank : self.rank + 1]] * self.size, list(gathered[:, None])))
+        self._wait(operation, self._comm.Iallgather(_bytes(np.ascontiguousarray(array)), _bytes(gathered)))
         return gathered
 
-    def _receive(self, into: NDArray[Any], source: int) -> None:
-        requests, content = Requests(self.team.mpi), _bytes(into)
-        requests.add(self._comm.Irecv(content, source, LETTER), self._names[source], content.nbytes)
-        self._wait(requests)
-
-    def _wait(self, requests: Requests, *, transfer: bool = False) -> None:
-        self.team.wait(requests, self._names[self.rank], transfer=transfer)
+    def _wait(self, operation: str, *requests: Any) -> None:
+        self._ranks.wait(requests, f"the other workers in {operation}")
 
     def _put(self, array: Array, host: Array) -> None:
-        """Write an array of the host into one that is on the host or on this worker's device."""
+        """Copy an array of the host into one on the host or on this worker's device."""
         array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """The memory of a contiguous array."""
     if not array.flags.c_contiguous:
-        raise RuntimeError(f"an array of shape {array.shape} and strides {array.strides} does not travel in one piece")
+        raise RuntimeError(f"an array of shape {array.shape} and strides {array.strides} is not contiguous")
     return array.reshape(-1).view(np.uint8)
-
-
-def _form(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The note that goes before a message: its dtype and shape as text."""
-    text = " ".join([array.dtype.name, *map(str, array.shape)]).encode()
-    return np.frombuffer(text.ljust(FORM_BYTES), np.uint8)

@@ -1,23 +1,22 @@
-"""The processes that one mpiexec started, as workers of a run: `MpiLauncher` makes this process the one that it is.
+"""The job that mpiexec started, and the launcher that makes this process one of its workers.
 
-Where one fails all must end, with its error told once. Whoever fails, or stops because another did, says so to the
-others and waits, for a grace period, for what they say; then all know whose error is told: that of the lowest rank that
-has one of its own. The others pass on `PeerFailed` with the same exit code. At the very end of its program a rank waits
-until all have come there, for `timeout_s`. If one failed, or does not come, it takes the rest down with it: MPI would
-wait for a rank that hangs. (How it is before MPI is up: start.py.)
+A rank that fails announces it. The others hear of it while they wait, raise `PeerFailed` and end too. At the end of its
+program every rank waits for all others, so that one of them reports the failure and all leave with its exit code. If a
+rank does not come, the others abort the job.
 """
 
 from __future__ import annotations
 
 import atexit
-import hashlib
+import faulthandler
 import json
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
 from typing import TypeVar
@@ -25,207 +24,200 @@ from typing import TypeVar
 import numpy as np
 
 from cupynet.backend import usable_cores
-from cupynet.checks import number, setting
+from cupynet.checks import number
 from cupynet.errors import ConfigError, CupynetError, Interrupted, annotate
-from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, WorkerTimeout
-from cupynet.parallel.mpi import MpiCommunicator, library
-from cupynet.parallel.start import HAND_ON_S, coming_together, let_output_go
-from cupynet.parallel.team import RankTeam, Word
-from cupynet.parallel.waiting import Patience
+from cupynet.mpiexec import started
+from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator
+from cupynet.parallel.mpi import GRACE_S, MpiCommunicator, Ranks, library
+from cupynet.parallel.timeout import timed_out
 
 T = TypeVar("T")
 
-GRACE_S = 4.0  # how long the others may take to notice a failure, and again to put their affairs in order
-LONGEST_PAUSE_S = 0.02  # between two looks at what others say, at the end of the program
+START_S = 60.0  # for all ranks to start MPI
+ABORT_S = 5.0  # for MPI to abort the job
+DRAIN_S = 0.5  # for mpiexec to read the last output
 
 log = logging.getLogger(__name__)
 
 
 class MpiJob:
-    """All ranks of this job, seen from this one. One for each process: `job()`.
+    """All ranks of this job, seen from this one. Get it by `job()`.
 
     Attributes:
         rank, size: this process's number, and how many there are.
-        seats: of each rank its number on its machine.
-        machines: the names of the ranks' machines.
+        exit_code: of all ranks, once `speaks` has been called.
+        seats: the number of each rank on its machine.
+        machines: the name of each rank's machine.
         sharing: how many ranks share this one's cores, itself included.
     """
 
     def __init__(self) -> None:
         self._mpi = library()
         world = self._mpi.COMM_WORLD
-        self.rank, self.size = world.Get_rank(), world.Get_size()
-        self.team = RankTeam(self._mpi, world.Dup())
-        self._comm = world.Dup()
-        self._outcome: BaseException | None = None  # what became of this rank, once anything failed
-        communicator, here = self.communicator(), world.Split_type(self._mpi.COMM_TYPE_SHARED)
-        seats = communicator.gather_numbers(here.Get_rank())
-        self.seats = tuple(int(seat) for seat in seats[:, 0])
-        name = np.frombuffer(self._mpi.Get_processor_name().encode(), np.uint8)
-        self.machines = [text.tobytes().decode() for text in communicator.all_gather_ragged(name)]
-        leader = np.array([self.rank])
-        here.Bcast(leader, 0)
-        neighbours, mine = communicator.split(int(leader[0]), self.rank), usable_cores()
-        theirs = neighbours.all_gather_ragged(np.array(sorted(mine), np.int64))
-        self.sharing = sum(not mine.isdisjoint(cores.tolist()) for cores in theirs)
-        if self.size > 1:
+        self.rank, self.size, self.exit_code = world.Get_rank(), world.Get_size(), 0
+        self._ranks, self._comm = Ranks(self._mpi, world.Dup()), world.Dup()
+        here = world.Split_type(self._mpi.COMM_TYPE_SHARED)
+        first = self._mpi.Group.Translate_ranks(here.Get_group(), [0], world.Get_group())[0]
+        facts = [first, self._mpi.Get_processor_name(), here.Get_rank(), sorted(usable_cores())]
+        found = [json.loads(text) for text in self._gather(json.dumps(facts))]
+        self._first_there = [each[0] for each in found]  # the lowest rank on each rank's machine
+        self.machines: list[str] = [each[1] for each in found]
+        self.seats: tuple[int, ...] = tuple(each[2] for each in found)
+        cores = set(facts[3])
+        self.sharing = sum(each[0] == first and not cores.isdisjoint(each[3]) for each in found)
+        self._met: bool | None = None  # whether all ranks have come to their ends; None: not asked yet
+        if self.size == 1:
+            self._ranks.close()
+        else:
             atexit.register(self._leave)
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
 
     def communicator(self) -> Communicator:
-        """All ranks; what it sends is counted from 0."""
-        return SerialCommunicator() if self.size == 1 else MpiCommunicator(self._comm, self.team)
+        """Return a communicator of all ranks, which counts what it sends from 0."""
+        return SerialCommunicator() if self.size == 1 else MpiCommunicator(self._comm, self._ranks)
 
     @property
     def timeout_s(self) -> float:
-        """How long a rank waits for the others before it takes them for dead."""
-        return self.team.timeout_s
+        """How long a rank waits for the others."""
+        return self._ranks.timeout_s
 
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
-        self.team.timeout_s = seconds
+        self._ranks.timeout_s = seconds
 
     def agree(self, settings: Mapping[str, object]) -> None:
-        """Make sure that all ranks were given the same; ConfigError, on all of them, that names a difference."""
-        text = json.dumps(settings, default=repr).encode()
-        communicator = self.communicator()
-        digests = communicator.all_gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
-        if (digests == digests[0]).all():
-            return
-        texts = communicator.all_gather_ragged(np.frombuffer(text, np.uint8))
-        given = [json.loads(text.tobytes()) for text in texts]
-        keys = dict.fromkeys(key for each in given for key in each)
-        key = next((key for key in keys if any(_shown(each, key) != _shown(given[0], key) for each in given)), None)
-        if key is None:
-            raise ConfigError("the settings stand in another order on some ranks: give all ranks the same")
-        others: dict[str, list[int]] = {}
-        for rank, each in enumerate(given):
-            others.setdefault(_shown(each, key), []).append(rank)
-        found = ", ".join(f"{value} on rank {_listed(there)}" for value, there in others.items())
-        raise ConfigError(f"{key}: is {found}: all ranks must be given the same settings, of the same cupynet")
+        """Raise ConfigError, on every rank, if the ranks were given different settings."""
+        given = [json.loads(text) for text in self._gather(json.dumps(settings, default=repr))]
+        for key in dict.fromkeys(key for each in given for key in each):
+            ranks: dict[str, list[str]] = {}
+            for rank, each in enumerate(given):
+                ranks.setdefault(json.dumps(each[key]) if key in each else "missing", []).append(str(rank))
+            if len(ranks) > 1:
+                found = ", ".join(f"{value} on rank {', '.join(there)}" for value, there in ranks.items())
+                raise ConfigError(f"{key}: is {found}: all ranks must be given the same settings, of the same cupynet")
 
     def share(self, text: str) -> str:
-        """Rank 0's text, on every rank."""
-        content = np.frombuffer(text.encode(), np.uint8)
-        return self.communicator().all_gather_ragged(content)[0].tobytes().decode()
+        """Return rank 0's text on every rank."""
+        return self._gather(text)[0]
 
     def first_word(self, text: str) -> str:
-        """Of the texts that ranks give, "" for none, that of the lowest; on all of them."""
-        texts = self.communicator().all_gather_ragged(np.frombuffer(text.encode(), np.uint8))
-        return next((each.tobytes().decode() for each in texts if len(each)), "")
+        """Return the text of the lowest rank whose text is not empty, on every rank; "" if all are."""
+        return next(filter(None, self._gather(text)), "")
 
     def where(self) -> str:
-        """Which rank is on which machine, for people: `n01 (0, 1), n02 (2, 3)`."""
-        there: dict[tuple[str, int], list[int]] = {}
-        for rank, (name, seat) in enumerate(zip(self.machines, self.seats, strict=True)):
-            # two machines may bear one name: a number that is already taken there begins another
-            number = sum(self.seats[r] == seat and self.machines[r] == name for r in range(rank))
-            there.setdefault((name, number), []).append(rank)
-        return ", ".join(f"{name} ({', '.join(map(str, found))})" for (name, _), found in there.items())
+        """Say which rank is on which machine: `n01 (0, 1), n02 (2, 3)`."""
+        there: dict[int, list[str]] = {}
+        for rank, first in enumerate(self._first_there):
+            there.setdefault(first, []).append(str(rank))
+        return ", ".join(f"{self.machines[first]} ({', '.join(ranks)})" for first, ranks in there.items())
+
+    def _gather(self, text: str) -> list[str]:
+        """Every rank's text."""
+        texts = self.communicator().all_gather_ragged(np.frombuffer(text.encode(), np.uint8))
+        return [each.tobytes().decode() for each in texts]
 
     # failing --------------------------------------------------------------------------------------------------------
 
-    def settle(self, error: BaseException) -> BaseException:
-        """This rank has met `error`. What it must raise, or tell: `error` itself, or PeerFailed if another one is told.
-
-        Takes as long as the others need to answer, at most the grace period. The first error decides: what comes after
-        it is a consequence.
-        """
-        if self._outcome is not None or self.size == 1:
-            return self._outcome or error
-        word = Word.STOPPED if isinstance(error, PeerFailed) else Word.FAILED
-        word = Word.LATE if isinstance(error, WorkerTimeout) else word
-        self.team.say(word, _exit_code(error))
-        self._listen_until(lambda: len(self.team.ended.keys() | self.team.leaving) == self.size, GRACE_S)
-        first = self.team.first()
-        if first is None or first == self.rank:
-            self._outcome = error
-        else:
-            self._outcome = PeerFailed(f"worker {self.rank} stops because worker {first} failed")
-            self._outcome.exit_code = self.team.ended[first][1]
-        return self._outcome
+    def announce(self, error: BaseException) -> None:
+        """Tell the other ranks that this one fails with `error`, unless it only stops because of another."""
+        if not isinstance(error, PeerFailed) and self.rank not in self._ranks.failed:
+            self._ranks.announce(_exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """This rank has met `error`: whether it is the one to tell it. See `settle`."""
-        return self.settle(error) is error and not isinstance(error, PeerFailed)
+        """Return True if this rank, which ends with `error`, is the one to report it: the lowest that failed.
 
-    def _listen_until(self, enough: Callable[[], bool], longest_s: float = float("inf")) -> bool:
-        """Listen to the others, more and more seldom, until that is enough; False if it was not in time."""
-        began, patience = time.monotonic(), Patience(longest_s)
-        self.team.hear()
-        while not enough():
-            waited = time.monotonic() - began
-            if patience.over():
-                return False
-            time.sleep(min(max(waited / 8, 0.0001), LONGEST_PAUSE_S))
-            self.team.hear()
-        return True
+        Waits for the other ranks, and sets `exit_code`.
+        """
+        self.announce(error)
+        if self._met is None:
+            self._met = self._ranks.end()
+        first = self._ranks.first_failed()
+        self.exit_code = _exit_code(error) if first is None else self._ranks.failed[first]
+        return first == self.rank and not isinstance(error, PeerFailed)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """In place of sys.excepthook: of the ranks that end with an exception, one shows it."""
-        told = self.settle(error)
-        if told is error and not isinstance(error, PeerFailed):
+        """Take the place of sys.excepthook: one rank shows the exception, and all leave with its exit code."""
+        if self.speaks(error):
             self._excepthook(kind, error, traceback)
+        raise SystemExit(self.exit_code)
 
     def _leave(self) -> None:
-        """The end of this rank's program: wait for the others; if anybody failed or does not come, end them all."""
-        team, everybody = self.team, set(range(self.size))
+        """End MPI at the end of the program, or abort the job if a rank does not come."""
         if self._mpi.Is_finalized():
             return
-        team.say(Word.LEAVING)
-        if self._outcome is None:
-            if not self._listen_until(lambda: team.leaving == everybody or team.first() is not None, team.timeout_s):
-                self._give_up(everybody - team.leaving)
-            elif team.first() is None:
-                team.close()
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # MPI itself waits for all once more, and for ever
-                signal.setitimer(signal.ITIMER_REAL, team.timeout_s)
-                return
-        first = self.rank if team.first() is None else team.first()
-        # who has been heard of is on the way out, too; who has not hangs
-        self._listen_until(lambda: team.leaving >= set(team.ended), GRACE_S)
-        if first != self.rank:
-            time.sleep(GRACE_S)  # the other ends this process meanwhile, unless something went wrong there
-        sys.stdout.flush()
-        sys.stderr.flush()
-        let_output_go()
-        code = team.ended[self.rank if first is None else first][1] if team.ended else 1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI's own words add nothing
-        self._mpi.COMM_WORLD.Abort(code or 1)
+        if self._met is None:
+            self._met = self._ranks.end()
+        if self._met:
+            self._ranks.close()
+            with _limited(self.timeout_s):
+                self._mpi.Finalize()
+            return
+        if self._ranks.first_failed() is None:
+            error = timed_out(self.rank, self.timeout_s, "the other ranks at the end of the program")
+            if self.speaks(error):
+                log.error("%s", error)
+        if self._ranks.first_failed() != self.rank:
+            time.sleep(GRACE_S)  # the rank that reports the failure aborts the job
+        _drain()
+        with _limited(ABORT_S):
+            self._mpi.COMM_WORLD.Abort(self._ranks.failed[min(self._ranks.failed)] or 1)
 
-    def _give_up(self, missing: set[int]) -> None:
-        """At the end of the program the others have not come for too long: of those that waited one says so."""
-        self.team.say(Word.LATE, WorkerTimeout.exit_code)
-        self._listen_until(lambda: False, HAND_ON_S)  # another may have lost its patience at this very moment
-        if self.team.first() == self.rank:
-            log.error(
-                "worker %s has not come to the end of its program, where worker %d waited for it for %g s, and is "
-                "taken for dead: raise %s if it only had more to do",
-                _listed(missing),
-                self.rank,
-                self.timeout_s,
-                setting("parallel", "timeout_s"),
-            )
+
+@contextmanager
+def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
+    """End this process if a call to MPI that blocks does not return in time.
+
+    Such a call holds the interpreter's lock: only the thread of faulthandler still runs.
+
+    file: where the calls that it was in are shown then; nowhere by default.
+    """
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere if file is None else file)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 @cache
 def job() -> MpiJob:
-    """This process's job; MPI is started when it is first asked for. ConfigError where there is none.
+    """Return this process's job, and start MPI if that has not been done.
 
-    All processes that were started must ask for it within a minute of each other.
+    Raises:
+        ConfigError: MPI cannot be used. This process then kills itself at the end of its program, because mpiexec does
+            not notice if a rank leaves before it has started MPI, and the others would wait for it.
     """
-    with coming_together():
-        return MpiJob()
+    process = started()
+    try:
+        with _limited(START_S + 2 * bool(process and process[0]), file=2):  # rank 0 first, and then mpiexec ends all
+            return MpiJob()
+    except BaseException:
+        if process is not None:
+            atexit.register(_die)
+        raise
+
+
+def _die() -> None:
+    """End this process by a signal, so that mpiexec ends the others."""
+    _drain()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _drain() -> None:
+    """Give mpiexec time to read the last output: at an abort it may drop the rest."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(DRAIN_S)
 
 
 class MpiLauncher:
-    """Makes this process one of the workers: as many as there are ranks. A context manager is not needed.
+    """Makes this process one of the workers, as many as there are ranks.
 
     After a failure nothing more can be run, and the whole job ends when this program does.
 
     Args:
-        timeout_s: how long a worker waits for the others before it takes them for dead, in seconds; also at the end of
-            the program: where one of them has long work of its own after the last fit, it must be more than that takes.
+        timeout_s: how long a worker waits for the others, in seconds. It counts at the end of the program too: if one
+            rank has long work of its own after the last fit, it must be longer than that.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:
@@ -235,7 +227,7 @@ class MpiLauncher:
         self._communicator = self._job.communicator()
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
-        """See `Launcher.run`. RuntimeError after a failure or `close`, and while another task is running."""
+        """See `Launcher.run`. Raises RuntimeError after a failure or `close`, and while another task is running."""
         if not self._usable:
             raise RuntimeError("these workers have failed, been interrupted or closed: make a new ParallelWrapper")
         if self._running:
@@ -247,28 +239,17 @@ class MpiLauncher:
             self._usable = False
             if not isinstance(error, CupynetError) and not getattr(error, "__notes__", None):
                 annotate(error, f"worker {self._job.rank}")
-            raised = self._job.settle(error)
-            if raised is error:
-                raise
-            raise raised from error
+            self._job.announce(error)
+            raise
         finally:
             self._running = False
         return result if self._job.rank == 0 else None
 
     def close(self) -> None:
-        """Nothing more is run; after a failure nobody waits for the others to let go of NCCL too."""
+        """Let go of NCCL, together with the other workers; after a failure not even that."""
         if self._usable:
             self._communicator.close()
         self._usable = False
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
-
-
-def _shown(settings: Mapping[str, object], key: str) -> str:
-    """The value of a setting, for people; `missing` where there is none of that name."""
-    return json.dumps(settings[key]) if key in settings else "missing"
 
 
 def _exit_code(error: BaseException) -> int:

@@ -1,4 +1,4 @@
-"""Workers that are threads of one process: a meeting point with a time-out, and arrays handed over by reference."""
+"""Workers that are threads of one process: a barrier with a time-out, and arrays handed over by reference."""
 
 from __future__ import annotations
 
@@ -14,64 +14,63 @@ from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
 from cupynet.parallel.communicator import Communicator, PeerFailed, Traffic, same_form
 from cupynet.parallel.devices import means_on_devices
-from cupynet.parallel.waiting import Patience, given_up
+from cupynet.parallel.timeout import LOOK_S, Timeout, timed_out
 
 
 class ThreadTeam:
-    """What all threads of a run have in common, whatever groups they form: the first failure, and who is told of it.
+    """All threads of a run, whatever groups they form: their time-out and the first failure.
 
     Args:
-        timeout_s: how long a worker waits for another before it takes it for dead.
-
-    Attributes:
-        threads: which thread each worker is, as far as they said so.
+        timeout_s: how long a worker waits for the others.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.threads: dict[int, int] = {}
         self.failure: BaseException | None = None
         self.failed_rank = -1
         self.condition = threading.Condition()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Record a worker's failure and wake everybody; the first one counts."""
+        """Record a worker's failure, if it is the first, and wake the others."""
         with self.condition:
             if self.failure is None:
                 self.failure, self.failed_rank = error, rank
             self.condition.notify_all()
 
-    def check(self, name: int) -> None:
-        """Raise PeerFailed if a worker has failed. name: the rank of the one that asks, among all."""
+    def check(self, rank: int) -> None:
+        """Raise PeerFailed, in the worker `rank`, if a worker has failed."""
         if self.failure is not None:
-            raise PeerFailed(f"worker {name} stops because worker {self.failed_rank} failed")
+            raise PeerFailed(f"worker {rank} stops because worker {self.failed_rank} failed")
 
-    def wait(self, name: int, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-        """Wait, holding the condition, until `ready()`; raises PeerFailed or WorkerTimeout instead of waiting for ever.
+    def wait(self, rank: int, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+        """Wait, holding the condition, until `ready()`. Raises PeerFailed or WorkerTimeout.
 
-        missing: who has not come.
+        Args:
+            rank: the worker that waits.
+            ready: whether it need not wait any longer.
+            whom: the workers it waits for, and the operation; for the error message.
         """
-        patience = Patience(self.timeout_s)
+        timeout = Timeout(self.timeout_s)
         while not ready():
-            self.check(name)
-            self.condition.wait(patience.pause_s)
-            if patience.over() and not ready():
-                self.check(name)
-                raise given_up(missing(), name, self.timeout_s, self.threads)
+            self.check(rank)
+            self.condition.wait(LOOK_S)
+            if timeout.expired() and not ready():
+                self.check(rank)
+                raise timed_out(rank, self.timeout_s, whom())
 
 
 class ThreadGroup:
-    """What the threads of one group share: a meeting point, slots to hand things over, and letter boxes.
+    """What the threads of one group share: a barrier, slots to hand values over, and letter boxes.
 
     Args:
-        names: of its workers in order: their ranks among all workers of the run.
-        team: what it shares with the other groups of the run.
+        ranks: of its workers, in order, among all workers of the run.
+        team: all workers of the run.
     """
 
-    def __init__(self, names: list[int], team: ThreadTeam) -> None:
-        self.names, self.size, self.team = names, len(names), team
+    def __init__(self, ranks: list[int], team: ThreadTeam) -> None:
+        self.ranks, self.size, self.team = ranks, len(ranks), team
         self.slots: tuple[list[Any], list[Any]] = ([None] * self.size, [None] * self.size)
-        self._boxes: dict[tuple[int, int], LetterBox] = {}  # only of those who write to each other: pairs are many
+        self._boxes: dict[tuple[int, int], LetterBox] = {}  # only of pairs that exchange messages
         self._arrived: set[int] = set()
         self._generation = 0
 
@@ -84,7 +83,7 @@ class ThreadGroup:
         """Wait until all workers are here."""
         condition = self.team.condition
         with condition:
-            self.team.check(self.names[rank])
+            self.team.check(self.ranks[rank])
             self._arrived.add(rank)
             if len(self._arrived) == self.size:
                 self._arrived.clear()
@@ -92,14 +91,15 @@ class ThreadGroup:
                 condition.notify_all()
                 return
             generation = self._generation
-            self.team.wait(self.names[rank], lambda: generation != self._generation, self._missing)
+            self.team.wait(self.ranks[rank], lambda: generation != self._generation, self._missing)
 
     def box(self, source: int, to: int) -> LetterBox:
-        """The one from a worker to another, which whoever comes first makes."""
+        """The messages from one worker to another."""
         return self._boxes.setdefault((source, to), LetterBox())
 
-    def _missing(self) -> list[int]:
-        return [name for rank, name in enumerate(self.names) if rank not in self._arrived]
+    def _missing(self) -> str:
+        late = [str(name) for rank, name in enumerate(self.ranks) if rank not in self._arrived]
+        return f"worker {', '.join(late)} in a collective operation"
 
 
 class LetterBox:
@@ -166,7 +166,7 @@ class ThreadCommunicator(Communicator):
         members = sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)
         ranks = [rank for _, rank in members]
         first = ranks[0] == self.rank
-        made = ThreadGroup([self.group.names[rank] for rank in ranks], self.group.team) if first else None
+        made = ThreadGroup([self.group.ranks[rank] for rank in ranks], self.group.team) if first else None
         group = self._exchange(made)[ranks[0]]
         part = ThreadCommunicator(group, ranks.index(self.rank), self._backend, self.traffic, self._reduce)
         self._groups.append(part)
@@ -176,7 +176,7 @@ class ThreadCommunicator(Communicator):
         self.group.meet(self.rank)
 
     def check(self) -> None:
-        self.group.team.check(self.group.names[self.rank])
+        self.group.team.check(self.group.ranks[self.rank])
 
     def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
         self.traffic.all_gather(array.nbytes, self.size)
@@ -196,9 +196,9 @@ class ThreadCommunicator(Communicator):
             condition.notify_all()
 
     def recv(self, array: Array, source: int) -> None:
-        box, team, names = self.group.box(source, self.rank), self.group.team, self.group.names
+        box, team, ranks = self.group.box(source, self.rank), self.group.team, self.group.ranks
         with team.condition:
-            team.wait(names[self.rank], lambda: bool(box.letters), lambda: [names[source]])
+            team.wait(ranks[self.rank], lambda: bool(box.letters), lambda: f"worker {ranks[source]} in recv")
             letter = box.letters.popleft()
         self._put(array, same_form(array, letter))
         box.buffers.append(letter)

@@ -262,7 +262,7 @@ def test_messages_of_several_forms_follow_each_other(team):
 def test_a_message_of_another_form_is_refused(team):
     def task(c):
         c.send(np.zeros(3), (c.rank + 1) % c.size)
-        with pytest.raises(RuntimeError, match=r"float64 \(3,\) came where float64 \(4,\) was expected"):
+        with pytest.raises(RuntimeError, match="the workers do not make the same calls"):
             c.recv(np.zeros(4), (c.rank - 1) % c.size)
         return True
 
@@ -394,7 +394,7 @@ def test_a_large_vector_arrives_whole(team):
 def test_a_worker_that_never_comes_is_named():
     group = ThreadGroup.of(3, timeout_s=0.05)
     threading.Thread(target=lambda: pytest.raises(WorkerTimeout, ThreadCommunicator(group, 2).barrier)).start()
-    with pytest.raises(WorkerTimeout, match=r"worker 1(, 2)? has not arrived where worker 0 waited"):
+    with pytest.raises(WorkerTimeout, match=r"worker 0 waited .* for worker 1"):
         ThreadCommunicator(group, 0).barrier()
 
 

@@ -1,8 +1,7 @@
-"""How long workers wait for each other, whatever stands still meanwhile; and what is said of one that does not come."""
+"""How long workers wait for each other, whatever is stopped meanwhile."""
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -12,9 +11,8 @@ import time
 
 import pytest
 
-from cupynet.exits import tell
-from cupynet.parallel import ThreadLauncher, WorkerTimeout, launch, waiting
-from cupynet.parallel.waiting import LOOK_S, Patience
+from cupynet.parallel import ThreadLauncher, WorkerTimeout, launch, timeout
+from cupynet.parallel.timeout import LOOK_S, Timeout
 from tests.mpi import ROOT, mpiexec, needs_mpi
 
 TIMEOUT_S, STOPPED_S = 1.5, 2.5
@@ -23,33 +21,25 @@ TIMEOUT_S, STOPPED_S = 1.5, 2.5
 class Clock:
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr(waiting.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(timeout.time, "monotonic", lambda: self.now)
 
-    def looks(self, patience: Patience, *pauses: float) -> list[bool]:
+    def looks(self, timeout: Timeout, *pauses: float) -> list[bool]:
         found = []
         for pause in pauses:
             self.now += pause
-            found.append(patience.over())
+            found.append(timeout.expired())
         return found
 
 
-def test_patience_runs_out(monkeypatch):
-    clock, patience = Clock(monkeypatch), Patience(0.25)
-    assert patience.pause_s == LOOK_S == 0.1
-    assert clock.looks(patience, 0.1, 0.1) == [False, False]
-    assert patience.pause_s == pytest.approx(0.05)
-    assert clock.looks(patience, 0.06) == [True] and patience.pause_s == 0
+def test_time_runs_out(monkeypatch):
+    clock, timeout = Clock(monkeypatch), Timeout(0.25)
+    assert clock.looks(timeout, 0.1, 0.1, 0.06) == [False, False, True]
 
 
 def test_time_in_which_nobody_looked_counts_little(monkeypatch):
-    clock, patience = Clock(monkeypatch), Patience(1.0)
-    assert clock.looks(patience, 3600, 3600, 0.05, 3600) == [False] * 4
-    assert clock.looks(patience, *[0.1] * 7) == [False] * 6 + [True]
-
-
-def test_some_have_no_end_of_it(monkeypatch):
-    clock, patience = Clock(monkeypatch), Patience(float("inf"))
-    assert clock.looks(patience, *[0.1] * 100) == [False] * 100 and patience.pause_s == LOOK_S
+    clock, timeout = Clock(monkeypatch), Timeout(1.0)
+    assert clock.looks(timeout, 3600, 3600, 0.05, 3600) == [False] * 4
+    assert clock.looks(timeout, *[LOOK_S] * 7) == [False] * 6 + [True]
 
 
 TRAINING = """
@@ -119,8 +109,7 @@ def test_a_rank_that_was_stopped_alone_is_the_one_that_is_taken_for_dead(tmp_pat
     code, stdout, stderr = stopped_while_training(tmp_path, "mpi", [rank])
     assert (code, stdout) == (1, "")
     assert stderr.count("WorkerTimeout: ") == 1
-    assert f"WorkerTimeout: worker {rank} has not arrived where worker {1 - rank} waited for it for 1.5 s" in stderr
-    assert "waited in gather_numbers" in stderr or "waited in allreduce_mean" in stderr
+    assert f"WorkerTimeout: worker {1 - rank} waited 1.5 s for " in stderr
 
 
 class Hanging:
@@ -139,53 +128,12 @@ class Hanging:
         self.release.wait(30)
 
 
-def test_of_a_thread_that_hangs_one_sees_where(monkeypatch, capsys):
-    monkeypatch.setattr(launch, "GRACE_S", 0.1)
-    task = Hanging(1)
-    with ThreadLauncher(2, timeout_s=0.3) as team, pytest.raises(WorkerTimeout) as caught:
-        team.run(task)
-    task.release.set()
-    assert tell(caught.value) == 1
-    line, second, *stack = capsys.readouterr().err.splitlines()
-    assert line.startswith("cupynet: worker 1 has not arrived where worker 0 waited for it for 0.3 s and is taken for")
-    assert "dead: raise parallel.timeout_s (in Python timeout_s) if it is only slow; " in line
-    assert line.endswith("in __call__)") and "; worker 0 waited in gather_numbers (test_waiting.py, line " in line
-    assert second == "cupynet: worker 1 is here (its latest call is the last):"
-    assert any("in stand_here" in each for each in stack) and any("in _serve" in each for each in stack)
-
-
-def test_nothing_is_collected_while_one_looks_at_threads(monkeypatch):
-    """A collection inside of `sys._current_frames` may let a thread run that waits for its lock, and holds Python's."""
-    looking, seen, look = threading.Lock(), [], sys._current_frames
-
-    def current_frames():
-        seen.append((gc.isenabled(), looking.acquire(blocking=False)))
-        time.sleep(0.01)
-        looking.release()
-        return look()
-
-    monkeypatch.setattr(sys, "_current_frames", current_frames)
-    here = threading.get_ident()
-    lookers = [threading.Thread(target=waiting.given_up, args=([1], 0, 1.0, {1: here})) for _ in range(4)]
-    for thread in lookers:
-        thread.start()
-    for thread in lookers:
-        thread.join(10)
-    assert seen == [(False, True)] * 4 and gc.isenabled()
-    gc.disable()
-    try:
-        error = waiting.given_up([1, 2], 0, 1.0, {1: here})
-        assert not gc.isenabled() and sum("is here" in note for note in error.__notes__) == 1
-    finally:
-        gc.enable()
-
-
 def test_a_thread_that_hung_does_nothing_more_when_it_comes_back(monkeypatch):
     monkeypatch.setattr(launch, "GRACE_S", 0.1)
     task = Hanging(0)
     team = ThreadLauncher(3, timeout_s=0.3)
     threads = list(team._threads)
-    with team, pytest.raises(WorkerTimeout, match="worker 0 has not arrived"):
+    with team, pytest.raises(WorkerTimeout, match="for worker 0 "):
         team.run(task)
     assert [thread.is_alive() for thread in threads] == [True, False, False]
     task.release.set()
