@@ -13,7 +13,10 @@ Everything else that escapes is a bug and ends with 1 and its traceback; but whe
 
 from __future__ import annotations
 
+import errno
 import signal
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # a disk that cannot be written
 
 
 class CupynetError(Exception):
@@ -63,6 +66,17 @@ class Interrupted(CupynetError):
     def by(cls, stopped: KeyboardInterrupt, saved: str = "nothing of this run was saved") -> Interrupted:
         """What a KeyboardInterrupt means that carries a signal's number; one that carries none is Ctrl-C."""
         return cls(stopped.args[0] if stopped.args else signal.SIGINT, saved)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a command that ends with `error`."""
+    if isinstance(error, KeyboardInterrupt):
+        error = Interrupted.by(error)
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, OSError) and error.errno in FULL:
+        return OutputError.exit_code
+    return error.exit_code if isinstance(error, CupynetError) else 1
 
 
 def annotate(error: BaseException, note: str) -> None:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from cupynet.checks import one_line
-from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
+from cupynet.errors import FULL, ConfigError, CupynetError, Interrupted, OutputError
 from cupynet.terminal import folded
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
 NOBODY = (OSError, ValueError)  # a stream nobody reads any more, that is full, or closed
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from cupynet.backend import usable_cores
 from cupynet.checks import number
-from cupynet.errors import ConfigError, CupynetError, Interrupted, annotate
+from cupynet.errors import ConfigError, CupynetError, annotate, exit_code
 from cupynet.mpiexec import started
 from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator
 from cupynet.parallel.mpi import GRACE_S, MpiCommunicator, Ranks, library
@@ -121,7 +121,7 @@ class MpiJob:
     def announce(self, error: BaseException) -> None:
         """Tell the other ranks that this one fails with `error`, unless it only stops because of another."""
         if not isinstance(error, PeerFailed) and self.rank not in self._ranks.failed:
-            self._ranks.announce(_exit_code(error))
+            self._ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
         """Return True if this rank, which ends with `error`, is the one to report it: the lowest that failed.
@@ -132,7 +132,7 @@ class MpiJob:
         if self._met is None:
             self._met = self._ranks.end()
         first = self._ranks.first_failed()
-        self.exit_code = _exit_code(error) if first is None else self._ranks.failed[first]
+        self.exit_code = exit_code(error) if first is None else self._ranks.failed[first]
         return first == self.rank and not isinstance(error, PeerFailed)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -159,8 +159,10 @@ class MpiJob:
         if self._ranks.first_failed() != self.rank:
             time.sleep(GRACE_S)  # the rank that reports the failure aborts the job
         _drain()
+        code = self._ranks.failed[min(self._ranks.failed)] or 1
         with _limited(ABORT_S):
-            self._mpi.COMM_WORLD.Abort(self._ranks.failed[min(self._ranks.failed)] or 1)
+            self._mpi.COMM_WORLD.Abort(code)
+        os._exit(code)  # it returns if mpiexec cannot be reached
 
 
 @contextmanager
@@ -250,11 +252,3 @@ class MpiLauncher:
         if self._usable:
             self._communicator.close()
         self._usable = False
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return Interrupted.by(error).exit_code
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
-    return error.exit_code if isinstance(error, CupynetError) else 1
