@@ -27,7 +27,7 @@ from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommun
 from cupynet.parallel.devices import RankMeans, means_of_ranks
 from cupynet.parallel.timeout import Timeout, timed_out
 
-GRACE_S = 5.0  # for the other ranks to notice a failure and to put their affairs in order
+GRACE_S = 30.0  # for the other ranks to notice a failure, save what they have and come to their ends
 SPIN_S = 0.0001  # how long a wait only yields before it begins to sleep
 LONGEST_PAUSE_S = 0.001  # and between two looks after that
 TRANSFER_PAUSE_S = 0.00005  # the same when all workers are there: MPI moves data only while it is called

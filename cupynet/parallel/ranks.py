@@ -149,7 +149,7 @@ class MpiJob:
             self._met = self._ranks.end()
         if self._met:
             self._ranks.close()
-            with _limited(self.timeout_s):
+            with _limited(GRACE_S):
                 self._mpi.Finalize()
             return
         if self._ranks.first_failed() is None:

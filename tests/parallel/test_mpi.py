@@ -105,6 +105,37 @@ def test_a_rank_that_stops_responding_ends_all(script, turn):
     assert stderr.count(" waited 1 s for ") == stderr.count("parallel.timeout_s") == 1
 
 
+LISTENING = """
+import os, signal, time
+from pathlib import Path
+from cupynet.parallel import MpiLauncher
+
+NUMBERS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+for number in NUMBERS:
+    signal.signal(number, lambda number, frame: Path(f"heard {number}").touch())
+
+def task(c):
+    processes = c.gather_numbers(os.getpid())[:, 0]
+    if c.rank == 1:
+        time.sleep(0.5)  # the other one waits already
+        for number in NUMBERS:
+            os.kill(int(processes[0]), number)
+            while not os.path.exists(f"heard {number}"):
+                time.sleep(0.01)
+    c.barrier()
+    return "done"
+
+print(MpiLauncher(timeout_s=20).run(task))
+"""
+
+
+def test_a_rank_that_waits_hears_signals(tmp_path):
+    """The one it waits for comes when they have been heard."""
+    (tmp_path / "listening.py").write_text(LISTENING)
+    done = under_mpiexec(2, "listening.py", cwd=tmp_path, timeout=60)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["None", "done"])
+
+
 BEGINNING = """
 import os, sys, time
 from cupynet.mpiexec import started
