@@ -10,7 +10,6 @@ Nothing is asserted: figures are for reading, and on a machine that others use t
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -135,11 +134,7 @@ def loops(asked: Bench, folder: Path) -> Row:
         period = settings.parallel.averaging_frequency
         options = ["--processes", PAIR, "--average-every", period if isinstance(period, int) else 3]
         measurements[f"torch channels_last, processes={PAIR}"] = partial(measure.peer, *options, *same)
-    found: dict[str, list[float]] = {name: [] for name in measurements}
-    for _ in range(settings.repeats):
-        for name, measured in measurements.items():
-            found[name].append(measured())
-    return {name: statistics.median(values) for name, values in found.items()}
+    return measure.medians(measurements, settings.repeats)
 
 
 def bare_steps(experiment: Experiment, workers: int) -> float:

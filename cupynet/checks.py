@@ -25,10 +25,7 @@ LONGEST = 1 << 63  # what an integer must be smaller than: it is to be counted w
 DTYPES = ("half", "bfloat16", "float", "double")
 DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are taken too
 BACKENDS = ("numpy", "numba", "cupy")
-LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.parallel.forecast, as are those below
-MODES = ("averaging", "gradients", "threshold", "pipeline", "hybrid")
-STAGED_MODES = ("pipeline", "hybrid")  # of those
-ALL_REDUCES = ("chunks", "ring")
+LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.forecast
 OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # of validation images; 1: more is better
 
 

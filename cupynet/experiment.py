@@ -19,7 +19,7 @@ from cupynet.backend import available_cores, blas, check_on_device, create_backe
 from cupynet.checks import kept_out, tf32_products
 from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
 from cupynet.errors import ConfigError, DataError
-from cupynet.nn import Image, Layer, Loss, Model, Params, Sequential, build, check_batches, check_loss, check_output
+from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.parts import build_as, named, under
@@ -189,11 +189,6 @@ class Experiment:
         except ConfigError as error:
             raise ConfigError(f"model: {error}") from error
         return network
-
-    def steps(self) -> int:
-        """How many steps the network has: its layers, of which the backend may compute two as one."""
-        network = self._built(self.backend_name)
-        return len(network.together()) if isinstance(network, Sequential) else 1
 
     def _place(self, network: Layer) -> Placement:
         """How many workers, of how many stages of the built network, and where."""

@@ -15,18 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cupynet import config
-from cupynet.backend import create_backend
 from cupynet.data import Augmentation, Batch, Data
 from cupynet.data.augment import augmented
 from cupynet.errors import ConfigError, CupynetError
@@ -34,9 +32,7 @@ from cupynet.files import write_whole
 from cupynet.interop import torch_source
 from cupynet.mpiexec import find_mpiexec
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential, SoftmaxNLL
-from cupynet.parallel import FixedThreshold, Synchronizer, ThresholdEncoding, parts
-from cupynet.parallel.encoding import Message
-from cupynet.parallel.forecast import Forecast, Link, Sharing, Step
+from cupynet.parallel import parts
 from cupynet.peer import OPTIMIZERS
 from cupynet.runs import Run, Summary
 from cupynet.settings import AS_RANKS, Settings
@@ -47,11 +43,9 @@ if TYPE_CHECKING:
     from cupynet.experiment import Experiment
 
 Row: TypeAlias = dict[str, Any]
-BATCHES = 8  # that a worker goes through in turn while sharing is measured
+Key = TypeVar("Key", bound=Hashable)
 LARGE = 2048  # rows and columns of the product that sets the ceiling
-LONG = 1 << 22  # bytes of a message whose latency does not count
 PEER_S = 300  # that PyTorch may take to be measured once, its start included
-MOST_AT_WORK = 16  # workers that are started to see how cores slow each other down
 
 
 def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) -> float:
@@ -116,30 +110,6 @@ def passes(backend: Backend, layer: Layer, x: Any, at_least_s: float = 0.4) -> t
 
     seconds = timed_in_turn([forward, backward], backend, 2 * at_least_s)
     return seconds[0], sum(seconds), y
-
-
-def sizes(experiment: Experiment) -> list[tuple[str, int]]:
-    """Names of the network's weights, and how many numbers each has."""
-    return [(name, parameter.size) for name, parameter in experiment.model().params.named()]
-
-
-def steps_of(experiment: Experiment, micro_batches: int) -> list[Step]:
-    """Every step of the network, forwards and backwards on one core, for one of the micro-batches of a batch."""
-    from cupynet.backend import blas
-
-    size, found = -(-experiment.settings.batch_size // micro_batches), []
-    with blas.limited(1):
-        model = experiment.model()
-        backend = model.backend
-        backend.synchronize()  # what made the model was asked for on another stream
-        backend.activate()
-        x = resident_batch(experiment, backend, size).images
-        weights = {name: view.nbytes for name, view in model.params.views(model.params.master)}
-        for name, layer, _ in network_steps(model):
-            _, seconds, x = passes(backend, layer, x, 0.2)
-            own = sum(size for key, size in weights.items() if key.split(".")[0] in name.split(" + "))
-            found.append(Step(name, seconds, own, x.nbytes))
-    return found
 
 
 # operations -----------------------------------------------------------------------------------------------------------
@@ -277,98 +247,24 @@ def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: 
         return wrapper.trainer.clock.images_per_s
 
 
-# together -------------------------------------------------------------------------------------------------------------
+def averaged_bytes(experiment: Experiment) -> int:
+    """Return the bytes that an average is of: the weights and, if it is averaged, the optimizer's state."""
+    model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
+    optimizer.init(model.params, model.backend)
+    states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()
+    return sum(int(vector.nbytes) for vector in (model.params.master, *states))
 
 
-def sharing(
-    experiment: Experiment,
-    data: Data,
-    workers: int,
-    synchronizer: Synchronizer | None,
-    *,
-    epochs: int = 0,
-    gathered: bool = False,
-    rounds: int = 30,
-) -> Sharing:
-    """What a synchronizer costs `workers` of this machine per iteration (None: an average), with nobody to wait for.
-
-    On batches of the data: what an encoding sends depends on what is learned. epochs: of training before, for one that
-    adapts itself. gathered: it hands its messages to all others, in place of an all-reduce. (Over 40 lines: what a
-    round does.)
-    """
-    loader = experiment.train_loader(data)
-
-    def task(trainer: Trainer) -> tuple[float, float]:
-        replica, keeper, world = trainer.replica, trainer.synchronizer, trainer.groups.world
-        replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
-        keeper.begin(replica)  # as before a fit: what is shared is what all have in common from here on
-        dealt = loader.epoch(0, replica.backend, world.rank, world.size)
-        batches: list[Batch | None] = [*islice(dealt, BATCHES)] or [None]  # of few data a worker may have none
-        already, times = world.traffic.bytes_sent, []
-        for iteration in range(trainer.iteration, trainer.iteration + rounds):
-            step = replica.gradient(batches[iteration % len(batches)])
-            replica.backend.synchronize()
-            world.barrier()
-            began = time.perf_counter()
-            update = keeper.before_update(replica, step.samples)
-            replica.backend.synchronize()
-            before = time.perf_counter() - began
-            if update:
-                replica.update(iteration)
-            replica.backend.synchronize()
-            world.barrier()
-            began = time.perf_counter()
-            keeper.after_update(replica, iteration)
-            replica.backend.synchronize()
-            times.append(before + time.perf_counter() - began)
-        sent = (world.traffic.bytes_sent - already) / rounds
-        return float(np.mean(world.gather_numbers(statistics.median(times)))), sent
-
-    changes: dict[str, Any] = {"synchronizer": synchronizer, "averaging_frequency": 1, "callbacks": ()}
-    with experiment.wrapper(workers=workers, **changes) as wrapper:
-        if epochs:
-            wrapper.fit(loader, epochs)
-        seconds, sent = wrapper.on_workers(task) or (0.0, 0.0)
-    size = sent / (workers - 1) if gathered else sent * workers / (2 * (workers - 1))  # see `Traffic`
-    return Sharing(seconds, size, gathered, workers=workers)
+def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> dict[Key, float]:
+    """Return the median of each measurement. They are made in turn, so that a drift of the machine affects all."""
+    found: dict[Key, list[float]] = {name: [] for name in measurements}
+    for _ in range(repeats):
+        for name, measured in measurements.items():
+            found[name].append(measured())
+    return {name: statistics.median(values) for name, values in found.items()}
 
 
-def decode_s(size: int, parameters: int) -> float:
-    """Seconds to make use of an encoded message of `size` bytes about `parameters` weights."""
-    encoding, rng = ThresholdEncoding(FixedThreshold(0.5)), np.random.default_rng(1)
-    encoding.start(parameters, np.float32)
-    update, weights = np.zeros(parameters, np.float32), np.zeros(parameters, np.float32)
-    update[rng.choice(parameters, min(size // 4, parameters), replace=False)] = 1
-    message = encoding.encode(update, 1).vector()
-    return timed(lambda: Message.of(message).add_to(weights, 0.5), create_backend("numpy"), 0.1)
-
-
-def link_between(experiment: Experiment, workers: int, other: int) -> Link:
-    """Latency and bandwidth between worker 0 and another, by messages there and back, of 8 bytes and of 4 MiB."""
-
-    def there_and_back(trainer: Trainer, message: NDArray[Any], times: int) -> float:
-        world = trainer.groups.world
-        world.barrier()
-        began = time.perf_counter()
-        for _ in range(times):
-            if world.rank == 0:
-                world.send(message, other)
-                world.recv(message, other)
-            elif world.rank == other:
-                world.recv(message, 0)
-                world.send(message, 0)
-        return (time.perf_counter() - began) / times / 2
-
-    def task(trainer: Trainer) -> tuple[float, float]:
-        short, long = np.zeros(1), np.zeros(LONG // 8)
-        there_and_back(trainer, short, 5)
-        latency_s = there_and_back(trainer, short, 50)
-        there_and_back(trainer, long, 1)
-        return latency_s, max(there_and_back(trainer, long, 5) - latency_s, 1e-9)
-
-    with experiment.wrapper(callbacks=(), workers=workers) as wrapper:
-        latency_s, long_s = wrapper.on_workers(task) or (0.0, 1.0)
-    return Link("measured", LONG / long_s, latency_s)
+# PyTorch --------------------------------------------------------------------------------------------------------------
 
 
 def peer_network(experiment: Experiment) -> str:
@@ -465,23 +361,6 @@ def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, int]:
     """A run of `cupynet.train`, see `job`: its summary, and the most memory it held, in bytes."""
     with job("train", overrides, ranks) as (folder, memory):
         return Run(folder).summary(), memory
-
-
-CHOSEN_BY_MODE = (
-    *("workers", "parallel", "parallel.launcher", "parallel.averaging_frequency"),
-    *("parallel.pipeline.stages", "parallel.pipeline.micro_batches"),
-)
-
-
-def started(forecast: Forecast, micro_batches: int) -> list[str]:
-    """The settings of a run in the mode that is forecast, by the names in `CHOSEN_BY_MODE`."""
-    chosen = [f"parallel={forecast.mode}", f"workers={forecast.workers // forecast.stages}"]
-    if forecast.frequency is not None:
-        chosen.append(f"parallel.averaging_frequency={forecast.frequency}")
-    if forecast.stages > 1:
-        cut = f"parallel.pipeline.stages={forecast.stages}"
-        chosen += [cut, f"parallel.pipeline.micro_batches={micro_batches}"]
-    return chosen
 
 
 def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:

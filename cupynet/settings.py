@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -140,13 +140,13 @@ def integers(most: int | None = None) -> Rule:
 
 
 def link(key: str, value: Any) -> str | dict[str, float]:
-    """A connection by name, `measured`, or its bandwidth and latency."""
-    names = ("measured", *checks.LINKS)
-    if isinstance(value, str) and value in names:
+    """A link by name, or by its bandwidth and latency."""
+    if isinstance(value, str) and value in checks.LINKS:
         return value
     wanted = {"bandwidth_gbit_s", "latency_us"}
     if not isinstance(value, Mapping) or set(value) != wanted:
-        form = f"must be one of {', '.join(names)}, or {{bandwidth_gbit_s:10,latency_us:25}}{guess(value, names)}"
+        forms = f"{', '.join(checks.LINKS)}, or {{bandwidth_gbit_s:10,latency_us:25}}"
+        form = f"must be one of {forms}{guess(value, checks.LINKS)}"
         raise refusal(key, shown(value, written), form)
     try:
         bandwidth = checks.number("bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0)
@@ -154,22 +154,6 @@ def link(key: str, value: Any) -> str | dict[str, float]:
     except checks.Refusal as wrong:
         raise refusal(key, shown(value, written), str(wrong)) from None
     return {"bandwidth_gbit_s": bandwidth, "latency_us": latency}
-
-
-def some_of(*names: str) -> Rule:
-    """A list of some of the names, in the order they are known in; or null for what is usual."""
-
-    def rule(key: str, value: Any) -> list[str] | None:
-        if value is None:
-            return None
-        given = [value] if isinstance(value, str) else value
-        if not isinstance(given, list) or not given or any(each not in names for each in given):
-            wrong = [each for each in given if each not in names] if isinstance(given, list) else [value]
-            hint = guess(wrong[0], names) if wrong else ""
-            raise refusal(key, shown(value, written), f"must be some of {', '.join(names)}, or null{hint}")
-        return [name for name in names if name in given]
-
-    return rule
 
 
 def devices(key: str, value: Any) -> list[int] | None:
@@ -371,19 +355,14 @@ class BenchSettings(Settings):
 class PlanSettings(Settings):
     """The settings of `cupynet.plan`: those of the run it measures, and what conf/plan.yaml adds.
 
-    `workers` is a list here: every number of workers that is asked about. null stands for what
-    `asked`, `compared` and `every` say.
+    `workers` is a list here: the numbers of workers to forecast. See `asked` and `every` for null.
     """
 
     workers: Any = setting(None, integers(most=MOST_FORECAST))
     link: str | dict[str, float] = setting("10gbe", link)
-    modes: Any = setting(None, some_of(*checks.MODES))
     frequencies: Any = setting(None, integers())
-    stages: int = setting(2, integer(1))
-    micro_batches: int = setting(4, integer(1))
     machines: int | None = setting(None, integer(1, null="as many as the workers fill"))
     cores_per_machine: int | None = setting(None, integer(1, null="as many as here"))
-    all_reduce: str = setting("chunks", one_of(*checks.ALL_REDUCES))
     check: bool = setting(False, checks.flag)
     repeats: int = setting(3, integer(1, most=MOST_REPEATS, why=FOR_EVER))
     images: int = setting(20000, integer(1, most=MOST_MEASURED, why=FOR_EVER))
@@ -394,24 +373,13 @@ class PlanSettings(Settings):
         return list(self.workers or ([1, 2, 4] if self.check else [2, 8, 64, 1024]))
 
     @property
-    def compared(self) -> list[str]:
-        """The modes. The messages of an encoding shrink as training goes on: a short run says little of them.
-
-        Stages of a pipeline cut batches by themselves: they are left out where gradients are accumulated.
-        """
-        left_out = {"threshold"} if self.check else set()
-        left_out |= set(checks.STAGED_MODES) if self.accumulate > 1 else set()
-        return list(self.modes or [mode for mode in checks.MODES if mode not in left_out])
-
-    @property
     def every(self) -> list[int]:
         """Iterations between averages, in order."""
         return list(self.frequencies or ([3] if self.check else [1, 3, 10, 50]))
 
     def run(self, workers: int | None) -> Settings:
-        """The settings of one run with so many workers, each a replica: pipelines are forecast from its layers."""
-        values = {each.name: getattr(self, each.name) for each in fields(Settings)}
-        return Settings(**values | {"workers": workers, "parallel": replace(self.parallel, pipeline=None)})
+        """Return the settings of one run with so many workers."""
+        return Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)} | {"workers": workers})
 
 
 def own_names(kind: type[Settings]) -> list[str]:

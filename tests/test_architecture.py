@@ -42,6 +42,7 @@ SHARED = (
     "experiment",
     "measure",
     "bench_gpu",
+    "forecast",
     "gpu_records",
     "sweeps",
     "trained",
@@ -468,7 +469,8 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     Docstrings may show code, in which `data.train` is an attribute. What a library tells people to set goes through
     `checks.setting`, which names it for Python as well, see `told_to_set`.
     """
-    if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare", "shard"):  # these tell people what to write
+    # these tell people what to write
+    if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare", "plan", "shard"):
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     tree = source.tree

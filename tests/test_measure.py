@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from cupynet import checks, config, measure
+from cupynet import config, measure
 from cupynet.backend.cpu import NumbaBackend
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.experiment import Experiment
 from cupynet.nn import INFERENCE
-from cupynet.parallel import GradientSharing
-from cupynet.parallel.forecast import LINKS, Cluster, forecasts
 from cupynet.settings import BenchSettings, PlanSettings
-from tests.parallel.test_forecast import COSTS
 from tests.test_conf_files import settings_of
 
 
@@ -24,17 +21,34 @@ def experiment() -> Experiment:
     return Experiment(settings_of("data=synthetic", "data.train=256", "batch_size=16", "workers=2"))
 
 
-def test_a_synchronizer_is_charged_with_what_it_sends(experiment: Experiment) -> None:
-    weights, data = 4 * experiment.model().params.master.size, experiment.load()
-    average = measure.sharing(experiment, data, 2, None, rounds=3)
-    assert average.size == pytest.approx(2 * weights, rel=1e-3) and average.local_s > 0  # weights and velocities
-    gradients = measure.sharing(experiment, data, 2, GradientSharing(), rounds=3)
-    assert gradients.size == weights and not gradients.gathered
-    four = measure.sharing(experiment, data, 4, GradientSharing(), rounds=2)
-    assert four.size == pytest.approx(weights, rel=1e-6) and four.workers == 4
-    encoded = measure.sharing(experiment, data, 2, GradientSharing("threshold"), gathered=True, rounds=3)
-    assert encoded.gathered and 0 < encoded.size < weights / 2
-    assert measure.decode_s(int(encoded.size), 431_080) > 0
+def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experiment) -> None:
+    weights = 4 * experiment.model().params.master.size
+    assert measure.averaged_bytes(experiment) == 2 * weights
+    alone = Experiment(settings_of("data=synthetic", "parallel.average_updaters=false", "workers=2"))
+    assert measure.averaged_bytes(alone) == weights
+
+
+def test_what_workers_send_is_that_many_bytes(experiment: Experiment) -> None:
+    """Each sends 2 (W - 1) / W of it in every average: its own parts of the sum, and the means to all others."""
+    with experiment.wrapper(callbacks=(), workers=2, averaging_frequency=1, synchronizer=None) as wrapper:
+        wrapper.fit(experiment.train_loader(experiment.load()), 1)
+        averages = wrapper.trainer.iteration + 1  # the last is that of the end
+        sent = wrapper.trainer.spent.bytes_sent
+    assert sent[0] / averages == pytest.approx(measure.averaged_bytes(experiment), rel=0.01)
+
+
+def test_medians_are_measured_in_turn() -> None:
+    order: list[str] = []
+
+    def work(name: str, values: list[float]) -> Any:
+        def measured() -> float:
+            order.append(name)
+            return values.pop()
+
+        return measured
+
+    found = measure.medians({"a": work("a", [1.0, 9.0, 2.0]), "b": work("b", [5.0, 5.0, 7.0])}, 3)
+    assert found == {"a": 2.0, "b": 5.0} and order == ["a", "b"] * 3
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -73,18 +87,9 @@ def test_operations_are_those_of_the_parts_that_a_batch_is_cut_into(
     assert found["dense1 forward"]["gflop_per_s"] == pytest.approx(8.0 / times)
 
 
-def test_the_steps_make_up_the_network(experiment: Experiment) -> None:
-    steps = measure.steps_of(experiment, 4)
-    assert " + ".join(step.name for step in steps) == "conv1 + pool1 + conv2 + pool2 + dense1 + output"
-    assert sum(step.weights for step in steps) == 4 * 431_080
-    assert steps[-1].output == 4 * 4 * 10 and all(step.seconds > 0 for step in steps)  # 4 images, 10 floats
-
-
-def test_step_times_and_the_link(experiment: Experiment) -> None:
+def test_step_times(experiment: Experiment) -> None:
     times = measure.step_times(experiment, 2, seconds=0.05)
     assert times.shape == (2, 4) and (times > 0).all()
-    link = measure.link_between(experiment, 2, 1)
-    assert link.latency_s > 0 and link.bandwidth > 0
 
 
 def test_the_loop_counts_images(experiment: Experiment) -> None:
@@ -124,20 +129,3 @@ def test_a_run_takes_over_what_its_command_was_asked(tmp_path: Path) -> None:
     asked.write_text("- data=mnist\n- data.limit=5\n- images=3\n")
     assert measure.overrides(tmp_path, BenchSettings) == ["data=mnist", "data.limit=5"]
     assert config.overrides_of(tmp_path / "nowhere") == []
-
-
-def test_how_a_run_is_started() -> None:
-    here = Cluster(LINKS["nvlink"], 4)
-    rows = {each.name: measure.started(each, 4) for each in forecasts(COSTS, here, 4, checks.MODES, [7], 2)}
-    assert rows == {
-        "averaging every 7": ["parallel=averaging", "workers=4", "parallel.averaging_frequency=7"],
-        "gradients, exact": ["parallel=gradients", "workers=4"],
-        "gradients, threshold": ["parallel=threshold", "workers=4"],
-        "pipeline of 4 stages": [
-            *("parallel=pipeline", "workers=1", "parallel.pipeline.stages=4", "parallel.pipeline.micro_batches=4")
-        ],
-        "hybrid 2x2, every 7": [
-            *("parallel=hybrid", "workers=2", "parallel.averaging_frequency=7"),
-            *("parallel.pipeline.stages=2", "parallel.pipeline.micro_batches=4"),
-        ],
-    }

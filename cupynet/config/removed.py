@@ -31,7 +31,13 @@ class Removed:
 
 # "key" or "key=value" -> its replacement
 _ROLLBACK = "callbacks.nonfinite.action=skip leaves such batches out, or lower learning_rate and resume"
+_STAGES = "cupynet.plan forecasts averaging alone: see how fast a pipeline is by training with parallel=pipeline"
 REMOVED: dict[str, Removed] = {
+    "modes": Removed("cupynet.plan forecasts averaging alone: choose frequencies"),
+    "stages": Removed(_STAGES),
+    "micro_batches": Removed(_STAGES),
+    "all_reduce": Removed("cupynet.plan forecasts what parallel.launcher=mpi does: leave it out"),
+    "link=measured": Removed("give its figures, link={bandwidth_gbit_s:10,latency_us:25}"),
     "callbacks.nonfinite.action=rollback": Removed(_ROLLBACK),
     "callbacks.nonfinite.every_iterations": Removed(_ROLLBACK, default=100),
     "callbacks.report.niceness": Removed("the page is written when the run ends", default=19),
