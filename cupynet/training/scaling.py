@@ -72,7 +72,7 @@ class LossScaler:
         self.skipping = overflow and not failed
         self.steady += 1
         if self.skipping:
-            self._set(max(self.scale / 2, LEAST))
+            self._set(max(self._backend.loss_scale / 2, LEAST))
             self.skipped += 1
         return self.skipping
 

@@ -12,8 +12,16 @@ from cupynet.data import Loader
 from cupynet.errors import DivergedError
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
-from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, ThresholdEncoding
+from cupynet.parallel import (
+    GradientSharing,
+    Groups,
+    ParameterAveraging,
+    Pipeline,
+    SerialCommunicator,
+    ThresholdEncoding,
+)
 from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, scaling
+from cupynet.training.scaling import LossScaler
 from tests.training.conftest import alone, fingerprint, on_threads, small_dataset, small_model
 from tests.training.test_nonfinite import Poisoned
 
@@ -113,6 +121,38 @@ def test_each_replica_has_its_own_between_averages_and_all_one_where_they_share_
     assert any(apart) != alike
     if isinstance(way, ParameterAveraging):
         assert not apart[6]  # the least at each average
+
+
+def test_replicas_take_the_least_at_an_average():
+    def task(communicator):
+        backend = create_backend("numpy", "half")
+        backend.loss_scale = [1024.0, 256.0, 512.0][communicator.rank]
+        LossScaler(backend, SerialCommunicator()).meet(communicator)
+        return backend.loss_scale
+
+    assert on_threads(3, task) == [256.0] * 3
+
+
+def test_it_goes_on_from_its_state(monkeypatch):
+    """After a resume the scale grows in the same round as without an interruption."""
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+    before, after = (LossScaler(create_backend("numpy", "half"), SerialCommunicator()) for _ in range(2))
+    for _ in range(3):
+        before.skips(overflow=False, failed=False)
+    after.restore(before.state())
+    for scale in (1024.0, 2048.0, 2048.0):
+        for each in (before, after):
+            each.skips(overflow=False, failed=False)
+            assert each.scale == scale
+
+
+def test_an_overflow_halves_it_in_the_round_in_which_it_would_have_grown_too(monkeypatch):
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+    scaler = LossScaler(create_backend("numpy", "half"), SerialCommunicator())
+    for _ in range(4):
+        scaler.skips(overflow=False, failed=False)
+    assert scaler.skips(overflow=True, failed=False)
+    assert scaler.scale == 512.0
 
 
 def test_stages_leave_a_step_out_together():
