@@ -14,7 +14,7 @@ OLDEST := 3.10
 BEYOND := 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-gpu soak records wheels picture machines bench bench-gpu doctor check clean environment
+.PHONY: help install train test test-gpu soak records wheels picture bench bench-gpu doctor check clean environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -53,9 +53,6 @@ wheels: environment ## install the wheel with every Python and every extra at ha
 
 picture: environment ## draw anew what the README shows of a terminal, on an idle machine; .github/pictures/terminal.svg
 	@$(PY) -m tests.picture epochs=3 $(ARGS)
-
-machines: environment ## train on two machines that a slow cable connects (needs root, else without cable): ARGS="epochs=1"
-	@$(PY) -m cupynet.machines $(ARGS)
 
 bench: environment ## measure operations, the training step and the loop: ARGS="peers=torch" compares with PyTorch if installed
 	@$(PY) -m cupynet.bench $(ARGS)

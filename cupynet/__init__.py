@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.data import Shift as Shift
     from cupynet.data import Source as Source
     from cupynet.data import Synthetic as Synthetic
-    from cupynet.data import write_shards as write_shards
     from cupynet.errors import ConfigError as ConfigError
     from cupynet.errors import CupynetError as CupynetError
     from cupynet.errors import DataError as DataError
@@ -147,7 +146,7 @@ _ROOMS = {
               "RMSProp", "AdaDelta", "LAMB", "Schedule", "Constant", "OneCycle", "Scaled", "Step", "Map", "Exponential",
               "Inverse", "Polynomial", "Sigmoid", "Cosine", "ReduceOnPlateau", "Warmup"),
     "data": ("Source", "MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "Synthetic", "Idx", "Npz", "Folder", "Data",
-             "Dataset", "Loader", "Batch", "Prefetcher", "Shards", "ShardedLoader", "write_shards",
+             "Dataset", "Loader", "Batch", "Prefetcher", "Shards", "ShardedLoader",
              "Augmentation", "Draws", "Shift", "Rotate", "Elastic", "CutOut", "HorizontalFlip"),
     "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",
                  "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",

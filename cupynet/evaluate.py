@@ -125,7 +125,7 @@ def without_training(settings: Settings) -> Settings:
 
 def normalized_as(settings: Settings, normalize: Any) -> Settings:
     """The settings with the run's own mean and deviation, whatever these training images would give now."""
-    if normalize is None or settings.data.get("storage") == "sharded":  # shards have their own
+    if normalize is None:
         return settings
     return replace(settings, data={**settings.data, "normalize": normalize})
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
 from cupynet.checks import kept_out, tf32_products
-from cupynet.data import Batches, Data, Dataset, Loader, Source, as_loader, load_mapped
+from cupynet.data import Batches, Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
 from cupynet.optim import Optimizer
@@ -271,9 +271,11 @@ class Experiment:
     # data -----------------------------------------------------------------------------------------------------------
 
     def check_shards(self) -> None:
-        """Refuse data that lie in another number of shards than there are workers. ConfigError, DataError."""
+        """Refuse a training set in another number of shards than there are workers. ConfigError, DataError."""
+        if not isinstance(self.source, Sharded):
+            return
         try:
-            self.source.check_workers(self.placement.workers)
+            self.source.shards.check_workers(self.placement.workers)
         except ConfigError as error:
             raise ConfigError(under("data", self.settings.data, error)) from error
 
@@ -322,9 +324,8 @@ class Experiment:
 
     def load(self) -> Data:
         """The data; DataError where they are not what the source promised, or cannot be had."""
-        job = self.job
         try:
-            data = self.source.load() if job is None else load_mapped(self.source, first=job.seats[job.rank] == 0)
+            data = self.source.load()
         except OSError as error:  # of a source that does not say so itself
             raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
         data.check(self.source.image_shape, self.source.classes)

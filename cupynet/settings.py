@@ -167,24 +167,6 @@ def devices(key: str, value: Any) -> list[int] | None:
     return value
 
 
-def folder(key: str, value: Any) -> str:
-    """The name of a folder."""
-    if not isinstance(value, str) or not value.strip():
-        raise refusal(key, written(value), "must be the name of a folder")
-    return value
-
-
-def required(rule: Rule, what: str) -> Rule:
-    """A setting that has no default: null is not kept, and `what` it must be is said."""
-
-    def checked(key: str, value: Any) -> Any:
-        if value is None:
-            raise refusal(key, "null", f"must be given: {what}")
-        return rule(key, value)
-
-    return checked
-
-
 def few_batches(key: str, value: Any) -> bool | int:
     """How many batches of everything; 1 for true, or false."""
     if isinstance(value, bool):
@@ -385,14 +367,6 @@ class PlanSettings(Settings):
 def own_names(kind: type[Settings]) -> list[str]:
     """The settings that only this kind has, or that mean something else in it."""
     return list(kind.__annotations__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardSettings(Settings):
-    """The settings of `cupynet.shard`: those of the runs that are to use the shards, and what conf/shard.yaml adds."""
-
-    shards: int | None = setting(None, required(integer(1), "the number of workers that are to share the data"))
-    to: str | None = setting(None, required(folder, "the folder to write to"))
 
 
 @dataclass(frozen=True, kw_only=True)

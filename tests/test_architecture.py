@@ -35,8 +35,6 @@ COMMANDS = (
     "tune",
     "find_rate",
     "doctor",
-    "shard",
-    "machines",
 )
 SHARED = (
     "experiment",
@@ -469,8 +467,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     Docstrings may show code, in which `data.train` is an attribute. What a library tells people to set goes through
     `checks.setting`, which names it for Python as well, see `told_to_set`.
     """
-    # these tell people what to write
-    if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare", "plan", "shard"):
+    if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare", "plan"):  # these tell people what to write
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     tree = source.tree

@@ -30,7 +30,6 @@ from cupynet.settings import (
     PrioritySettings,
     RateSettings,
     Settings,
-    ShardSettings,
     TuneSettings,
 )
 
@@ -617,13 +616,13 @@ def test_questions_are_answered_and_start_nothing(
     assert list(in_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["config", "bench", "plan", "shard", "find_rate", "tune"])
+@pytest.mark.parametrize("name", ["config", "bench", "plan", "find_rate", "tune"])
 def test_help_is_a_page_that_tells_the_truth(
     name: str, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every group in one line, with files that are there; examples that compose; the exit codes."""
     schema = {
-        **{"config": Settings, "bench": BenchSettings, "plan": PlanSettings, "shard": ShardSettings},
+        **{"config": Settings, "bench": BenchSettings, "plan": PlanSettings},
         **{"find_rate": RateSettings, "tune": TuneSettings},
     }[name]
     monkeypatch.setattr(sys, "argv", ["x", "--help"])

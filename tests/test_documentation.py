@@ -151,7 +151,7 @@ def started(page: str, words: list[str]) -> Iterator[Command]:
         target = words[1]
         given = dict(word.split("=", 1) for word in words[2:])
         yield Command(page, f"make {target}", tuple(given))
-        if target in ("train", "machines", "bench") and "ARGS" in given:
+        if target in ("train", "bench") and "ARGS" in given:
             yield Command(page, f"cupynet.{target}", tuple(shlex.split(given["ARGS"])))
     elif words[0].startswith("cupynet-"):
         yield Command(page, dict(SCRIPTS)[words[0]], tuple(words[1:]))
@@ -252,7 +252,6 @@ def test_commands_are_found_wherever_they_stand() -> None:
         *(
             "python -m cupynet.train -m workers=1,two",
             "make train ARGS=batchsize=3",
-            "python -m cupynet.machines --rat 1",
         ),
     ],
 )

@@ -199,9 +199,7 @@ class CUDARuntimeError(RuntimeError):
     """Likewise."""
 
 
-@pytest.mark.parametrize(
-    "command", ["report", "compare", "doctor", "machines", "predict", "export", "evaluate"], ids=str
-)
+@pytest.mark.parametrize("command", ["report", "compare", "doctor", "predict", "export", "evaluate"], ids=str)
 def test_a_wrong_option_is_told_in_one_line(command, capsys, monkeypatch):
     path = f"cupynet.{command}" if command not in ("report", "compare", "doctor") else f"cupynet.{command}.__main__"
     monkeypatch.setattr(sys, "argv", [command, "--speed"])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cupynet import config
-from cupynet.data import Dataset, Shards, as_loader, write_shards
-from cupynet.data.source import Data
+from cupynet.data import Dataset, as_loader
 from cupynet.errors import ConfigError
 from cupynet.runs import Run
+from tests.shards import write_shards
 from tests.test_runs import SUMMARY
 from tests.test_train import run
 from tests.training.conftest import small_dataset
@@ -66,9 +66,8 @@ def test_a_new_run_in_the_folder_of_a_trial_is_none(tmp_path):
 
 
 def test_shards_may_be_but_their_first_samples(tmp_path):
-    whole, rest = small_dataset(41), small_dataset(5)
-    write_shards(Data("rows", whole, None, rest), tmp_path, 2)
-    shards = Shards(tmp_path)
+    whole = small_dataset(41)
+    shards = write_shards(whole, tmp_path, 2)
     few = shards.head(8)
     assert (len(shards), len(few), few.counts) == (41, 16, (8, 8)) and shards.head(100).counts == shards.counts
     for number in (0, 1):

@@ -82,15 +82,6 @@ def test_classes_of_other_names_are_not_taken_for_those_of_the_run(tmp_path: Pat
     assert stderr.startswith("cupynet: class 0 of these data is 'another', and of the run's 'class-0': bring the same")
 
 
-def test_shards_are_trained_on(kept: dict[str, list[str]], tmp_path: Path) -> None:
-    run(tmp_path, *kept["folder"], "data.normalize=auto", "shards=2", "to=shards", command="shard")
-    sharded = ["data=folder", "data.storage=sharded", "data.shards=shards", "data.normalize=auto"]
-    (tmp_path / "run").mkdir()
-    run(tmp_path / "run", *sharded, "data.shards=../shards", *SHORT)
-    summary = json.loads((run_folder(tmp_path / "run") / "summary.json").read_text())
-    assert (summary["dataset"], summary["images"]) == ("digits", 1500)
-
-
 def test_a_run_goes_on_with_augmented_images(kept: dict[str, list[str]], tmp_path: Path) -> None:
     augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.CutOut, size: 3}]"
     arguments = [*kept["idx"], *LENET, "workers=2", "batch_size=32", augment, "optimizer=sgd"]

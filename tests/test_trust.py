@@ -7,7 +7,6 @@ compared with what it was. The tables of those files make the file long.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -30,8 +29,6 @@ from cupynet import config, resume, trust
 from cupynet.checkpoints import Checkpoints, _write_manifest, read
 from cupynet.config import door, stored
 from cupynet.data import Loader
-from cupynet.data.idx import Damaged
-from cupynet.data.stored import map_array, write_array
 from cupynet.errors import ConfigError, CupynetError, DataError
 from cupynet.experiment import Experiment
 from cupynet.files import load_weights
@@ -496,21 +493,6 @@ def test_a_file_of_weights(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(DataError, match=r"weights\.safetensors: "):
         read(path)
     assert not (tmp_path / CANARY).exists() and not (tmp_path.parent / CANARY).exists()
-
-
-def test_an_array_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    entry = write_array(tmp_path / "images.npy", np.zeros((2, 3), np.uint8))
-    np.save(tmp_path / "images.npy", np.array([Evil(), Evil()], dtype=object), allow_pickle=True)
-    content = (tmp_path / "images.npy").read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    with pytest.raises(Damaged, match=r"images\.npy: (cannot be read|expected \[2, 3\], found \[2\])"):
-        map_array(tmp_path, entry | {"bytes": len(content), "sha256": digest})
-    write_array(tmp_path.parent / "outside.npy", np.zeros(2, np.uint8))
-    for name in ("../outside.npy", str(tmp_path.parent / "outside.npy"), "..", ""):
-        with pytest.raises(Damaged, match="does not describe the files of a data set"):
-            map_array(tmp_path, entry | {"file": name})
-    assert not (tmp_path / CANARY).exists()
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ T = TypeVar("T")  # what it makes of that before it starts
 
 LONGEST = 250  # characters of a setting's name: it may become that of a file
 CONFIG_DIR = ("-cd", "--config-d")  # how the option that names a folder of one's own begins
-LOCAL = ("data.folder", "data.shards", "devices")  # what may be another on each machine of a job
+LOCAL = ("data.folder", "devices")  # what may be another on each machine of a job
 
 _log = logging.getLogger("cupynet")
 

@@ -18,7 +18,6 @@ from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.download import Check, Unavailable, fetch
 from cupynet.data.idx import Damaged, expanded
-from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
 from cupynet.data.synthetic import Synthetic
 from cupynet.errors import ConfigError, DataError
@@ -81,12 +80,10 @@ class Downloaded(Source):
         validation: int,
         limit: int | None,
         timeout_s: float,
-        storage: str,
-        shards: str | os.PathLike[str] | None,
         normalize: str | Mapping[str, Sequence[float]] | None,
         augment: Sequence[Augmentation],
     ) -> None:
-        super().__init__(seed, validation, limit, storage, shards, normalize, augment)
+        super().__init__(seed, validation, limit, normalize, augment)
         if folder is not None and (not isinstance(folder, (str, os.PathLike)) or "\0" in str(folder)):
             raise ConfigError(f"folder={folder!r}: must be a path, or null for CUPYNET_DATA or else the user's cache")
         if fallback not in ("auto", "synthetic", None):
@@ -111,8 +108,6 @@ class Downloaded(Source):
 
     def load(self) -> Data:
         """The data. Raises DataError if a file is damaged, or if one is missing and there is no fallback."""
-        if self.storage == "sharded":
-            return self._sharded()
         folder = data_folder(self.folder) / self.name
         try:
             missing = [file for file in self.files if not _is_there(folder / file.name)]
@@ -154,11 +149,7 @@ class Downloaded(Source):
 
     def expected(self) -> dict[str, int]:
         train, test = self.samples  # a limit shows a part of them
-        return {} if self.storage == "sharded" else {"train": train, "test": test}
-
-    def fingerprint(self) -> str:
-        """The digests of the files, and what is made of them."""
-        return " ".join([self.name, *(file.digest for file in self.files), self._asked()])
+        return {"train": train, "test": test}
 
     def _download(self, missing: Sequence[KnownFile], folder: Path) -> None:
         if offline():
@@ -167,13 +158,6 @@ class Downloaded(Source):
         checks: dict[str, Check] = {file.name: partial(self.verify, file=file) for file in missing}
         most = {file.name: file.most_packed for file in missing}
         fetch(checks, folder, self.mirrors, self.timeout_s, most=most)
-
-    def _shards(self) -> Shards:
-        shards = super()._shards()
-        if shards.fallback and self.fallback != "synthetic":
-            way_out = f"cut {self.name} again" + (f", or train on them with {INSTEAD}" * self.digits)
-            raise DataError(f"{shards.folder}: holds {shards.name} digits in place of {self.name}; {way_out}")
-        return shards
 
     def _without(self, state: str, reason: str) -> Data:
         """What is done when files can neither be found nor downloaded: raise, or warn and go on with other digits."""
@@ -207,12 +191,10 @@ class Irreplaceable(Downloaded):
         validation: int = 0,
         limit: int | None = None,
         timeout_s: float = 60.0,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
-        super().__init__(folder, None, seed, validation, limit, timeout_s, storage, shards, normalize, augment)
+        super().__init__(folder, None, seed, validation, limit, timeout_s, normalize, augment)
 
 
 def _is_there(path: Path) -> bool:

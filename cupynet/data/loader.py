@@ -268,8 +268,13 @@ class ShardedLoader(Batches):
 
     @cached_property
     def signature(self) -> int:
-        about = self.dataset.manifest["set"], self.batch_size, self.seed, self.shuffle
-        return zlib.crc32(repr((*about, *self._about())).encode())
+        dataset = self.dataset
+        about: tuple[object, ...] = (dataset.image_shape, dataset.classes, dataset.counts, self.batch_size, self.seed)
+        about = (*about, self.shuffle, *self._about())
+        found = zlib.crc32(repr(about).encode())
+        for array in (*dataset.labels, *dataset.samples):
+            found = zlib.crc32(array, found)
+        return found
 
     def order(self, epoch: int, number: int) -> Array:
         """The samples (S,) of shard `number` in the order they are trained on in `epoch`, counted within the shard."""

@@ -91,12 +91,10 @@ class MNIST(IdxSet):
         validation: int = 0,
         limit: int | None = None,
         timeout_s: float = 30.0,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
-        super().__init__(folder, fallback, seed, validation, limit, timeout_s, storage, shards, normalize, augment)
+        super().__init__(folder, fallback, seed, validation, limit, timeout_s, normalize, augment)
 
 
 class FashionMNIST(IdxSet, Irreplaceable):

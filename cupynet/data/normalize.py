@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -78,16 +77,3 @@ def statistics(images: Array) -> tuple[list[float], list[float]]:
         means.append(first / total / 255 if total else 0.0)
         deviations.append(math.sqrt(spread) / total / 255 if spread else 1.0)
     return means, deviations
-
-
-def check_pixels(normalize: str | Mapping[str, Sequence[float]] | None, found: PixelScale, folder: Path) -> None:
-    """Refuse shards that were written with another normalisation than is asked for. ConfigError."""
-    if normalize == "auto":
-        fits = found != FRACTIONS
-    else:
-        fits = found == (FRACTIONS if normalize is None else pixels_for(normalize, None))
-    if not fits:
-        raise ConfigError(
-            f"normalize={checks.written(normalize)}: {folder} was written with another normalisation: say that one "
-            "here, or write the shards again"
-        )

@@ -48,31 +48,27 @@ class Npz(OwnData):
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         self.file = path_of("file", file)
         name = Path(self.file).name.partition(".")[0] if self.file else "npz"
-        super().__init__(name, classes, seed, validation, limit, storage, shards, normalize, augment)
+        super().__init__(name, classes, seed, validation, limit, normalize, augment)
         self._keys = dict(zip(KEYS, (train_images, train_labels, test_images, test_labels), strict=True))
         for part, key in self._keys.items():
             if not isinstance(key, str) or not key:
                 raise ConfigError(f"{part}={key!r}: must be the name of an array in the file, such as {KEYS[part]}")
         self._sha256 = sha256_of("sha256", sha256)
 
-    def _files(self) -> list[Path]:
+    @property
+    def _path(self) -> Path:
         if self.file is None:
             raise ConfigError(f"{setting('data', 'file', None)}: name the .npz file")
-        return [expanded(self.file)]
+        return expanded(self.file)
 
     def _place(self, part: str, what: str = "") -> str:
         key = self._keys[f"{part}_{what}"] if what else ""
-        return f"{self._files()[0]}{key and f': {key}'}"
-
-    def _settings(self) -> object:
-        return self._keys
+        return f"{self._path}{key and f': {key}'}"
 
     def _look(self) -> Outline:
         with self._opened() as archive:
@@ -102,7 +98,7 @@ class Npz(OwnData):
     @contextmanager
     def _opened(self) -> Iterator[zipfile.ZipFile]:
         """The archive, after its digest was compared, if there is one. DataError, here and where it is read."""
-        path = self._files()[0]
+        path = self._path
         try:
             regular(path)
             found = hashlib.sha256(path.read_bytes()).hexdigest() if self._sha256 else None
@@ -149,4 +145,4 @@ class Npz(OwnData):
         return labels.reshape(-1) if labels.shape[1:] == (1,) else labels
 
     def _wrong(self, part: str, expected: str, found: tuple[int, ...]) -> DataError:
-        return DataError(f"{self._files()[0]}: {self._keys[part]}: expected {expected}, found {found}")
+        return DataError(f"{self._path}: {self._keys[part]}: expected {expected}, found {found}")

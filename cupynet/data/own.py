@@ -20,7 +20,6 @@ from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx import Damaged, IdxFile, expanded, opened, read_opened
-from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
 from cupynet.errors import ConfigError, DataError
 
@@ -49,12 +48,10 @@ class OwnData(Source):
         seed: int,
         validation: int,
         limit: int | None,
-        storage: str,
-        shards: str | os.PathLike[str] | None,
         normalize: str | Mapping[str, Sequence[float]] | None,
         augment: Sequence[Augmentation],
     ) -> None:
-        super().__init__(seed, validation, limit, storage, shards, normalize, augment)
+        super().__init__(seed, validation, limit, normalize, augment)
         self.name = name
         also = ", or null to take them from the training images"
         self._asked_classes = None if classes is None else checks.integer("classes", classes, 1, also)
@@ -68,21 +65,12 @@ class OwnData(Source):
         """Training images (S, H, W, C) or (S, H, W) and labels (S,), and those to test on. DataError."""
 
     @abstractmethod
-    def _files(self) -> list[Path]:
-        """The files that the data follow from. ConfigError, DataError."""
-
-    @abstractmethod
     def _place(self, part: str, what: str = "") -> str:
         """Where `train` or `test` is, or its `images` or `labels`, for messages."""
 
     @cached_property
     def outline(self) -> Outline:
-        """What is known before the images are read; of shards, what they say. ConfigError, DataError."""
-        if self.storage == "sharded":
-            shards = self._shards()
-            height, width, channels = shards.image_shape
-            self.name = shards.name
-            return Outline((height, width, channels), shards.classes, len(shards), 0)
+        """What is known before the images are read. ConfigError, DataError."""
         found = self._look()
         for part, images in (("train", found.train), ("test", found.test)):
             if not images:
@@ -107,8 +95,6 @@ class OwnData(Source):
 
     def load(self) -> Data:
         """The data. ConfigError, and DataError for what is missing, damaged, or no such data set."""
-        if self.storage == "sharded":
-            return self._sharded()
         outline = self.outline
         images, labels, test_images, test_labels = self._read()
         parts = []
@@ -117,32 +103,8 @@ class OwnData(Source):
                 parts.append(Dataset(f"{self.name}-{part}", pixels, numbers, outline.classes))
         return self._divided(self.name, *parts)
 
-    def _shards(self) -> Shards:
-        assert self.shards is not None
-        self.name = Shards(self.shards).name  # there may be no file here to be called after
-        return super()._shards()
-
     def expected(self) -> dict[str, int]:
-        if self.storage == "sharded":
-            return {}
         return {"train": self.outline.train, "test": self.outline.test}
-
-    def fingerprint(self) -> str | None:
-        """Which files these are, of which state, and what is made of them.
-
-        A file is known by its place, size and times: whoever writes to it changes these.
-        """
-        if self.storage == "sharded":
-            return None
-        parts = [type(self).__name__, self._settings(), self.outline, self._asked()]
-        for path in self._files():
-            found = path.stat()
-            parts.append((str(path.resolve()), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
-        return " ".join(map(repr, parts))
-
-    def _settings(self) -> object:
-        """What else decides on the images."""
-        return None
 
     def _classes_of(self, labels: Array) -> int:
         """How many classes there are, by what was asked for and else by the training labels (S,) integers.
@@ -201,8 +163,6 @@ class Idx(OwnData):
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
@@ -211,7 +171,7 @@ class Idx(OwnData):
         self._given = {part: path_of(part, path) for part, path in given.items()}
         known = self.folder or self._given["train_images"]
         name = Path(known).resolve().name.partition(".")[0] if known else "idx"
-        super().__init__(name, classes, seed, validation, limit, storage, shards, normalize, augment)
+        super().__init__(name, classes, seed, validation, limit, normalize, augment)
         if not isinstance(sha256, Mapping | None):
             found = checks.shown(sha256)
             raise ConfigError(f"sha256={found}: must say which file's it is, such as {{train_images: ...}}, or null")
@@ -235,9 +195,6 @@ class Idx(OwnData):
                 raise DataError(f"{folder / names[0]}: is not there{'' if given else other}")
             found[part] = there[0]
         return found
-
-    def _files(self) -> list[Path]:
-        return list(self._paths.values())
 
     def _place(self, part: str, what: str = "") -> str:
         return str(self._paths[f"{part}_{what or 'labels'}"])

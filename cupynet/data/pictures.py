@@ -51,14 +51,12 @@ class Folder(OwnData):
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         self.folder = path_of("folder", folder)
         name = Path(self.folder).resolve().name if self.folder else "folder"
-        super().__init__(name, None, seed, validation, limit, storage, shards, normalize, augment)
+        super().__init__(name, None, seed, validation, limit, normalize, augment)
         self._size = None if size is None else checks.pair("size", size, 1, ", or null for that of the first image")
         if channels not in (None, 1, 3) or checks.is_bool(channels):
             raise ConfigError(f"channels={checks.shown(channels)}: must be 1 (grey), 3 (colours), or null")
@@ -77,9 +75,6 @@ class Folder(OwnData):
             raise DataError(f"{top / 'test' / strange}: expected a class of {top / 'train'}, which has no such folder")
         return found
 
-    def _files(self) -> list[Path]:
-        return [path for classes in self._listed.values() for files in classes.values() for path in files]
-
     def _kept(self, part: str) -> list[tuple[Path, int]]:
         """The files that are read, each with its label."""
         names = list(self._listed["train"])
@@ -92,11 +87,6 @@ class Folder(OwnData):
     def _place(self, part: str, what: str = "") -> str:
         assert self.folder is not None
         return str(expanded(self.folder) / part)
-
-    def _settings(self) -> object:
-        import PIL
-
-        return PIL.__version__  # which decides how pictures are decoded and resized
 
     def _look(self) -> Outline:
         listed = self._listed

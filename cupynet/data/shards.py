@@ -1,193 +1,184 @@
-"""A training set cut into shards, so that a worker needs only its own and all of them may exceed one machine.
+"""A training set in shards, one for each worker, in plain .npy files that are mapped into memory.
 
-    FOLDER/shard-0000-of-0004/   images.npy labels.npy     the samples of this shard
-                                 samples.npy               which samples of the whole training set these are
-                                 test-images.npy ...       the whole test set, and validation set if there is one
-                                 manifest.json             what belongs together, see `stored`
-    FOLDER/shard-0001-of-0004/   ...
+    FOLDER/0/images.npy     (S, H, W) or (S, H, W, C) uint8   the shard of worker 0
+             labels.npy     (S,) integers
+             samples.npy    (S,) integers: the numbers of these samples in the whole training set, from 0
+    FOLDER/1/...
 
-Every manifest says how many samples each of the shards has, and by `set` of which set of shards it is one: two that
-were not written together are never mistaken for parts of one training set.
+Files are mapped, not read: a shard may be larger than memory, and the processes of a machine share its pages. A machine
+needs the labels and samples of all shards, but images only of the shards that its own workers train on.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import re
-from dataclasses import dataclass, replace
+import threading
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from cupynet import checks
-from cupynet.backend import PixelScale
+from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset
-from cupynet.data.idx import Damaged, expanded
-from cupynet.data.stored import MANIFEST, Manifest, check_mapped, map_array, map_dataset, pixels_of, read_manifest
+from cupynet.data.idx import expanded, regular
 from cupynet.errors import ConfigError, DataError
 
-FORMAT = "cupynet shard 1"
-NAME = re.compile(r"shard-(\d{4,})-of-(\d{4,})")
-_WAY_OUT = "write the shards again, or copy this one again from where they were written"
+_parsing = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time
 
 
-def shard_name(number: int, count: int) -> str:
-    """The folder of shard `number`, from 0, of `count`."""
-    return f"shard-{number:04}-of-{count:04}"
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """One shard: its samples, which of the whole training set they are, (S,) int64, ascending, and its files."""
+class Shard(NamedTuple):
+    """The shard of one worker: its images and labels, and their numbers (S,) int64 in the whole training set."""
 
     dataset: Dataset
     samples: Array
-    files: tuple[tuple[Path, os.stat_result], ...]
 
 
 class Shards:
-    """The shards of one training set in `folder`, of which this machine may have only some.
+    """The shards of one training set. All workers may use the same object at the same time.
 
-    Nothing but a manifest is read until `open` or `held_out` is called. All workers may use the same object at once.
+    Args:
+        folder: holds the shards, in folders named 0, 1, 2, ...
+        classes: the number of classes; None: the largest label + 1.
+        pixels: how pixels are scaled.
 
     Attributes:
-        folder: where they are.
-        name, classes, image_shape, pixels: of the whole training set; its length is that of all shards together.
-        counts: the samples of each shard.
-        fallback: whether these are not the data that were asked for when the shards were written.
-        manifest: what the first of those that are here says.
+        name: of the folder, for messages and reports.
+        image_shape: (H, W, C).
+        counts: the number of samples of each shard.
+        labels, samples: of each shard, (S,) int64.
 
     Raises:
-        DataError: there are none, or they are damaged, or shards of several sets.
+        ConfigError: an argument is invalid.
+        DataError: a file is missing or damaged, or the shards do not belong together.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], classes: int | None = None, pixels: PixelScale = FRACTIONS
+    ) -> None:
         if not isinstance(folder, str | os.PathLike):
             raise ConfigError(f"shards={checks.shown(folder)}: must be the folder of the shards")
         self.folder = expanded(folder)
-        self._first, count = self._found()
-        self.manifest = self._manifest(self._first, count)
-        self.name: str = self.manifest["name"]
-        self.classes: int = self.manifest["train"]["classes"]
-        self.image_shape: tuple[int, ...] = tuple(self.manifest["train"]["images"]["shape"][1:])
-        self.pixels: PixelScale = pixels_of(self.manifest["train"])
-        self.counts: tuple[int, ...] = tuple(self.manifest["counts"])
-        self.fallback: bool = self.manifest["fallback"]
+        self.name, self.pixels = self.folder.resolve().name, pixels
+        paths = [self.path(number) for number in range(self._count())]
+        self.labels = [map_integers(path / "labels.npy") for path in paths]
+        self.samples = [map_integers(path / "samples.npy") for path in paths]
+        self.counts = tuple(map(len, self.labels))
+        self._check_samples()
+        self.classes = self._found_classes() if classes is None else classes
+        here = [path / "images.npy" for path in paths if os.path.lexists(path / "images.npy")]
+        if not here:
+            raise DataError(f"{self.folder}: expected images.npy in at least one shard, found none")
+        self.image_shape: tuple[int, ...] = map_images(here[0]).shape[1:]
         self._opened: dict[int, Shard] = {}
-        self._whole: Shards | None = None  # where these are but the first samples of them
 
     def __len__(self) -> int:
         return sum(self.counts)
 
-    def _found(self) -> tuple[int, int]:
-        """The number of the first shard that is here, and how many there are everywhere."""
-        way_out = "name the folder in which they were written"
-        try:
-            names = sorted(path.name for path in self.folder.iterdir())
-        except OSError as error:
-            raise DataError(
-                f"{self.folder}: expected shards, but it cannot be read ({error.strerror}); {way_out}"
-            ) from error
-        matches = [match for match in map(NAME.fullmatch, names) if match]
-        if not matches:
-            raise DataError(f"{self.folder}: expected folders like {shard_name(0, 2)}, found none; {way_out}")
-        different = {match[2]: match[0] for match in matches}
-        if len(different) > 1:
-            several = " and ".join(different.values())
-            raise DataError(f"{self.folder}: expected shards of one set, found {several}; remove those of the other")
-        return int(matches[0][1]), int(matches[0][2])
-
-    def path(self, number: int, count: int | None = None) -> Path:
+    def path(self, number: int) -> Path:
         """The folder of one shard."""
-        return self.folder / shard_name(number, len(self.counts) if count is None else count)
+        return self.folder / str(number)
 
-    def _manifest(self, number: int, count: int) -> Manifest:
-        path = self.path(number, count)
+    def _count(self) -> int:
         try:
-            manifest = read_manifest(path, FORMAT)
-        except Damaged as error:
-            raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
-        if not _describes_a_shard(manifest):
-            raise DataError(f"{path / MANIFEST}: does not describe a shard; {_WAY_OUT}")
-        found = manifest["shard"], len(manifest["counts"])
-        if found != (number, count):
-            own = shard_name(*found)
-            raise DataError(f"{path}: expected this shard, found {own} under its name; {_WAY_OUT}")
-        return manifest
+            found = {path.name for path in self.folder.iterdir() if path.name.isdecimal()}
+        except OSError as error:
+            raise DataError(f"{self.folder}: cannot be read ({error.strerror or error})") from error
+        missing = [number for number in range(max(1, len(found))) if str(number) not in found]
+        if missing:
+            raise DataError(f"{self.folder}: expected folders 0, 1, ..., one for each worker, found no {missing[0]}")
+        return len(found)
+
+    def _check_samples(self) -> None:
+        """Refuse shards of different training sets: together they have each sample from 0 to the last once."""
+        seen = np.zeros(len(self), bool)
+        for number, (labels, samples) in enumerate(zip(self.labels, self.samples, strict=True)):
+            if len(samples) != len(labels):
+                raise DataError(f"{self.path(number)}: has {len(samples)} samples and {len(labels)} labels")
+            seen[samples[(samples >= 0) & (samples < len(seen))]] = True
+        if not seen.all():
+            raise DataError(
+                f"{self.folder}: these shards do not belong together: they have {len(seen)} samples, and none of the "
+                f"files samples.npy has the number {seen.argmin()}"
+            )
+
+    def _found_classes(self) -> int:
+        least, most = min(int(each.min()) for each in self.labels), max(int(each.max()) for each in self.labels)
+        if least < 0 or most >= len(self):
+            raise DataError(
+                f"{self.folder}: expected labels 0, 1, 2, ... of {len(self)} images, found {least} to {most}"
+            )
+        return most + 1
 
     def check_workers(self, workers: int) -> None:
-        """Raises ConfigError unless there are as many workers as shards."""
+        """Raise ConfigError unless there are as many workers as shards."""
         count = len(self.counts)
         if workers != count:
             raise ConfigError(
                 f"{self.folder} has {count} {'shard' if count == 1 else 'shards'}, one for each worker, and "
-                f"workers={workers}: train with workers={count}, or cut the data into {workers}"
+                f"workers={workers}: set workers={count}, or write {workers} shards"
             )
 
     def head(self, most: int) -> Shards:
-        """The first `most` samples of each shard, or as many as it has."""
+        """The first `most` samples of each shard, or all if it has fewer."""
         few = copy.copy(self)
-        few._whole, few.counts = self, tuple(min(count, most) for count in self.counts)
+        few._opened = {}
+        few.labels = [labels[:most] for labels in self.labels]
+        few.samples = [samples[:most] for samples in self.samples]
+        few.counts = tuple(map(len, few.labels))
         return few
 
     def open(self, number: int) -> Shard:
-        """One shard, mapped read-only; all of it is compared with its SHA-256 the first time, and then its size.
-
-        Raises DataError, which names the file, what was expected and the way out.
-        """
-        if self._whole is not None:
-            shard, first = self._whole.open(number), slice(self.counts[number])
-            return replace(shard, dataset=shard.dataset.take(first), samples=shard.samples[first])
-        path = self.path(number)
-        try:
-            if number not in self._opened:
-                self._opened[number] = self._mapped(number, path)
-            for file, then in self._opened[number].files:
-                check_mapped(file, then)
-        except Damaged as error:
-            raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
+        """Map one shard. Raises DataError."""
+        if number not in self._opened:
+            path, count = self.path(number), self.counts[number]
+            images = map_images(path / "images.npy")
+            if images.shape[1:] != self.image_shape or len(images) < count:
+                expected = f"{count} images of {self.image_shape}"
+                raise DataError(f"{path}: expected {expected}, found {len(images)} of {images.shape[1:]}")
+            dataset = as_dataset(path, self.name, images[:count], self.labels[number], self)
+            self._opened[number] = Shard(dataset, self.samples[number])
         return self._opened[number]
 
-    def _mapped(self, number: int, path: Path) -> Shard:
-        manifest = self._manifest(number, len(self.counts))
-        if manifest["set"] != self.manifest["set"]:
-            expected = f"expected a shard of the same set as {self.path(self._first).name}"
-            raise DataError(f"{path}: {expected}, found one that was not written together with it; {_WAY_OUT}")
-        dataset, which = map_dataset(path, manifest["train"]), map_array(path, manifest["samples"])
-        if not len(dataset) == len(which) == self.counts[number]:
-            raise Damaged(
-                f"{path}: expected {self.counts[number]} samples, found {len(dataset)} and {len(which)} names"
-            )
-        entries = manifest["train"]["images"], manifest["train"]["labels"], manifest["samples"]
-        files = [path / entry["file"] for entry in entries]
-        return Shard(dataset, which, tuple((file, file.stat()) for file in files))
 
-    def held_out(self) -> tuple[Dataset | None, Dataset]:
-        """The validation set, if there is one, and the test set: every shard has them whole. Raises DataError."""
-        path, parts = self.path(self._first), []
-        try:
-            parts = [map_dataset(path, self.manifest[part]) for part in ("validation", "test") if self.manifest[part]]
-        except Damaged as error:
-            raise DataError(f"{error}; {_WAY_OUT}") from error.__cause__
-        return (parts[0] if len(parts) == 2 else None), parts[-1]
-
-
-def _describes_a_shard(manifest: Manifest) -> bool:
-    """Whether everything is there that is read of a manifest. What it says of files is checked with them."""
+def as_dataset(folder: Path, name: str, images: Array, labels: Array, shards: Shards) -> Dataset:
+    """Images and labels from `folder` as a data set like `shards`. Raises DataError."""
     try:
-        train, test, source = manifest["train"], manifest["test"], manifest["source"]
-        parts = [train, test, *([manifest["validation"]] if manifest["validation"] else [])]
-        sizes = [train["classes"], manifest["shard"], *manifest["counts"]]
-        pixels_of(train)
-        for part in parts:
-            sizes += part["images"]["shape"]
-        texts = [manifest["name"], manifest["set"]]
-        return (
-            all(type(size) is int for size in sizes)
-            and all(isinstance(text, str) for text in texts)
-            and isinstance(manifest["fallback"], bool)
-            and isinstance(manifest["samples"], dict)
-            and {"seed", "validation", "limit"} <= source.keys()
-        )
-    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
-        return False
+        return Dataset(name, images, labels, shards.classes, shards.pixels)
+    except ConfigError as error:
+        raise DataError(f"{folder}: {error}") from error
+
+
+def map_images(path: Path) -> Array:
+    """Map images (S, H, W, C) uint8 from a .npy file. Raises DataError."""
+    images = _map(path)
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.flags.c_contiguous:
+        found = f"{images.shape} of {images.dtype}"
+        raise DataError(f"{path}: expected images (S, H, W, C) of uint8 in C order, found {found}")
+    return images if images.ndim == 4 else images[..., np.newaxis]
+
+
+def map_integers(path: Path) -> Array:
+    """Map integers (S,) int64 from a .npy file; those of another type are copied. Raises DataError."""
+    array = _map(path)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise DataError(f"{path}: expected integers (S,), found {array.shape} of {array.dtype}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _map(path: Path) -> Array:
+    try:
+        regular(path)
+        with _parsing:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a header may be anything: OSError, ValueError, TokenError, OverflowError, ...
+        reason = getattr(error, "strerror", None) or checks.one_line(error)
+        raise DataError(f"{path}: cannot be read as a .npy file ({reason})") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise DataError(f"{path}: expected a .npy file, found an archive")
+    if not array.size:
+        raise DataError(f"{path}: expected at least one sample, found none")
+    return np.asarray(array)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +11,9 @@ import numpy as np
 from cupynet import checks
 from cupynet.data.augment import Augmentation, augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, philox
-from cupynet.data.normalize import check_channels, check_pixels, checked, pixels_for
+from cupynet.data.normalize import check_channels, checked, pixels_for
 from cupynet.data.shards import Shards
 from cupynet.errors import ConfigError, DataError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +22,7 @@ class Data:
 
     `name` is of all of them. `fallback` says that these are not the data that were asked for.
 
-    `train` is a `Dataset`, or where the source was told `storage="sharded"` the `Shards` of one.
+    `train` is a `Dataset`, or the `Shards` of one.
     """
 
     name: str
@@ -69,10 +65,6 @@ class Source(ABC):
 
     `augment` is what training images go through each time they are trained on (see `Augmentation`), in this order.
 
-    `storage` says where the data are: `shared`, every worker reads its batches of the one data set; or `sharded`, each
-    has its own part of it in the folder `shards` (see `write_shards`), in which `seed`, `validation` and `limit` were
-    settled. What else a source is told of its data is settled there too; a source that can tell refuses what differs.
-
     Attributes:
         class_names: what people call the classes, in order; empty where they have no names but numbers.
         on_black: whether its images show something light on a black ground.
@@ -88,45 +80,24 @@ class Source(ABC):
     seed = 12345  # these of a source that was made without `__init__`
     normalize: str | Mapping[str, Sequence[float]] | None = None
     augment: tuple[Augmentation, ...] = ()
-    storage: str = "shared"
-    shards: str | os.PathLike[str] | None = None
 
     def __init__(
         self,
         seed: int,
         validation: int,
         limit: int | None,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         self.seed = checks.seed("seed", seed)
         self.validation = checks.integer("validation", validation, 0)
         self.limit = None if limit is None else checks.integer("limit", limit, 1, ", or null for no limit")
-        self.storage = checks.one_of("storage", storage, ("shared", "sharded"))
-        if shards is not None and not isinstance(shards, str | os.PathLike):
-            raise ConfigError(f"shards={checks.shown(shards)}: must be the folder of the shards, or null for none")
-        if self.storage == "sharded" and not shards:
-            raise ConfigError(
-                f"storage=sharded: must have a folder of shards: name it in {checks.setting('data', 'shards')}"
-            )
-        if self.storage == "shared" and shards:
-            raise ConfigError(f"shards={checks.shown(shards, str)}: is read with storage=sharded only")
-        self.shards = shards
         self.normalize = checked(normalize)
         self.augment = augmentations(augment)
 
     @abstractmethod
     def load(self) -> Data:
         """The data, checked. Raises DataError for what is missing or damaged."""
-
-    def fingerprint(self) -> str | None:
-        """A text from which the data follow, so that what was loaded once may be kept (see `cache`).
-
-        None where they may be different the next time.
-        """
-        return None
 
     def check_normalize(self) -> None:
         """Refuse what is told of another number of channels than images have. ConfigError, DataError."""
@@ -138,39 +109,6 @@ class Source(ABC):
         Empty where that is not known before, or where they are read from files when they are needed.
         """
         return {}
-
-    def check_workers(self, workers: int) -> None:
-        """Refuse workers that are not as many as the shards, where there are shards. ConfigError, DataError."""
-        if self.storage == "sharded":
-            self._shards().check_workers(workers)
-
-    def _shards(self) -> Shards:
-        """The shards, which must be those of this data set as it is asked for here. ConfigError, DataError."""
-        assert self.shards is not None
-        shards = Shards(self.shards)
-        if shards.name != self.name and not shards.fallback:
-            raise DataError(
-                f"{shards.folder}: expected shards of {self.name!r}, found those of {shards.name!r}: name another"
-            )
-        for asked in ("seed", "validation", "limit"):
-            own, then = getattr(self, asked), shards.manifest["source"][asked]
-            if own != then:
-                wanted = checks.written(then)
-                raise ConfigError(
-                    f"{asked}={checks.written(own)}: {shards.folder} was written with {asked}={wanted}: say so here, "
-                    "or write the shards again"
-                )
-        check_pixels(self.normalize, shards.pixels, shards.folder)
-        return shards
-
-    def _sharded(self) -> Data:
-        """What `load` returns of a source with `storage="sharded"`."""
-        shards = self._shards()
-        if shards.fallback:
-            where, instead = shards.folder, shards.name
-            logger.warning("%s holds %s in place of %s, of which results say nothing", where, instead, self.name)
-        validation, test = shards.held_out()
-        return Data(shards.name, shards, validation, test, shards.fallback)
 
     def _check_validation(self, available: int, name: str) -> None:
         """Raises ConfigError if nothing would be left to train on."""
@@ -196,10 +134,3 @@ class Source(ABC):
         pixels = pixels_for(self.normalize, train.images)
         train, test = replace(train, pixels=pixels), replace(test, pixels=pixels)
         return Data(name, train, validation and replace(validation, pixels=pixels), test)
-
-    def _asked(self) -> str:
-        """What this source makes of its data by its settings, for `fingerprint`."""
-        parts: list[object] = [self.validation, self.limit]
-        if self.normalize is not None:
-            parts.append(f"normalize {self.normalize}")
-        return " ".join(map(str, [*parts, self.seed] if self.validation else parts))

@@ -9,23 +9,17 @@ image i does not depend on how many images are made.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.checks import integer
-from cupynet.data import strokes
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
-from cupynet.data.shards import Shards
 from cupynet.data.source import Data, Source
 from cupynet.data.strokes import Alphabet, alphabet
-from cupynet.errors import ConfigError
 
 BLOCK = 100  # images that are drawn together: their arrays fit a core's cache
 DOTS = 48  # of ink along a glyph's strokes
@@ -60,51 +54,24 @@ class Synthetic(Source):
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
-        storage: str = "shared",
-        shards: str | os.PathLike[str] | None = None,
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
-        super().__init__(seed, validation, limit, storage, shards, normalize, augment)
+        super().__init__(seed, validation, limit, normalize, augment)
         self.train = integer("train", train, 1)
         self.test = integer("test", test, 1)
         self._check_validation(self.train, self.name)
 
     def load(self) -> Data:
-        """Draws the digits, about 0.03 ms each; takes as many as there are where they lie in shards already."""
-        if self.storage == "sharded":
-            return self._sharded()
+        """Draws the digits, about 0.03 ms each."""
         wanted = self.expected()
         train = self._drawn("train", TRAIN_STREAM, wanted["train"])
         test = self._drawn("test", TEST_STREAM, wanted["test"])
         return self._divided(self.name, train, test)
 
     def expected(self) -> dict[str, int]:
-        if self.storage == "sharded":
-            return {}
         most = self.limit or max(self.train, self.test)
         return {"train": self.train if self.validation else min(self.train, most), "test": min(self.test, most)}
-
-    def _shards(self) -> Shards:
-        shards = super()._shards()
-        for asked, found, held_out in (
-            ("train", len(shards), self.validation),
-            ("test", shards.manifest["test"]["images"]["shape"][0], 0),
-        ):
-            own = getattr(self, asked)
-            wanted = own - held_out if self.limit is None else min(own - held_out, self.limit)
-            if wanted != found:
-                raise ConfigError(
-                    f"{asked}={own}: asks for {wanted} {asked} images, and {shards.folder} has {found}: ask for as "
-                    "many, or write the shards again"
-                )
-        return shards
-
-    def fingerprint(self) -> str:
-        """What is drawn, by which version of this file and its glyphs, with whose random numbers and functions."""
-        drawn_by = hashlib.sha256(b"".join(Path(file).read_bytes() for file in (__file__, strokes.__file__)))
-        settings = (self.train, self.test, self.seed, self._asked())
-        return " ".join(map(str, (self.name, *settings, np.__version__, drawn_by.hexdigest())))
 
     def _drawn(self, part: str, stream: int, samples: int) -> Dataset:
         images = np.empty((samples, SIDE, SIDE, 1), np.uint8)

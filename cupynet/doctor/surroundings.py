@@ -67,8 +67,8 @@ def check_data(asked: list[str]) -> Iterator[Finding]:
         source = experiment(asked).source
     except CupynetError:
         source = MNIST()  # check_training says what is wrong with the settings
-    if not isinstance(source, Downloaded) or source.storage != "shared":
-        yield Finding("data", "ok", f"{type(source).__name__}: {source.storage}, not looked at")
+    if not isinstance(source, Downloaded):
+        yield Finding("data", "ok", f"{type(source).__name__}: not looked at")
         return
     folder = data_folder(source.folder) / source.name
     missing = [file.name for file in source.files if not os.path.lexists(folder / file.name)]

@@ -24,9 +24,9 @@ from cupynet.data import (
     Shift,
     Source,
     Synthetic,
-    write_shards,
 )
 from cupynet.errors import ConfigError
+from tests.shards import write_shards
 
 PARTS: list[Augmentation] = [Shift(2), HorizontalFlip(), CutOut(5), Rotate(20), Elastic(20, 3)]
 every_part = pytest.mark.parametrize("part", PARTS, ids=repr)
@@ -164,7 +164,7 @@ def test_any_number_of_workers_and_any_beginning(tmp_path: Any) -> None:
 def test_shards_are_augmented_by_the_number_of_the_sample(tmp_path: Any) -> None:
     source = Synthetic(train=40, test=10, augment=[Shift(3)])
     data = source.load()
-    shards = write_shards(data, tmp_path, 2)
+    shards = write_shards(data.train, tmp_path, 2)  # type: ignore[arg-type]
     sharded = of(ShardedLoader(shards, 7, seed=9, augment=source.augment), 1, 2)
     assert sharded == of(Loader(data.train, 7, seed=9, augment=source.augment), 1, 1)  # type: ignore[arg-type]
 

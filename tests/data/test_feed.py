@@ -16,8 +16,9 @@ from cupynet.backend.cuda import resident
 from cupynet.backend.cuda.resident import Resident, ResidentTransfer
 from cupynet.backend.cuda.ring import RingTransfer
 from cupynet.backend.cuda.staging import Staging
-from cupynet.data import Batch, Batches, BatchFeed, Data, Dataset, Loader, Prefetcher, ShardedLoader, write_shards
+from cupynet.data import Batch, Batches, BatchFeed, Dataset, Loader, Prefetcher, ShardedLoader
 from cupynet.errors import ConfigError, DataError
+from tests.shards import write_shards
 from tests.standin import installed
 from tests.standin.errors import Unordered
 from tests.standin.machine import active
@@ -59,8 +60,7 @@ def expected(loader: Batches, dtype: str, epoch: int, *deal: int) -> Any:
 
 
 def sharded(dataset: Dataset, folder: Path) -> ShardedLoader:
-    shards = write_shards(Data("pictures", dataset, None, dataset), folder, 2, seed=1)
-    return ShardedLoader(shards, 4, seed=2)
+    return ShardedLoader(write_shards(dataset, folder, 2), 4, seed=2)
 
 
 @every_way

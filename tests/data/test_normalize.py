@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.backend import FRACTIONS, PixelScale, create_backend
-from cupynet.data import Dataset, Loader, ShardedLoader, Shards, Synthetic, load_mapped, write_shards
+from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.data.normalize import statistics
 from cupynet.errors import ConfigError
 from tests.backends import every_backend
@@ -60,34 +59,6 @@ def test_batches_have_mean_0_and_deviation_1(name: str, channels: int) -> None:
     np.testing.assert_allclose(x.std(axis=(0, 1, 2)), 1, atol=1e-12)
     exact = (images[batch.samples] / 255 - np.array(pixels.mean)) / np.array(pixels.deviation)
     np.testing.assert_allclose(x, exact, atol=1e-12)
-
-
-def test_it_stays_with_data_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cupynet.data.cache.cache_folder", lambda: tmp_path / "cache")
-    for asked in ("auto", FIXED, None):
-        source = small(normalize=asked)
-        expected = source.load().train.pixels
-        for _ in range(2):
-            mapped = load_mapped(source)
-            assert isinstance(mapped.train, Dataset) and not mapped.train.images.flags.writeable
-            assert mapped.train.pixels == mapped.test.pixels == expected
-
-
-def test_shards_have_it_from_when_they_were_written(tmp_path: Path) -> None:
-    data = small(normalize="auto").load()
-    write_shards(data, tmp_path, 2)
-    assert Shards(tmp_path).pixels == data.train.pixels
-    batch: Any = next(ShardedLoader(Shards(tmp_path), 8).epoch(0, create_backend("numpy", "double"), 1, 2))
-    mean, deviation = data.train.pixels.mean[0], data.train.pixels.deviation[0]
-    images = data.train.images[batch.samples]  # type: ignore[union-attr]
-    np.testing.assert_allclose(batch.images, (images / 255 - mean) / deviation, atol=1e-12)
-    sharded: dict[str, Any] = {"storage": "sharded", "shards": tmp_path}
-    found = data.train.pixels.normalization()
-    for fits in ("auto", found):
-        assert small(normalize=fits, **sharded).load().test.pixels == data.test.pixels
-    for other in (None, FIXED):
-        with pytest.raises(ConfigError, match="was written with another normalisation: say that one here, or write"):
-            small(normalize=other, **sharded).load()
 
 
 def test_loaders_tell_it_apart() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from PIL import Image
 
 import cupynet.data.pictures
-from cupynet.data import Folder, Idx, Npz, Shards, load_mapped, write_shards
+from cupynet.data import Folder, Idx, Npz
 from cupynet.data.own import IDX_NAMES, OwnData
 from cupynet.errors import ConfigError, DataError
 from tests.data.own_files import Parts, digits, idx_bytes, write_idx, write_npz, write_pictures
@@ -61,7 +60,6 @@ def test_sizes_are_promised_before_images_are_read(way: str, tmp_path: Path, mon
     source = WAYS[way](tmp_path, SMALL)
     monkeypatch.setattr(type(source), "_read", lambda self: pytest.fail("it reads the images"))
     assert (source.image_shape, source.classes) == ((8, 8, 1), 10)
-    assert source.fingerprint() is not None
 
 
 @every_way
@@ -74,37 +72,6 @@ def test_validation_and_limit(way: str, tmp_path: Path) -> None:
     source.validation = 60
     with pytest.raises(ConfigError, match="validation=60: must be below the 60 training images of 'mine'"):
         assert source.classes
-
-
-@every_way
-def test_shards_of_them(way: str, tmp_path: Path) -> None:
-    source = WAYS[way](tmp_path, SMALL)
-    data = source.load()
-    write_shards(data, tmp_path / "shards", 2, source.seed)
-    kind: Any = type(source)
-    sharded = kind(storage="sharded", shards=tmp_path / "shards")
-    assert (sharded.image_shape, sharded.classes) == (source.image_shape, source.classes)
-    assert sharded.expected() == {} and sharded.fingerprint() is None
-    found = sharded.load()
-    assert isinstance(found.train, Shards) and found.name == "mine" and len(found.train) == 60
-    with pytest.raises(ConfigError, match="validation=3: .* was written with validation=0"):
-        assert kind(storage="sharded", shards=tmp_path / "shards", validation=3).classes
-
-
-@every_way
-def test_a_cache_knows_when_they_have_changed(way: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cupynet.data.cache.cache_folder", lambda: tmp_path / "cache")
-    first = WAYS[way](tmp_path, SMALL)
-    before = first.fingerprint()
-    np.testing.assert_array_equal(load_mapped(first).train.images, first.load().train.images)  # type: ignore[union-attr]
-    assert len(list((tmp_path / "cache").glob("[!.]*/manifest.json"))) == 1
-    assert type(first)(**given(first)).fingerprint() == before  # type: ignore[call-arg]
-    assert type(first)(**given(first), limit=5).fingerprint() != before  # type: ignore[call-arg]
-    assert type(first)(**given(first), normalize="auto").fingerprint() != before  # type: ignore[call-arg]
-    path = first._files()[0]
-    path.write_bytes(path.read_bytes())
-    os.utime(path, ns=(0, 0))
-    assert type(first)(**given(first)).fingerprint() != before  # type: ignore[call-arg]
 
 
 def given(source: Any) -> dict[str, Any]:

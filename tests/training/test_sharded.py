@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupynet.data import Data, Dataset, Loader, ShardedLoader, Shards, write_shards
+from cupynet.data import Dataset, Loader, ShardedLoader, Shards
 from cupynet.errors import ConfigError, DataError
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.training import ParallelWrapper, Replica, Trainer
+from tests.shards import write_shards
 from tests.training.conftest import RecordingReplica, alone, fingerprint, on_threads, small_dataset, small_model
 
 
 def cut(samples, shards, folder):
-    return write_shards(Data("rows", small_dataset(samples), None, small_dataset(9)), folder, shards)
+    return write_shards(small_dataset(samples), folder, shards)
 
 
 def train(loader, workers, epochs=1, frequency=1, optimizer=lambda: SGD(0.05), backend="numpy", dtype="double"):
@@ -117,7 +118,7 @@ def test_an_epoch_that_was_broken_off_goes_on(tmp_path):
 
 def test_the_wrapper_takes_shards_and_evaluates_on_them(tmp_path):
     shards = cut(60, 2, tmp_path)
-    _, test = shards.held_out()
+    test = small_dataset(9)
     with ParallelWrapper(small_model("float", "numba"), workers=2, averaging_frequency=1) as wrapper:
         wrapper.fit(shards, 6, batch_size=4, evaluate_on=test)
         assert wrapper.evaluate(shards).samples == 60
@@ -142,8 +143,11 @@ def test_the_wrapper_refuses_another_number_before_anything_is_trained(tmp_path)
 
 def test_a_damaged_shard_stops_all_with_its_own_error(tmp_path):
     shards = cut(60, 3, tmp_path)
-    (tmp_path / "shard-0001-of-0003" / "labels.npy").write_bytes(b"")
-    with ParallelWrapper(small_model(), workers=3) as wrapper, pytest.raises(DataError, match="shard-0001-of-0003/lab"):
+    (tmp_path / "1" / "images.npy").write_bytes(b"")
+    with (
+        ParallelWrapper(small_model(), workers=3) as wrapper,
+        pytest.raises(DataError, match="1/images.npy: cannot be read"),
+    ):
         wrapper.fit(shards)
 
 

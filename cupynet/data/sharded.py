@@ -1,0 +1,70 @@
+"""A training set in shards, one for each worker, with the test set beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from cupynet import checks
+from cupynet.data.augment import Augmentation
+from cupynet.data.dataset import Dataset
+from cupynet.data.normalize import pixels_for
+from cupynet.data.own import path_of
+from cupynet.data.shards import Shards, as_dataset, map_images, map_integers
+from cupynet.data.source import Data, Source
+from cupynet.errors import ConfigError
+
+
+class Sharded(Source):
+    """`<folder>/0`, `1`, ...: the shard of each worker, see `Shards`; `<folder>/test`: images.npy and labels.npy.
+
+    Validation images, if there are any, are in `<folder>/validation`. All files are mapped, not read into memory.
+
+    Args:
+        folder: its path.
+        classes: the number of classes; None: the largest training label + 1.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        classes: int | None = None,
+        seed: int = 12345,
+        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        augment: Sequence[Augmentation] = (),
+    ) -> None:
+        super().__init__(seed, 0, None, normalize, augment)
+        self.folder = path_of("folder", folder)
+        also = ", or null to take them from the training labels"
+        self._asked_classes = None if classes is None else checks.integer("classes", classes, 1, also)
+        if self.normalize == "auto":
+            raise ConfigError("normalize=auto: would read all shards: give a mean and a deviation")
+        self.name = Path(self.folder).resolve().name if self.folder else "shards"
+
+    @cached_property
+    def shards(self) -> Shards:
+        """The training set. ConfigError, DataError."""
+        if self.folder is None:
+            raise ConfigError(f"{checks.setting('data', 'folder', None)}: name the folder that holds the shards")
+        return Shards(self.folder, self._asked_classes, pixels_for(self.normalize, None))
+
+    @cached_property
+    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
+        height, width, channels = self.shards.image_shape
+        return height, width, channels
+
+    @cached_property
+    def classes(self) -> int:  # type: ignore[override]
+        return self.shards.classes
+
+    def load(self) -> Data:
+        """The data, mapped. ConfigError; DataError for what is missing or damaged."""
+        validation = self._held_out("validation") if (self.shards.folder / "validation").exists() else None
+        return Data(self.name, self.shards, validation, self._held_out("test"))
+
+    def _held_out(self, part: str) -> Dataset:
+        folder = self.shards.folder / part
+        images, labels = map_images(folder / "images.npy"), map_integers(folder / "labels.npy")
+        return as_dataset(folder, f"{self.name}-{part}", images, labels, self.shards)

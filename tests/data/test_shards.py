@@ -1,0 +1,184 @@
+"""Shards: plain .npy files that are mapped, and refused if they are damaged or do not belong together."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.data import Dataset, Sharded, ShardedLoader, Shards
+from cupynet.errors import ConfigError, DataError
+from tests.shards import save, write_shards
+
+ROWS = Dataset("rows", np.arange(20 * 6, dtype=np.uint8).reshape(20, 3, 2, 1), np.arange(20) % 4, 4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_shards(ROWS, tmp_path / "rows", 3, ROWS.take(np.arange(5)))
+    return tmp_path / "rows"
+
+
+def test_each_shard_has_its_samples_of_the_whole(folder: Path) -> None:
+    shards = Shards(folder)
+    assert (shards.name, len(shards), shards.counts) == ("rows", 20, (7, 7, 6))
+    assert (shards.classes, shards.image_shape) == (4, (3, 2, 1))
+    for number in range(3):
+        dataset, samples = shards.open(number)
+        np.testing.assert_array_equal(dataset.images, ROWS.images[samples])
+        np.testing.assert_array_equal(dataset.labels, ROWS.labels[samples])
+    assert sorted(np.concatenate(shards.samples)) == list(range(20))
+
+
+def test_files_are_mapped_and_not_read(folder: Path) -> None:
+    dataset, samples = Shards(folder).open(1)
+    for array in (dataset.images, dataset.labels, samples):
+        base = array
+        while not isinstance(base, np.memmap):
+            base = base.base
+        assert not array.flags.writeable and base.mode == "r"
+
+
+def test_data_larger_than_memory_are_trained_on(tmp_path: Path) -> None:
+    """A sparse file: a hundred gigabytes of zeros, of which batches read a few pages."""
+    count, shape = 32_000, (1024, 1024, 3)
+    save(tmp_path / "0", labels=np.zeros(count, np.int64), samples=np.arange(count))
+    images = np.lib.format.open_memmap(tmp_path / "0" / "images.npy", "w+", np.uint8, (count, *shape))
+    images[:2] = 7
+    del images
+    batch = next(ShardedLoader(Shards(tmp_path), 2, shuffle=False).epoch(0, create_backend("numpy", "half")))
+    assert batch.images.shape == (2, *shape) and (batch.images == np.float16(7 / 255)).all()
+
+
+def test_a_machine_needs_the_images_of_its_own_workers_only(folder: Path) -> None:
+    for number in (0, 2):
+        (folder / str(number) / "images.npy").unlink()
+    shards = Shards(folder)
+    assert shards.counts == (7, 7, 6) and len(shards.open(1).dataset) == 7
+    with pytest.raises(DataError, match="0/images.npy: cannot be read as a .npy file .*No such file"):
+        shards.open(0)
+    (folder / "1" / "images.npy").unlink()
+    with pytest.raises(DataError, match="expected images.npy in at least one shard"):
+        Shards(folder)
+
+
+def test_integers_of_any_type_and_grey_images_are_taken(tmp_path: Path) -> None:
+    images = np.zeros((4, 3, 2), np.uint8)
+    save(tmp_path / "0", images=images, labels=np.arange(4, dtype=np.uint8), samples=np.arange(4, dtype=np.int16))
+    dataset, samples = Shards(tmp_path).open(0)
+    assert dataset.image_shape == (3, 2, 1) and dataset.labels.dtype == samples.dtype == np.int64
+
+
+def overwritten(name: str, array: Any) -> Callable[[Path], None]:
+    return lambda folder: save((folder / name).parent, **{Path(name).name: array})
+
+
+def another_set(folder: Path) -> None:
+    """A shard of another training set of the same size."""
+    write_shards(Dataset("x", ROWS.images[:18], ROWS.labels[:18], 4), folder / "x", 3)
+    shutil.rmtree(folder / "0")
+    (folder / "x" / "0").rename(folder / "0")
+    shutil.rmtree(folder / "x")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: shutil.rmtree(folder), "rows: cannot be read"),
+        (lambda folder: [shutil.rmtree(folder / str(number)) for number in range(3)], "found no 0"),
+        (lambda folder: shutil.rmtree(folder / "1"), "rows: expected folders 0, 1, ..., .* found no 1"),
+        (another_set, "rows: these shards do not belong together"),
+        (lambda folder: shutil.copytree(folder / "1", folder / "3"), "do not belong together"),
+        (overwritten("0/samples", np.arange(7) - 1), "do not belong together"),
+        (overwritten("0/samples", np.arange(6)), "0: has 6 samples and 7 labels"),
+        (overwritten("0/samples", np.arange(7.0)), "0/samples.npy: expected integers"),
+        (overwritten("0/labels", np.arange(7) - 1), "rows: expected labels 0, 1, 2, .* found -1 to"),
+        (overwritten("0/labels", np.arange(7) * 9), "rows: expected labels 0, 1, 2, .* to 54"),
+        (overwritten("0/labels", np.zeros((7, 1), int)), "0/labels.npy: expected integers"),
+        (overwritten("0/labels", np.zeros(0, int)), "0/labels.npy: "),
+        (overwritten("0/images", np.zeros((7, 3, 2, 1), np.uint16)), "0/images.npy: expected images"),
+        (overwritten("0/images", np.asfortranarray(ROWS.images[:7])), "0/images.npy: expected images .* in C order"),
+        (overwritten("0/images", np.zeros((7, 3), np.uint8)), "0/images.npy: expected images"),
+        (overwritten("0/images", np.zeros((6, 3, 2, 1), np.uint8)), "0: expected 7 images"),
+        (overwritten("1/images", np.zeros((7, 2, 3, 1), np.uint8)), "1: expected 7 images of .3, 2, 1."),
+    ],
+    ids=range(17),
+)
+def test_damaged_shards_are_refused(damage: Callable[[Path], None], said: str, folder: Path) -> None:
+    damage(folder)
+    with pytest.raises(DataError, match=said):
+        shards = Shards(folder)
+        for number in range(len(shards.counts)):
+            shards.open(number)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("CANARY",)
+
+
+def claims(path: Path, shape: str) -> None:
+    content = path.read_bytes()
+    header = content[10 : content.index(b"\n") + 1]
+    changed = header.replace(b"(7, 3, 2, 1)", shape.encode())
+    path.write_bytes(content[:8] + len(changed).to_bytes(2, "little") + changed + content[10 + len(header) :])
+
+
+NO_ARRAYS: dict[str, Callable[[Path], Any]] = {
+    "objects": lambda path: np.save(path, np.array([Evil()], dtype=object), allow_pickle=True),
+    "pickle": lambda path: path.write_bytes(pickle.dumps(Evil())),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_bytes(b"no array"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "huge": lambda path: claims(path, "(7000000000000, 3, 2, 1)"),
+    "negative": lambda path: claims(path, "(-7, 3, 2, 1)"),
+    "deep": lambda path: claims(path, "(" * 9000),
+    "code": lambda path: claims(path, "__import__('os').mkdir('CANARY')"),
+    "folder": lambda path: [path.unlink(), path.mkdir()],
+    "pipe": lambda path: [path.unlink(), os.mkfifo(path)],
+    "archive": lambda path: [np.savez(path.with_suffix(".npz"), a=ROWS.images), path.with_suffix(".npz").rename(path)],
+}
+
+
+@pytest.mark.parametrize("name", NO_ARRAYS)
+def test_files_that_are_no_arrays_are_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    NO_ARRAYS[name](folder / "0" / "images.npy")
+    with pytest.raises(DataError, match="0/images.npy: ") as told:
+        Shards(folder)
+    assert "\n" not in str(told.value) and [path.name for path in folder.parent.iterdir()] == ["rows"]
+
+
+def test_a_source_of_them(folder: Path) -> None:
+    source = Sharded(folder)
+    assert (source.name, source.image_shape, source.classes, source.expected()) == ("rows", (3, 2, 1), 4, {})
+    data = source.load()
+    data.check(source.image_shape, source.classes)
+    assert isinstance(data.train, Shards) and data.validation is None and not data.fallback
+    np.testing.assert_array_equal(data.test.images, ROWS.images[:5])
+    save(folder / "validation", images=ROWS.images[:3], labels=ROWS.labels[:3])
+    scaled = Sharded(folder, classes=6, normalize={"mean": [0.5], "deviation": [0.25]}).load()
+    assert scaled.validation is not None and len(scaled.validation) == 3
+    parts = [scaled.train.open(0).dataset, scaled.validation, scaled.test]  # type: ignore[union-attr]
+    assert all(part.classes == 6 and part.pixels.mean == (0.5,) for part in parts)
+
+
+def test_what_a_source_of_them_refuses(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="folder=null .*: name the folder"):
+        Sharded().load()
+    with pytest.raises(ConfigError, match="normalize=auto: .* give a mean and a deviation"):
+        Sharded(folder, normalize="auto")
+    with pytest.raises(ConfigError, match="classes=0: must be"):
+        Sharded(folder, classes=0)
+    with pytest.raises(DataError, match="0: .*labels must lie in 0 .. 1"):
+        Sharded(folder, classes=2).load().train.open(0)  # type: ignore[union-attr]
+    (folder / "test" / "labels.npy").unlink()
+    with pytest.raises(DataError, match="test/labels.npy: cannot be read"):
+        Sharded(folder).load()
