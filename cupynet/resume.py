@@ -110,11 +110,11 @@ def nothing_left(arguments: Sequence[str]) -> str:
 
 
 def offer(folder: Path) -> str:
-    """A line about the run that `latest` would go on with; empty where there is none, or it takes long to know.
+    """A line about the run that `latest` would go on with; empty if there is none.
 
     folder: of the run that begins; one of a sweep's jobs is offered nothing.
     """
-    run = None if (folder.parent / SWEEP).is_file() else _unfinished(patient=False)
+    run = None if (folder.parent / SWEEP).is_file() else _unfinished(few=True)
     return "" if run is None else f"the run in {run} was not finished: resume=latest goes on with it"
 
 
@@ -144,22 +144,6 @@ def checkpoint_of(path: Path) -> Path:
     return path if STEP.fullmatch(path.name) else run_of(path) / "checkpoints"
 
 
-def arguments(given: Sequence[str], stored: Sequence[str], path: Path) -> list[str]:
-    """The command line that goes on: the run's own, with what is given now in place of what was then.
-
-    A folder does not say whom to trust, nor what Hydra is to do: modules are trusted by who goes on, once more. Hydra
-    itself would write the settings over those that are there, and killed meanwhile leave neither: the door does it.
-    """
-    settings = [argument for argument in given if not argument.startswith("-")]
-    now = {_parts(argument)[0] for argument in settings} | {"resume", "trusted_modules"}
-    names = [_parts(argument)[0] for argument in stored]
-    ours = [not name.startswith(("-", "hydra")) and name not in now for name in names]
-    kept = [argument for argument, own in zip(stored, ours, strict=True) if own]
-    others = [argument for argument in given if _parts(argument)[0] not in ("resume", "hydra.run.dir")]
-    here = [f"resume={quoted(path)}", f"hydra.run.dir={quoted(run_of(path))}", "hydra.output_subdir=null"]
-    return [*kept, *others, *here]
-
-
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     """Refuse settings, by their dotted keys, that differ from the run's where they must not. ConfigError."""
     for key in [*stored, *(key for key in given if key not in stored)]:
@@ -170,6 +154,11 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
                 f"{key}={written(now)}: the run in {run_of(path)} was made with {written(then)}: leave it out, or "
                 f"begin a new run; to go on only {only} may differ"
             )
+
+
+def name_of(override: str) -> str:
+    """The key of an override."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _parts(argument: str) -> tuple[str, str, str]:
@@ -227,15 +216,15 @@ def runs_below(folder: Path) -> Iterator[Path]:
             folders[:] = [name for name in folders if name != LATEST.name]
 
 
-def _unfinished(*, patient: bool = True) -> Path | None:
+def _unfinished(*, few: bool = False) -> Path | None:
     """The newest run under outputs/ that has a checkpoint and did not come to its end.
 
-    patient: take the time to see whether a run of another machine is still going on.
+    few: look only at the newest ones, which is quick.
     """
     found = list(runs_below(LATEST.parent))
-    if not patient:  # of very many it is not worth its time
+    if few:
         found = sorted(found, key=lambda run: _touched(run / "checkpoints"), reverse=True)[:MOST_LOOKED_AT]
-    return next((run for run in _newest_first(found) if _left_off(run) and not at_work(run, patient=patient)), None)
+    return next((run for run in _newest_first(found) if _left_off(run) and not at_work(run)), None)
 
 
 def _newest_first(runs: Iterable[Path]) -> list[Path]:

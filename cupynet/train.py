@@ -11,6 +11,7 @@ import logging
 import math
 import shlex
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -204,7 +205,7 @@ def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Ru
     settings, placement, (head, *rows) = experiment.settings, wrapper.placement, wrapper.model.rows()
     overrides, own = None, None
     with contextlib.suppress(CupynetError):  # what Hydra has stored is of no concern to the training
-        overrides, own = config.overrides_of(run.folder), config.own_folder_of(run.folder)
+        overrides, own = config.overrides_of(run.folder), config.own_folder(sys.argv[1:])
     return Start(
         started=time.strftime("%Y-%m-%d %H:%M:%S"),
         dataset=data.name,

@@ -84,8 +84,7 @@ def test_whole_runs_have_as_many_workers_whatever_was_typed(monkeypatch: pytest.
     stored.mkdir(parents=True)
     mine.mkdir()
     (stored / "overrides.yaml").write_text("- workers=1\n- model=own\n- repeats=1\n")
-    source = f"{{path: {mine}, schema: file, provider: command-line}}"
-    (stored / "hydra.yaml").write_text(f"hydra: {{runtime: {{config_sources: [{source}]}}}}\n")
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--config-dir", str(mine)])
     for name, result in (("loop_images_per_s", 1.0), ("step_times", np.ones((1, 2)))):
         monkeypatch.setattr(measure, name, lambda *_, result=result, **__: result)
 

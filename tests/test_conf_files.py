@@ -32,7 +32,7 @@ def settings_of(*overrides: str) -> Settings:
     with pytest.MonkeyPatch.context() as patch, initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
             patch.delenv(name, raising=False)
-        return composing.settings_of(compose("config", list(overrides)), overrides, Settings, ("trusted_modules",))
+        return composing.settings_of(compose("config", list(overrides)), overrides, Settings)
 
 
 def plain(settings: Settings) -> dict[str, Any]:

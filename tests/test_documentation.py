@@ -195,7 +195,7 @@ def check_settings(words: list[str], name: str, schema: type[Settings]) -> None:
         composing.register(schema)
         for job in jobs:
             with initialize_config_dir(version_base="1.3", config_dir=str(config.conf_folder())):
-                composing.settings_of(compose(name, list(job)), job, schema, ("trusted_modules",))
+                composing.settings_of(compose(name, list(job)), job, schema)
     finally:
         composing.register(Settings)
 

@@ -1,19 +1,19 @@
-"""How settings come in: the command line, conf/ and finished runs, through Hydra, to plain values and typed errors.
+"""Configuration: the command line, conf/ and stored runs, through Hydra, to plain values and typed errors.
 
-The only room that knows Hydra and OmegaConf. door.py is a command's way in and out, composing.py makes settings of
-overrides, stored.py reads those of a run, explain.py puts Hydra's errors into one line, search_space.py reads
-what a search varies.
+The only package that knows Hydra and OmegaConf. hydra_main.py is the entry point of commands, composing.py turns
+overrides into settings, stored.py reads those of a run, messages.py words Hydra's errors, removed.py lists settings
+that no longer exist, search_space.py reads what a search varies.
 """
 
-from cupynet.config.composing import compose, conf_folder
-from cupynet.config.door import Gate, Ranks, in_sweep, keep_settings, own_folder, run
-from cupynet.config.explain import GROUPS
+from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
+from cupynet.config.hydra_main import Entry, Outcome, Ranks, in_sweep, keep_settings, outcome, run
 from cupynet.config.search_space import search_space, split
-from cupynet.config.stored import arguments_of, keep, load, overrides_of, own_folder_of, written
+from cupynet.config.stored import arguments_of, keep, load, overrides_of, written
 
 __all__ = [
     "GROUPS",
-    "Gate",
+    "Entry",
+    "Outcome",
     "Ranks",
     "arguments_of",
     "compose",
@@ -22,9 +22,9 @@ __all__ = [
     "keep",
     "keep_settings",
     "load",
+    "outcome",
     "overrides_of",
     "own_folder",
-    "own_folder_of",
     "run",
     "search_space",
     "split",

@@ -1,10 +1,11 @@
-"""From overrides to settings: conf/ is merged into the typed root and comes out as plain, valid values."""
+"""From overrides to settings: conf/ is merged into the schema, resolved, and validated."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from types import UnionType
@@ -18,9 +19,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet import trust
 from cupynet.checks import refusal, shown, written
-from cupynet.config.explain import explain
+from cupynet.config.messages import message
+from cupynet.config.removed import refuse_removed
 from cupynet.errors import ConfigError
 from cupynet.parts import for_chosen_classes
 from cupynet.resume import quoted
@@ -28,25 +29,29 @@ from cupynet.settings import Group, Settings, read, without_stand_in
 
 S = TypeVar("S", bound=Settings)
 
+GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
+CONFIG_DIR = ("-cd", "--config-d")  # how the option may be shortened
+
 
 def names(schema: type[Settings]) -> list[str]:
+    """The names of the settings."""
     return [each.name for each in fields(schema)]
 
 
 def spine(schema: type[Settings]) -> DictConfig:
-    """The typed root that conf/config.yaml is merged into."""
+    """The schema that conf/config.yaml is merged into."""
     spine: DictConfig = OmegaConf.structured(_thawed(schema))
     return spine
 
 
-_thawed_of: dict[type[Group], type] = {}  # OmegaConf tells a class from a second one made alike
+_thawed_of: dict[type[Group], type] = {}  # OmegaConf compares classes by identity
 
 
 def _thawed(kind: type[Group]) -> type:
-    """The dataclass, and the groups in it, as OmegaConf can work with them.
+    """A dataclass, and its groups, in a form that OmegaConf can merge into.
 
-    Not frozen, which OmegaConf takes for read-only; and what OmegaConf 2.3 gets wrong is left to the rule of the
-    setting: `bool`, for which it takes 2 too, and unions, with which it cannot merge (an AssertionError of its own).
+    It is not frozen, which OmegaConf treats as read-only. Two types become Any, and are checked by the rule of the
+    setting: `bool`, as which OmegaConf 2.3 accepts 2, and unions, into which it cannot merge.
     """
     if kind in _thawed_of:
         return _thawed_of[kind]
@@ -61,6 +66,7 @@ def _thawed(kind: type[Group]) -> type:
 
 
 def register(schema: type[Settings]) -> None:
+    """Make `schema` the one that conf/config.yaml begins with."""
     ConfigStore.instance().store(name="spine", node=spine(schema), provider="cupynet")
 
 
@@ -68,9 +74,9 @@ register(Settings)
 
 
 def of_environment(name: str, default: bool | int) -> bool | int:
-    """What the environment says, of the type of `default`, which counts where it says nothing. ConfigError."""
+    """An environment variable, of the type of `default`, which is used if it is unset or empty. ConfigError."""
     text = os.environ.get(name, "").strip()
-    if not text:  # as scripts leave a variable that they have no value for
+    if not text:
         return default
     found: bool | int | None
     if isinstance(default, bool):
@@ -87,53 +93,73 @@ OmegaConf.register_new_resolver("cupynet.env", of_environment, replace=True)
 
 
 def conf_folder() -> Path:
-    """conf/ inside the package, where a wheel has it, else beside it, where the repository has it."""
+    """conf/: inside the package in a wheel, beside it in the repository."""
     package = Path(__file__).resolve().parents[1]
     return next((folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir()), package / "conf")
 
 
-def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
-    """The settings that such a command line asks for, without a run. ConfigError.
+def own_folder(arguments: Sequence[str]) -> Path | None:
+    """The folder that --config-dir names on a command line; None if there is none."""
+    found = None
+    for place, option in enumerate(arguments):
+        name, _, value = option.partition("=")
+        if name.startswith(CONFIG_DIR):
+            found = Path(value or next(iter(arguments[place + 1 :]), ""))
+    return found
 
-    folder: of more files, as --config-dir names one.
-    """
-    more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
-    store = ConfigStore.instance()
-    before = store.repo["spine.yaml"], GlobalHydra.instance().hydra  # of a command that is at its door
-    register(Settings)
+
+@contextmanager
+def global_hydra() -> Iterator[None]:
+    """Context in which `hydra.initialize_config_dir` can be used inside a running command."""
+    before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+        if before is not None:
+            GlobalHydra.instance().initialize(before)
+
+
+def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
+    """The settings of a run with these overrides. ConfigError.
+
+    folder: with more configuration files, as --config-dir.
+    """
+    refuse_removed(overrides)
+    more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
+    repository = ConfigStore.instance().repo
+    before = repository["spine.yaml"]  # of the running command
+    register(Settings)
+    try:
+        with global_hydra(), hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
             config = hydra.compose("config", overrides=[*overrides, *more])
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, overrides)) from error
+        raise ConfigError(message(error, Settings)) from error
     finally:
-        store.repo["spine.yaml"], GlobalHydra.instance().hydra = before
-    return settings_of(config, overrides, Settings, trust.typed(overrides))
+        repository["spine.yaml"] = before
+    return settings_of(config, overrides, Settings)
 
 
-def asked_in(config: Any) -> list[str]:
-    """The overrides as they were written: reading them like any setting would fill in what stands in ${}."""
-    return cast("list[str]", OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
-
-
-def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], typed: Sequence[str]) -> S:
-    """The composed configuration as plain, valid values; ConfigError. typed: the keys that no file gave."""
+def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> S:
+    """The composed configuration as plain, valid values. ConfigError."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigError(explain(error, overrides, schema)) from error
-    trust.check_text(plain)
-    trust.check_trusted(plain.get("trusted_modules") or (), typed)
+        raise ConfigError(message(error, schema)) from error
+    _refuse_nul(plain)
     asked = [(each.key_or_group, each.value()) for each in OverridesParser.create().parse_overrides(list(overrides))]
-    for key, value in asked:
-        node = OmegaConf.select(config, key) if value == {} else None
-        if isinstance(node, DictConfig) and len(node):
-            raise ConfigError(
-                f"{key}={{}}: takes nothing out of what is there: ~{key}.{next(iter(node))!s} takes one out"
-            )
     return read(schema, without_stand_in(for_chosen_classes(plain, asked), dict(asked)))
+
+
+def _refuse_nul(value: Any, key: str = "") -> None:
+    """Refuse NUL in any text: it ends file names for the system. ConfigError."""
+    if isinstance(value, Mapping | list):
+        for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _refuse_nul(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{key}={value!r:.80}: must not hold the character NUL")
 
 
 def flat(values: Mapping[str, Any], leave_out: Sequence[str] = (), above: str = "") -> dict[str, Any]:

@@ -45,6 +45,7 @@ REMOVED: dict[str, Removed] = {
     "jobs": Removed("trials train one after the other, each on all workers", default=1),
     "data.storage": Removed("data=shards data.folder=FOLDER trains on shards", default="shared"),
     "data.shards": Removed("data=shards data.folder=FOLDER trains on shards", default=None),
+    "hydra.output_subdir": Removed("settings are stored in .hydra of the run's folder, which hydra.run.dir names"),
 }
 
 

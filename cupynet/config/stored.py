@@ -1,81 +1,115 @@
-"""What a run has stored of its settings: read as from a stranger, and written again where it goes on."""
+"""The settings that a run has stored in `.hydra/`: written as plain values, and read as untrusted input.
+
+A stored file holds no code and no references: it cannot read the environment, and what it says of Hydra, of
+`trusted_modules` or of --config-dir is not used.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf._utils import get_yaml_loader
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet import trust
 from cupynet.checks import one_line
-from cupynet.config.composing import conf_folder, flat, names, settings_of, spine
-from cupynet.config.explain import GROUPS, explain
+from cupynet.config.composing import GROUPS, conf_folder, flat, global_hydra, names, own_folder, settings_of, spine
+from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed, without_removed
 from cupynet.errors import ConfigError, DataError
+from cupynet.resume import name_of, quoted
 from cupynet.settings import Settings, own_names
 
 FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another setting, as earlier versions stored them
+OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(\w+)\}")  # likewise: the default counts
+MOST_BYTES, MOST_DEPTH = 1 << 20, 64
 
 
-def load(run_folder: str | Path, overrides: Sequence[str] = (), trusted_modules: Iterable[str] = ()) -> Settings:
-    """The settings of a finished run, from its `.hydra/config.yaml`, with some changed.
+def load(
+    run_folder: str | Path,
+    overrides: Sequence[str] = (),
+    trusted_modules: Iterable[str] = (),
+    folder: Path | None = None,
+) -> Settings:
+    """The settings of a run, from its `.hydra/config.yaml`, with changes.
 
-    overrides: settings (`batch_size=512`), or files for groups (`data=synthetic`).
+    Args:
+        overrides: settings (`batch_size=512`), or files of groups (`data=synthetic`).
+        trusted_modules: modules whose classes may be built; the run's own list is not used.
+        folder: with more configuration files, as --config-dir.
 
-    A stored configuration names classes to build but never who is trusted: its own trusted_modules are left out, and
-    only the caller's count (the argument, or an override). ConfigError; DataError for a file that cannot be read.
+    Raises:
+        ConfigError: there are no settings, or they are not valid.
+        DataError: the file is damaged, or refers to something outside it.
     """
     path = Path(run_folder) / ".hydra" / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{run_folder}: is not the folder of a run: there is no {path}")
-    stored = _stored(path)
-    if not isinstance(stored, DictConfig):
-        raise DataError(f"{path}: is not a configuration")
-    stored = OmegaConf.create(without_removed(cast("dict[Any, Any]", OmegaConf.to_container(stored, resolve=False))))
+    stored = without_removed(_plain(_read(path), path))
     stored["trusted_modules"] = list(trusted_modules)
+    refuse_removed(overrides)
+    config = spine(Settings)
     try:
-        config = spine(Settings)
-        try:
-            config.merge_with(stored)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{path}: {explain(error, ())}: is this a run of another version?") from error
-        OmegaConf.set_struct(config, True)
-        refuse_removed(overrides)
+        config.merge_with(stored)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {message(error, Settings)}: is this a run of another version?") from error
+    OmegaConf.set_struct(config, True)
+    try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, as Hydra does
-            if each.is_delete() or each.is_sweep_override():
-                raise ConfigError(f"{each.input_line}: only single settings can be changed here, as key=value")
             key, value = each.key_or_group, each.value()
-            if key in GROUPS and isinstance(value, str):
-                config[key] = _group_file(key, value)
+            if each.is_sweep_override() or (each.is_delete() and value is not None):
+                raise ConfigError(f"{each.input_line}: only single settings can be changed here, as key=value")
+            if each.is_delete():
+                _delete(config, key)
+            elif key in GROUPS and isinstance(value, str | list):
+                config[key] = _group_file(str(each.input_line), folder)[key]
             else:
                 OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
-        return settings_of(config, [*overrides_of(run_folder), *overrides], Settings, ("trusted_modules",))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, overrides)) from error
+        raise ConfigError(message(error, Settings)) from error
+    return settings_of(config, overrides, Settings)
+
+
+def _delete(config: DictConfig, key: str) -> None:
+    """Take a setting out, as ~key does. ConfigError."""
+    above, _, name = key.rpartition(".")
+    parent = OmegaConf.select(config, above) if above else config
+    if not above or not isinstance(parent, DictConfig) or name not in parent:
+        raise ConfigError(f"~{key}: there is no such setting to take out")
+    OmegaConf.set_struct(parent, False)
+    del parent[name]
+    OmegaConf.set_struct(parent, True)
+
+
+def _group_file(override: str, folder: Path | None) -> DictConfig:
+    """The configuration in which a group has the file that an override chooses."""
+    more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
+    with global_hydra(), hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        return hydra.compose("config", overrides=[override, *more])
 
 
 def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
-    """What the command line of the job in `folder` asked for, as it was written; nothing where that is not stored.
+    """The overrides of a job as they were typed, without Hydra's own; empty if they are not stored.
 
-    Of Hydra's own settings nothing is kept. DataError where the file cannot be read, or holds anything else.
+    Raises:
+        DataError: the file is damaged, or holds something else.
     """
     path = Path(folder) / ".hydra" / "overrides.yaml"
     if not path.is_file():
         return []
-    stored = _stored(path)
-    found = OmegaConf.to_container(stored, resolve=False) if isinstance(stored, ListConfig) else None
-    if not isinstance(found, list) and not (isinstance(stored, DictConfig) and not stored):
+    found = _read(path)
+    if not isinstance(found, list) and found != {}:
         raise DataError(f"{path}: is not a list of settings")
     kept = []
     for each in found or ():
@@ -96,27 +130,26 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
 
 
 def arguments_of(folder: Path, schema: type[Settings], *without: str) -> list[str]:
-    """What the job in `folder` was asked for that a training run takes too, as the arguments of its command.
+    """The arguments of the job in `folder` that a training run takes too: this command's --config-dir, and overrides.
 
-    schema: of the job's settings, of which its own are left out. without: further settings and groups that are.
+    Args:
+        schema: the job's settings class; settings that only this class has are left out.
+        without: further settings and groups to leave out.
     """
-    own, named = own_names(schema), own_folder_of(folder)
-    asked = [(each, each.lstrip("+~").partition("=")[0]) for each in overrides_of(folder, schema)]
+    own, named = own_names(schema), own_folder(sys.argv[1:])
+    asked = [(each, name_of(each)) for each in overrides_of(folder, schema)]
     kept = [each for each, name in asked if name not in without and name.partition(".")[0] not in own]
-    return kept if named is None else [f"--config-dir={named}", *kept]
+    return kept if named is None else [f"--config-dir={named.absolute()}", *kept]
 
 
 def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings that a run has stored, by their dotted keys, and which file it took of each group; to be shown.
-
-    References (`${}`) in them stand as they were written, and nothing is built. DataError where a file cannot be read.
-    """
+    """The stored settings of a run by their dotted keys, and the file chosen for each group. DataError."""
     path = Path(folder) / ".hydra" / "config.yaml"
-    plain = OmegaConf.to_container(_stored(path, resolved=False), resolve=False)
+    plain = _read(path)
     if not isinstance(plain, dict):
         raise DataError(f"{path}: is not a configuration")
     path = path.with_name("hydra.yaml")
-    chosen: Any = OmegaConf.to_container(_stored(path, resolved=False), resolve=False) if path.is_file() else {}
+    chosen: Any = _read(path) if path.is_file() else {}
     for key in ("hydra", "runtime", "choices"):
         chosen = chosen.get(key) if isinstance(chosen, dict) else None
     choices = chosen if isinstance(chosen, dict) else {}
@@ -126,89 +159,100 @@ def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     )
 
 
-def own_folder_of(run: Path) -> Path | None:
-    """The folder that --config-dir named when a run began; None where it named none, or that is not stored.
+def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
+    """Store the settings of a run in `folder`, each file whole or not at all. OutputError."""
+    from cupynet.files import write_whole  # brings NumPy, which --help can do without
 
-    A folder inside the run's is not taken: a run does not bring settings of its own along.
+    (folder / ".hydra").mkdir(parents=True, exist_ok=True)
+    for name, content in (("config.yaml", asdict(settings)), ("overrides.yaml", list(overrides))):
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        write_whole(folder / ".hydra" / name, text.encode())
 
-    Raises:
-        ConfigError: it is not there any more.
-        DataError: the file cannot be read.
+
+def store(folder: Path, settings: Settings) -> None:
+    """Store the settings of the job that runs now, and Hydra's own. OutputError."""
+    from cupynet.files import write_whole
+
+    keep(folder, settings, asked())
+    write_whole(folder / ".hydra" / "hydra.yaml", OmegaConf.to_yaml(HydraConfig.instance().cfg).encode())
+
+
+def asked() -> list[str]:
+    """The overrides of the job that runs now, as they were typed."""
+    found = HydraConfig.instance().cfg
+    assert found is not None
+    return cast("list[str]", OmegaConf.to_container(cast(Any, found).hydra.overrides.task, resolve=False))
+
+
+def check_outputs(parts: Mapping[str, Any], run: PurePath, overrides: Sequence[str]) -> None:
+    """Refuse callbacks of a stored run that would write outside its folder or send anything. ConfigError.
+
+    Args:
+        parts: the callbacks by name.
+        run: the folder of the run.
+        overrides: those typed now, which may name any place.
     """
-    path = run / ".hydra" / "hydra.yaml"
-    if not path.is_file():
-        return None
-    stored: Any = OmegaConf.to_container(_stored(path, resolved=False), resolve=False)
-    for key in ("hydra", "runtime", "config_sources"):
-        stored = stored.get(key) if isinstance(stored, dict) else None
-    for source in stored if isinstance(stored, list) else ():
-        if isinstance(source, dict) and source.get("provider") == "command-line":
-            folder = Path(str(source.get("path")))
-            if run.resolve() in folder.resolve().parents:
-                continue
-            if not folder.is_dir():
+    typed = {name_of(each) for each in overrides}
+    for name, part in parts.items():
+        given = part if isinstance(part, Mapping) else {}
+        path = given.get("path")
+        outside = path is not None and (".." in PurePath(str(path)).parts or run not in PurePath(str(path)).parents)
+        for setting, wrong in (
+            ("path", outside),
+            ("uri", given.get("uri")),
+            ("mode", given.get("mode") == "online"),
+        ):
+            key = f"callbacks.{name}.{setting}"
+            if wrong and not typed & {key, f"callbacks.{name}", "callbacks"}:
                 raise ConfigError(
-                    f"{run}: began with --config-dir={folder}, which is not there: bring it back, or say with "
-                    "--config-dir where it is now"
+                    f"{key}={one_line(given[setting])}: the run in {run} would write outside its folder: type "
+                    f"{key}=... to allow it"
                 )
-            return folder
-    return None
 
 
-def _stored(path: Path, *, resolved: bool = True) -> Any:
-    """What a run has stored, as OmegaConf has it. DataError where it cannot be read, or would unfold endlessly.
-
-    resolved: whether references in it will be followed.
-    """
+def _read(path: Path) -> Any:
+    """The plain content of a stored file, references unresolved. DataError."""
     try:
-        if path.is_symlink() or path.stat().st_size > 4 * trust.MOST_BYTES:
-            raise DataError(f"{path}: must be a plain file of at most {trust.MOST_BYTES} characters")
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > 4 * MOST_BYTES:
+            raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} characters")
         text = path.read_text(encoding="utf-8")
-        trust.check_stored(
-            text, path, _events(text), references=trust.MOST_REFERENCES if resolved else trust.MOST_BYTES
-        )
-        return OmegaConf.create(text)
+        if len(text) > MOST_BYTES:
+            raise DataError(f"{path}: expected at most {MOST_BYTES} characters, found {len(text)}")
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent):  # a short file could unfold into gigabytes
+                raise DataError(f"{path}: line {event.start_mark.line + 1} refers to another part (*name)")
+            if depth > MOST_DEPTH:
+                raise DataError(f"{path}: line {event.start_mark.line + 1} is nested more than {MOST_DEPTH} deep")
+        return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except DataError:
         raise
     except Exception as error:  # YAML, encoding, permissions
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
-def _events(text: str) -> Iterator[tuple[str, int]]:
-    """The parts of a YAML text, one after the other, before anything is made of it."""
-    kinds = {
-        "Alias": "alias",
-        "SequenceStart": "begin",
-        "MappingStart": "begin",
-        "SequenceEnd": "end",
-        "MappingEnd": "end",
-    }
-    loader = get_yaml_loader()(text)
-    while loader.check_event():
-        event = loader.get_event()
-        yield kinds.get(type(event).__name__.removesuffix("Event"), ""), event.start_mark.line + 1
+def _plain(stored: Any, path: Path) -> dict[str, Any]:
+    """Stored settings with the references resolved that earlier versions stored. DataError for any other."""
+    if not isinstance(stored, dict):
+        raise DataError(f"{path}: is not a configuration")
 
+    def resolved(key: str, value: Any, *, again: bool = True) -> Any:
+        if isinstance(value, dict):
+            return {name: resolved(f"{key}.{name}", item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [resolved(f"{key}[{index}]", item) for index, item in enumerate(value)]
+        if isinstance(value, int) and abs(value) >= 1 << 64:
+            raise DataError(f"{path}: {key.lstrip('.')}: is not a number of at most 64 bits")
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        reference, variable = REFERENCE.fullmatch(value), OF_ENVIRONMENT.fullmatch(value)
+        if variable is not None:
+            return yaml.safe_load(variable[1])
+        found = every.get(reference[1]) if reference is not None else None
+        if reference is None or reference[1] not in every or "${" in str(found):
+            raise DataError(f"{path}: {key.lstrip('.')}={one_line(value):.80}: a stored setting must be a plain value")
+        return found
 
-def _group_file(group: str, name: str) -> Any:
-    """What `group=name` on a command line stands for: the composed content of conf/<group>/<name>.yaml."""
-    with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return hydra.compose("config", overrides=[f"{group}={name}"])[group]
-
-
-def store(config: DictConfig, folder: Path) -> None:
-    """Write the settings of a run that goes on over those it had: each file whole or as it was. OutputError."""
-    from cupynet.files import write_whole  # brings NumPy, which --help can do without
-
-    asked = HydraConfig.get().overrides.task
-    for name, content in (("config.yaml", config), ("overrides.yaml", asked)):
-        write_whole(folder / ".hydra" / name, OmegaConf.to_yaml(content).encode())
-
-
-def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
-    """Write the settings of a run that was not started by a command of its own, such as a trial. OutputError."""
-    from cupynet.files import write_whole
-
-    (folder / ".hydra").mkdir(exist_ok=True)
-    plain = {name: value for name, value in asdict(settings).items() if name != "trusted_modules"}
-    for name, content in (("config.yaml", plain), ("overrides.yaml", list(overrides))):
-        write_whole(folder / ".hydra" / name, OmegaConf.to_yaml(OmegaConf.create(content)).encode())
+    every = flat(stored)
+    return {str(name): resolved(f".{name}", value) for name, value in stored.items()}

@@ -88,7 +88,7 @@ def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunD
     run = Run(folder)
     if not any(map(is_plain, (run.summary_path, run.started_path, run.history_path, config_path(run)))):
         raise ConfigError(f"{folder}: is not the folder of a run: name one under outputs/")
-    data = RunData(run, running=not over and at_work(run.folder, patient=False))
+    data = RunData(run, running=not over and at_work(run.folder))
     data.start = data.read(run.started_path, _object) or {}
     data.summary = data.read(run.summary_path, _object) or {}
     rows = data.read(run.history_path, _rows) or []

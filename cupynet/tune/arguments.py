@@ -150,7 +150,7 @@ def _experiment(plan: Plan, params: Mapping[str, Any]) -> Experiment:
         experiment.check_memory()
     except ConfigError as error:
         fractions = [key.lstrip("+") for key in params if isinstance(params[key], float)]
-        hint = any(str(error).startswith(name) for name in fractions) and "integer" in str(error)
+        hint = any(str(error).startswith(name) for name in fractions) and "integer" in str(error).lower()
         raise ConfigError(f"{error}{'; int(interval(..)) gives integers' * hint}") from None
     return experiment
 

@@ -1474,10 +1474,10 @@ TRUST = [
     Fault(
         "file-of-settings-extends-the-trusted-modules",
         "trust",
-        "cupynet/trust.py",
-        'if modules and not by_hand("trusted_modules", typed):',
-        'if modules and not by_hand("trusted_modules", [*typed, "trusted_modules"]):',
-        ("tests/test_trust.py::test_a_file_of_settings_runs_nothing",),
+        "cupynet/config/stored.py",
+        'stored["trusted_modules"] = list(trusted_modules)',
+        'stored["trusted_modules"] = [*stored.get("trusted_modules", []), *trusted_modules]',
+        ("tests/test_trust.py::test_what_an_evaluated_run_would_build",),
     ),
 ]
 

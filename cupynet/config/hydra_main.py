@@ -1,0 +1,538 @@
+"""Command entry point: compose the settings with Hydra, validate them, then run the job or the sweep.
+
+Hydra makes the folder of a run before it calls the job, and leaves it empty: `hydra.output_subdir` is null, and a log
+file is opened by its first record. The job takes the folder's lock, validates its settings and writes `.hydra/` itself.
+If it is refused, the folders that Hydra made for it are removed; a folder that was there before is never touched.
+
+If mpiexec started several processes, each of them composes the same settings. Only rank 0 has a folder and a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from cupynet import __version__, resume
+from cupynet.checks import one_line
+from cupynet.config.composing import GROUPS, conf_folder, flat, own_folder, register, settings_of
+from cupynet.config.launching import Job as SweptJob
+from cupynet.config.launching import Processes, launcher_at_hand
+from cupynet.config.messages import message
+from cupynet.config.removed import refuse_removed
+from cupynet.config.stored import asked, check_outputs, keep, load, overrides_of, store
+from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
+from cupynet.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, steady_streams, tell
+from cupynet.lock import Hold
+from cupynet.mpiexec import started
+from cupynet.settings import AS_RANKS, Settings
+from cupynet.terminal import near
+
+S = TypeVar("S", bound=Settings)
+T = TypeVar("T")
+
+PER_MACHINE = ("data.folder", "devices")  # settings in which ranks may differ
+OVERRIDE = re.compile(r"~|[^-=][^=]*=")
+
+_log = logging.getLogger("cupynet")
+
+
+class Ranks(Protocol):
+    """The processes that run a job together.
+
+    timeout_s: how long a rank waits for the others.
+    """
+
+    timeout_s: float
+
+    def agree(self, settings: Mapping[str, object]) -> None:
+        """Raise ConfigError on every rank if the ranks have different settings."""
+
+    def share(self, text: str) -> str:
+        """Return rank 0's text on every rank."""
+
+    def speaks(self, error: BaseException) -> bool:
+        """Return True if this rank is the one that reports `error`, which ends it."""
+
+
+class Sweeping(Protocol):
+    """The record of a sweep's jobs."""
+
+    def checked(self, number: int, prepared: Any) -> None:
+        """A job will be able to run."""
+
+    def began(self, number: int, overrides: Sequence[str], folder: Path) -> None:
+        """A job begins."""
+
+    def ended(self, number: int, code: int, error: str = "") -> Any:
+        """A job has ended."""
+
+    def side_by_side(self, program: Sequence[str], jobs: Sequence[SweptJob], at_once: int | None) -> int:
+        """Run jobs as processes; the signal that ended all of them, or 0."""
+
+    def result(self, number: int) -> float | None:
+        """What a sweeper chooses by."""
+
+    def code(self, number: int) -> int | None:
+        """The exit code of a job; None if it was not run."""
+
+    def close(self) -> None:
+        """All jobs have ended."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        code: exit code.
+        error: one line; "" if there was none.
+        result: the value for Hydra's sweeper.
+    """
+
+    code: int
+    error: str = ""
+    result: float | None = None
+
+
+def run(
+    task: Callable[[T, Path], float | None],
+    prepare: Callable[[S], T],
+    config_name: str,
+    schema: type[S],
+    join: Callable[[], Ranks] | None = None,
+    sweeping: Callable[[Path], Sweeping] | None = None,
+) -> None:
+    """Run a command: compose the settings of the command line, then run the job, or each job of a sweep.
+
+    Args:
+        task: runs a job with the result of `prepare`, in the job's folder. Its result goes to Hydra's sweeper.
+        prepare: validates the settings and builds what `task` needs. Nothing has been written yet, so that a
+            ConfigError leaves no folder behind.
+        config_name: the primary file in conf/.
+        schema: the settings class.
+        join: returns the ranks that mpiexec started; None for a command that runs as one process.
+        sweeping: makes the record of a sweep in a folder; None for a command without one.
+
+    Raises:
+        SystemExit: unless the exit code is 0. In a sweep it is the code of the first job that failed.
+    """
+    global _command
+    steady_streams()
+    arguments, variable = sys.argv[1:], os.environ.get("HYDRA_FULL_ERROR")
+    command = _command = _Command(schema)
+    job = _Job(task, prepare, schema, join)
+    command.sweeping = sweeping
+    Processes.work = functools.partial(_side_by_side, command, job)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them and exiting
+    try:
+        code = _main(command, job, config_name)
+    finally:
+        _command = Processes.work = None
+        register(Settings)
+        sys.argv[1:] = arguments
+        del os.environ["HYDRA_FULL_ERROR"]
+        if variable is not None:
+            os.environ["HYDRA_FULL_ERROR"] = variable
+    if stdout_is_gone() and not command.codes:
+        code = BROKEN_PIPE
+    if code:
+        raise SystemExit(code)
+
+
+def outcome() -> Outcome | None:
+    """How the last job of this process ended; None before the first has."""
+    return _outcome
+
+
+def in_sweep() -> bool:
+    """Return True in a job of a sweep (`-m`)."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def keep_settings() -> None:
+    """Store the settings of a resumed run: for its task to call once it can no longer be refused. OutputError."""
+    if _command is not None and _command.keep is not None:
+        _command.keep()
+
+
+class _Command:
+    """The state of one call of `run`.
+
+    Attributes:
+        schema: the settings class.
+        rank: of this process; 0 unless mpiexec started it.
+        codes: exit codes of the jobs that this process has run.
+        created: folders that did not exist before, the innermost first.
+        locks: releases the lock of a sweep's folder.
+        silence: ends the silence of ranks above 0.
+        keep: stores the settings of a resumed run.
+        account: the record of a sweep's jobs.
+    """
+
+    def __init__(self, schema: type[Settings]) -> None:
+        self.schema = schema
+        self.rank = (started() or (0, None))[0]
+        self.codes: list[int] = []
+        self.created: list[Path] = []
+        self.locks = contextlib.ExitStack()
+        self.silence = contextlib.ExitStack()
+        self.keep: Callable[[], None] | None = None
+        self.sweeping: Callable[[Path], Sweeping] | None = None
+        self.account: Sweeping | None = None
+
+    def makes(self, folder: Path) -> None:
+        """Note which folders will be created for `folder`."""
+        self.created = [each for each in (folder, *folder.parents) if not each.exists()]
+
+    def clean_up(self) -> None:
+        """Remove the folders that were created, unless there is something in them."""
+        for folder in self.created:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+_command: _Command | None = None  # at work in this process: Hydra creates `Entry` without arguments
+_outcome: Outcome | None = None
+
+
+def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str:
+    """Hand the command line to Hydra; the exit code."""
+    if "--version" in sys.argv:
+        print(f"cupynet {__version__}")
+        return 0
+    register(job.schema)
+    try:
+        sys.argv[1:] = job.read(sys.argv[1:])
+        with command.locks, command.silence, launcher_at_hand():
+            if command.rank:  # Hydra's answers (--help, --cfg) come from rank 0
+                command.silence.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            decorate = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)
+            decorate(functools.wraps(job.task)(_named(job)))()
+    except (HydraException, OmegaConfBaseException) as error:
+        code = job.tell(ConfigError(message(error, job.schema)))
+    except CupynetError as error:
+        code = job.tell(error)
+    except OSError as error:
+        failed = error if isinstance(error, BrokenPipeError) else OutputError(f"the run's folder: {one_line(error)}")
+        code = job.tell(failed)
+    except ValueError as error:  # of logging.config, or of a group that is given no name of a file
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        about = " ".join(each for each in sys.argv[1:] if resume.name_of(each) in ("", *GROUPS))
+        code = job.tell(ConfigError(one_line(f"{about or 'hydra'}: {error}{cause}")))
+    except BaseException as error:
+        in_file = hasattr(error, "problem_mark")  # YAML, which names the file and the line
+        code = job.tell(ConfigError(one_line(error)) if in_file else error)
+    else:
+        code = next((code for code in command.codes if code), 0)
+    if command.account is not None:
+        command.account.close()
+    if not command.codes:
+        command.clean_up()
+    return code
+
+
+def _side_by_side(
+    command: _Command, job: _Job[Any, Any], jobs: list[tuple[SweptJob, DictConfig]], at_once: int | None
+) -> list[float | None]:
+    """Run jobs of a sweep as processes; their results."""
+    account = command.account
+    if account is None:
+        raise SystemExit(tell(ConfigError("hydra/launcher=processes: only jobs of cupynet.train are run as processes")))
+    for (number, overrides, _, _), config in jobs:
+        HydraConfig.instance().set_config(config)
+        with contextlib.suppress(CupynetError):  # which the job itself reports
+            account.checked(number, job.prepare(settings_of(config, overrides, job.schema)))
+    own = own_folder(sys.argv[1:])
+    words = [*program(), *([] if own is None else [f"--config-dir={own}"])]
+    stopped = account.side_by_side(words, [each for each, _ in jobs], at_once)
+    codes = [account.code(each[0]) for each, _ in jobs]
+    command.codes += [code for code in codes if code is not None]
+    if stopped:
+        raise SystemExit(tell(Interrupted(stopped, "what its jobs have saved is in their folders")))
+    return [account.result(each[0]) for each, _ in jobs]
+
+
+def program() -> list[str]:
+    """The words of this process's command line before its arguments, as they start the same command again."""
+    count = len(sys.orig_argv) - len(sys.argv) + 1
+    if sys.orig_argv[count:] == sys.argv[1:]:
+        return [sys.executable, *sys.orig_argv[1:count]]
+    return [sys.executable, "-m", "cupynet.train"]  # called from Python
+
+
+def _named(job: _Job[Any, Any]) -> Callable[[DictConfig], float | None]:
+    """The job as a function: Hydra derives its name from the module of the task that it wraps."""
+    return lambda config: job(config)
+
+
+class Entry(Callback):
+    """Hydra callback of every command (conf/config.yaml): checks the folder before Hydra makes it.
+
+    Hydra turns exceptions of callbacks into warnings, except for SystemExit.
+    """
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Note which folders Hydra will create for the run. SystemExit if it has no name."""
+        if _command is not None:
+            with _leaving():
+                _command.makes(_folder(config, "hydra.run.dir"))
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Lock the folder of the sweep. SystemExit if it is taken."""
+        if _command is None:
+            return
+        with _leaving():
+            if started() is not None:
+                raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
+            folder = _folder(config, "hydra.sweep.dir")
+            _command.makes(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            hold = Hold(folder)
+            _command.locks.callback(hold.release)
+            if hold.warning:
+                _log.warning("%s", hold.warning)
+            if _command.schema is Settings:
+                resume.refuse_taken(folder)
+            if _command.sweeping is not None:
+                _command.account = _command.sweeping(folder)
+                with read_write(config.hydra), open_dict(config.hydra):  # it reports jobs, and Hydra need not
+                    OmegaConf.update(config.hydra, "hydra_logging.loggers.hydra.level", "WARNING")
+
+
+@contextlib.contextmanager
+def _leaving() -> Iterator[None]:
+    """Leave the process with any error."""
+    try:
+        yield
+    except (OmegaConfBaseException, HydraException) as error:
+        raise SystemExit(tell(ConfigError(message(error, Settings)))) from error
+    except OSError as error:
+        raise SystemExit(tell(OutputError(f"the run's folder: {one_line(error)}"))) from error
+    except Exception as error:
+        raise SystemExit(tell(error)) from error
+
+
+def _folder(config: DictConfig, key: str) -> Path:
+    """A folder that Hydra will make. ConfigError if its name is empty, as that of an unset shell variable."""
+    HydraConfig.instance().set_config(config)
+    name = str(OmegaConf.select(config, key))
+    if not name.strip():
+        raise ConfigError(f"{key}={name}: must be the name of a folder")
+    return Path(name)
+
+
+class _Job(Generic[S, T]):
+    """A job, as Hydra calls it; see `run` for the arguments. It can be pickled.
+
+    Attributes:
+        resumed: the run or the checkpoint to resume; None for a new run.
+    """
+
+    def __init__(
+        self,
+        task: Callable[[T, Path], float | None],
+        prepare: Callable[[S], T],
+        schema: type[S],
+        join: Callable[[], Ranks] | None,
+    ) -> None:
+        self.task, self.prepare, self.schema, self.join = task, prepare, schema, join
+        self.resumed: Path | None = None
+        self._changes: list[str] = []  # overrides of a resumed run
+        self._notes: list[tuple[int, str]] = []  # for the log, once there is one
+
+    def read(self, arguments: Sequence[str]) -> list[str]:
+        """The command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
+        given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser wants options last
+        refuse_removed(given)
+        for option in given:
+            name, _, value = option.lstrip("-").partition("=")
+            if option.startswith("--") and name.partition(".")[0] in {each.name for each in fields(self.schema)}:
+                raise ConfigError(f"{option}: settings are written without dashes: {name}={value or '...'}")
+        given = self._resuming(given)
+        if (started() or (0, None))[0]:  # a folder that exists, and no log
+            given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
+        return given
+
+    def _resuming(self, given: list[str]) -> list[str]:
+        """The command line without what a resumed run takes from its stored settings."""
+        value = resume.asked(given)
+        if value is None:
+            return given
+        if self.schema is not Settings:
+            raise ConfigError(f"resume={value}: only cupynet.train resumes runs: leave it out")
+        if {"-m", "--multirun"} & set(given):
+            raise ConfigError(f"resume={value}: resumes one run: leave out -m")
+        self.resumed = resume.find(value, given)
+        if self.resumed is None:
+            ended = resume.ended(given)
+            if ended is not None:
+                print(f"resume=latest: the run in {ended} has ended, and kept no checkpoint to go on from")
+                raise SystemExit(0)
+            self._notes.append((logging.INFO, f"resume=latest: {resume.nothing_left(given)}"))
+            return _without(given, "resume")
+        folder = resume.quoted(resume.run_of(self.resumed))
+        kept = _without(given, "resume", "hydra.run.dir")
+        settings = [each for each in kept if OVERRIDE.match(each) and not each.lstrip("+~").startswith("hydra")]
+        self._changes = [*settings, f"resume={resume.quoted(self.resumed)}"]
+        return [f"hydra.run.dir={folder}", *(each for each in kept if each not in settings)]
+
+    def __call__(self, config: DictConfig) -> float | None:
+        """Run the job. Its errors are reported here and never reach Hydra."""
+        global _outcome
+        now = HydraConfig.get()
+        folder, sweep = Path(now.runtime.output_dir), in_sweep()
+        label, begun = f"job {now.job.num}: " if sweep else "", False
+        rank = (started() or (0, None))[0]
+        if _command is not None:
+            _command.silence.close()
+        if rank:
+            for name in ("cupynet", "__main__"):
+                logging.getLogger(name).addHandler(RankConsole(rank))
+        account = _command.account if sweep and _command is not None else None
+        if account is not None:
+            account.began(now.job.num, asked(), folder)
+            quiet()
+        with contextlib.ExitStack() as locks:
+            try:
+                settings = self._settings(config)
+                ranks = self._joined(settings)
+                if ranks is not None:
+                    folder = Path(ranks.share("" if rank else str(folder)))
+                self._hold(Path(near(folder)), ranks, locks)
+                prepared = self.prepare(settings)
+                if ranks is not None:
+                    ranks.share("")  # every rank has accepted its settings
+                if not rank:
+                    self._begin(settings, folder)
+                begun = True
+                _outcome = Outcome(0, result=self.task(prepared, folder))
+            except BaseException as error:
+                code = self.tell(error, _log if begun else None, label)
+                what = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
+                _outcome = Outcome(code if isinstance(code, int) else 1, what)
+                if sweep and _command is not None and isinstance(error, KeyboardInterrupt | Interrupted):
+                    raise SystemExit(code) from error  # which ends the sweep
+            finally:
+                if account is not None and _outcome is not None:
+                    account.ended(now.job.num, _outcome.code, _outcome.error)
+        if _command is not None:
+            _command.codes.append(_outcome.code)
+        if not begun and not rank:
+            if sweep:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            elif _command is not None:
+                _command.clean_up()
+        return _outcome.result
+
+    def _settings(self, config: DictConfig) -> S:
+        """The valid settings of the job. ConfigError, DataError."""
+        if self.resumed is None:
+            return settings_of(config, asked(), self.schema)
+        run = resume.run_of(self.resumed)
+        own = own_folder(sys.argv[1:])
+        settings = load(run, self._changes, folder=own)
+        resume.refuse_other(flat(asdict(settings)), flat(asdict(load(run, (), settings.trusted_modules))), self.resumed)
+        check_outputs(settings.callbacks, run, self._changes)
+        return settings  # type: ignore[return-value]  # `schema` is Settings
+
+    def _joined(self, settings: S) -> Ranks | None:
+        """The ranks, which agree on their settings; None without mpiexec. ConfigError."""
+        there = started()
+        if there is None:
+            return None
+        if self.join is None or settings.parallel.launcher != "mpi":
+            several = "several processes" if there[1] is None else f"{there[1]} processes"
+            way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
+            raise ConfigError(f"mpiexec started {several}, and each of them would be a run of its own: {way_out}")
+        ranks = self.join()
+        ranks.timeout_s = settings.parallel.timeout_s
+        ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=PER_MACHINE)})
+        return ranks
+
+    def _hold(self, folder: Path, ranks: Ranks | None, locks: contextlib.ExitStack) -> None:
+        """Lock the folder, on rank 0 for all. ConfigError if another process has it, or if it holds another run."""
+        refusal = ""
+        if not (started() or (0, None))[0]:
+            try:
+                hold = Hold(folder)
+                locks.callback(hold.release)
+                if hold.found is not None:
+                    self._notes.append((logging.INFO, f"the run that had this folder was killed ({hold.found})"))
+                if hold.warning:
+                    self._notes.append((logging.WARNING, hold.warning))
+                if self.schema is Settings and self.resumed is None:
+                    resume.refuse_taken(folder)
+            except ConfigError as error:
+                refusal = str(error)
+        if ranks is not None:
+            refusal = ranks.share(refusal)
+        if refusal:
+            raise ConfigError(refusal)
+
+    def _begin(self, settings: S, folder: Path) -> None:
+        """Store the settings, and start the log. OutputError."""
+        if self.resumed is None:
+            store(folder, settings)
+        elif _command is not None:
+            before = overrides_of(folder)
+            now = {resume.name_of(each) for each in self._changes}
+            overrides = [*(each for each in before if resume.name_of(each) not in now), *self._changes]
+            _command.keep = functools.partial(keep, folder, settings, overrides)
+        if OmegaConf.select(OmegaConf.create(dict(settings.callbacks)), "progress.style") == "none":
+            quiet()
+        if self.schema is Settings and self.resumed is None and not in_sweep():
+            offer = resume.offer(folder)
+            if offer:
+                self._notes.append((logging.INFO, offer))
+        for level, note in self._notes:
+            _log.log(level, note)
+        self._notes.clear()
+        if self.schema is Settings:
+            resume.mark_latest(folder)
+
+    def tell(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
+        """Report an error, on one of the ranks; the exit code."""
+        there = started()
+        if there is None or isinstance(error, SystemExit):
+            return tell(error, log, label)
+        rank, log = there[0], None if there[0] else log
+        if self.join is None:
+            return tell(error, log, label) if not rank else _code(error)
+        try:
+            ranks = self.join()
+            speaks = ranks.speaks(error)
+        except ConfigError:  # MPI does not start here, perhaps on this rank alone
+            return tell(error, log, f"rank {rank}: ")
+        if speaks:
+            code = tell(error, log, f"rank {rank}: " if rank else label)
+        else:
+            code = _code(error)
+            if log is not None:
+                log.info("another rank failed, and says why")
+        return getattr(ranks, "exit_code", code)
+
+
+def _code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, CupynetError) else 1
+
+
+def _without(arguments: Sequence[str], *names: str) -> list[str]:
+    return [each for each in arguments if resume.name_of(each) not in names]

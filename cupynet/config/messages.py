@@ -1,0 +1,56 @@
+"""Errors of Hydra and OmegaConf as one message: the setting, what is wrong, and the nearest valid name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from cupynet.checks import listed, nearest, one_line
+from cupynet.errors import ConfigError
+from cupynet.settings import Settings, rules
+
+
+def message(error: BaseException, schema: type[Settings]) -> str:
+    """One line about an error of the composition."""
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: is not written as key=value, or needs quotes: {one_line(error.message)}"
+    if isinstance(error, MissingConfigException):
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if group:
+            return f"{group}={name}: there is no such file in conf/{group}{nearest(name, error.options or ())}"
+    causes = list(_causes(error))
+    ours = next((each for each in causes if isinstance(each, ConfigError)), None)
+    if ours is not None:  # raised while an interpolation was resolved
+        return one_line(ours)
+    found = next((each for each in causes if isinstance(each, OmegaConfBaseException) and each.full_key), None)
+    if found is None:
+        return one_line(error)
+    key = str(found.full_key)
+    if isinstance(found, ConfigKeyError | ConfigAttributeError):
+        return f"{_file(error)}{key}: there is no setting '{key}'{_hint(found, key, schema)}"
+    return f"{_file(error)}{key}: {one_line((found.msg or str(found)).partition('full_key:')[0])}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _file(error: BaseException) -> str:
+    """The file that an error of Hydra names, with a colon; "" for the command line."""
+    text = one_line(error)
+    return f"{text.split(chr(39))[1]}: " if text.startswith("In '") else ""
+
+
+def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> str:
+    """The nearest valid name for an unknown key."""
+    inside = [known for known, _ in rules(schema) if known.endswith(f".{key}")]  # averaging_frequency=3
+    if inside:
+        return f"; did you mean {listed(map(repr, inside))}?"
+    above, parent = key.rpartition(".")[0], error.parent_node
+    known = [str(name) for name in parent if name != "hydra"] if isinstance(parent, DictConfig) else []
+    return nearest(key, [f"{above}.{name}" if above else name for name in known])
