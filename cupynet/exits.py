@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from cupynet.checks import one_line
 from cupynet.errors import FULL, ConfigError, CupynetError, Interrupted, OutputError
-from cupynet.terminal import folded
+from cupynet.terminal import folded, printable
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
 NOBODY = (OSError, ValueError)  # a stream nobody reads any more, that is full, or closed
@@ -142,8 +142,8 @@ def say_error(line: str, bug: BaseException | None = None) -> None:
     """`cupynet: line` on stderr, below the traceback if it is a bug's; to nobody, where stderr cannot be written."""
     with contextlib.suppress(*NOBODY):
         if bug is not None:
-            traceback.print_exception(bug, file=sys.stderr)
-        print(f"cupynet: {line}", file=sys.stderr, flush=True)
+            print(printable("".join(traceback.format_exception(bug))), end="", file=sys.stderr)
+        print(f"cupynet: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def stdout_is_gone(probe: str = "") -> bool:
@@ -170,7 +170,7 @@ class Console(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage().strip()
+        text = printable(record.getMessage().strip())
         try:
             if record.levelno >= logging.ERROR:
                 say_error(text, record.exc_info[1] if record.exc_info else None)

@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "interop", "peer")),
     "interop": ("backend", "files", "nn"),
     "equipped": ("backend",),  # begins with nothing but Python
-    "report": ("config", "exits", "files", "lock", "runs", "terminal"),  # reads a folder; imports nothing that computes
+    "report": ("exits", "files", "lock", "runs", "terminal"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "interop", "report")),
     "compare": (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "lock", "report"),

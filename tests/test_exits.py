@@ -284,3 +284,13 @@ def test_a_variable_without_a_value_names_no_file(command: list[str], monkeypatc
         main()
     told = capsys.readouterr().err
     assert left.value.code == 2 and "must be the name of a file or a folder, not ''" in told and told.count("\n") == 1
+
+
+def test_text_from_files_cannot_control_the_terminal(capsys):
+    evil = "a\x1b[2J\x07\u202eb"
+    say_error(evil, ValueError(evil))
+    for level in (logging.INFO, logging.ERROR):
+        Console().emit(logging.LogRecord("cupynet", level, "", 0, "%s", (evil,), None))
+    out, err = capsys.readouterr()
+    for text in (out, err):
+        assert "\ufffd" in text and not {"\x1b", "\x07", "\u202e"} & set(text)

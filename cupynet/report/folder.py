@@ -136,18 +136,6 @@ def example_images(data: RunData) -> Any:
     return data.read(data.run.examples_path, images)
 
 
-def overrides(data: RunData) -> list[str] | None:
-    """Return the settings of the run's command line; None if they are not known."""
-    if "overrides" in data.start:
-        return texts(data.start["overrides"]) if isinstance(data.start["overrides"], list) else None
-    try:
-        from cupynet.config import overrides_of  # imports Hydra: only for runs that have no started.json
-
-        return overrides_of(data.run.folder)
-    except (CupynetError, OSError):
-        return None
-
-
 def config_text(data: RunData) -> str:
     """Return the stored settings as they were written."""
 

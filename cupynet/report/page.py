@@ -22,7 +22,6 @@ from cupynet.report.folder import (
     first_filters,
     mapping,
     numbers,
-    overrides,
     read_run,
     rows_of,
     texts,
@@ -173,16 +172,8 @@ def _head(data: RunData) -> dict[str, Any]:
 # numbers ------------------------------------------------------------------------------------------------------------
 
 
-def duration(seconds: float) -> str:
-    """Format a duration: 45.2 s, 12 min 5 s, 3 h 20 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
-
-
 def clock(seconds: float) -> str:
-    """Format a duration in few characters: 45.2 s, 12:05 min, 3:20 h."""
+    """Format a duration: 45.2 s, 12:05 min, 3:20 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -244,7 +235,7 @@ def _time(data: RunData) -> dict[str, Any]:
         shares.append((*charts.OTHER, 1.0 - sum(share for *_, share in shares)))
         bars.append((f"worker {worker}", [(name, colour, min(max(share, 0.0), 1.0)) for name, colour, share in shares]))
     known = (("compile_s", "compiling"), ("train_s", "training"), ("evaluate_s", "evaluating"), ("wall_s", "all"))
-    facts = [(name, duration(value)) for key, name in known if (value := finite(data.summary.get(key))) is not None]
+    facts = [(name, clock(value)) for key, name in known if (value := finite(data.summary.get(key))) is not None]
     sent = data.number("bytes_sent")
     facts += [("sent between workers", amount(round(sent)))] if sent else []
     legend = [charts.Entry(name, colour) for _, name, colour in parts] + [charts.Entry(*charts.OTHER)]
@@ -350,14 +341,15 @@ def repeat(data: RunData, settings: list[str]) -> str:
 
 def _settings(data: RunData) -> dict[str, Any]:
     """Return what differs from the defaults, the command that repeats the run, and all settings."""
-    given = overrides(data)
-    rows = [("seed", data.number("seed")), ("batch size per worker", data.number("batch_size"))]
-    facts = [(name, f"{value:.0f}") for name, value in rows if value is not None]
-    kept = data.text("synchronizer")
+    given = data.start.get("overrides")
+    known = isinstance(given, list)
+    rows = (("seed", "seed"), ("batch size per worker", "batch_size"))
+    facts = [(name, f"{value:.0f}") for name, key in rows if (value := data.number(key)) is not None]
+    facts += [("replicas", kept)] if (kept := data.text("synchronizer")) else []
     return {
-        "given": None if given is None else [setting.partition("=")[::2] for setting in given],
-        "command": None if given is None else repeat(data, given),
-        "facts": facts + ([("replicas", kept)] if kept else []),
+        "given": [setting.partition("=")[::2] for setting in texts(given)] if known else None,
+        "command": repeat(data, texts(given)) if known else None,
+        "facts": facts,
         "config": config_text(data),
     }
 

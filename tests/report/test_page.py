@@ -16,7 +16,7 @@ import pytest
 from cupynet.errors import ConfigError, OutputError
 from cupynet.files import save_weights
 from cupynet.lock import Hold
-from cupynet.report.folder import MAX_ROWS, first_filters, overrides, read_run
+from cupynet.report.folder import MAX_ROWS, first_filters, read_run
 from cupynet.report.page import clock, page_values, repeat, state, write_page
 from cupynet.report.render import render
 from tests.report.folders import HOSTILE, finished, history, start, summary, unfinished
@@ -260,14 +260,13 @@ def test_an_old_run_without_what_came_later_has_a_page(tmp_path):
     folder = finished(tmp_path)
     (folder / "started.json").unlink()
     (folder / "examples.safetensors").unlink()
-    (folder / ".hydra" / "overrides.yaml").write_text("- workers=2\n- seed=7\n")
     old = summary()
     del old["test"]["mistakes"], old["class_names"], old["spent"], old["advice"]
     (folder / "summary.json").write_text(json.dumps(old))
     rows = [{key: value for key, value in row.items() if key not in ("losses",)} for row in history()]
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parsed = made(folder)
-    assert "93.33 %" in parsed.text and "python -m cupynet.train workers=2 seed=7" in parsed.text
+    assert "93.33 %" in parsed.text and "To run it again" not in parsed.text
     assert "Most confident mistakes" not in parsed.text
 
 
@@ -386,7 +385,7 @@ def test_control_and_bidirectional_characters_are_replaced(tmp_path):
 
 def again(folder: Path) -> str:
     data = read_run(folder)
-    return repeat(data, overrides(data) or [])
+    return repeat(data, data.start["overrides"])
 
 
 def test_the_command_that_repeats_a_run_is_quoted_for_a_shell(tmp_path):
