@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cupynet.experiment import Experiment
     from cupynet.parallel import PipelineSpeed
     from cupynet.runs import Run, Start, Summary
-    from cupynet.sweeps.record import Sweep
     from cupynet.training import Evaluation, ParallelWrapper, Spent
 
 log = logging.getLogger(__name__)
@@ -41,14 +40,7 @@ def main() -> None:
 def _command() -> None:
     from cupynet import config
 
-    config.run(train, prepare, "config", Settings, ranks, sweeping)
-
-
-def sweeping(folder: Path) -> Sweep:
-    """Who keeps account of the jobs of a sweep."""
-    from cupynet.sweeps.record import Sweep
-
-    return Sweep(folder)
+    config.run(train, prepare, "config", Settings, ranks)
 
 
 def ranks() -> Ranks:

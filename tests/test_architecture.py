@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training": ("backend", "nn", "optim", "data", "parallel", "report", *FILES, *SCREEN),
     "loggers": ("training", "runs"),
     **dict.fromkeys(DOOR, (*DOOR, *STARTED, *SCREEN, "lock")),
-    "config": (*DOOR, *STARTED, *SCREEN, "lock", "files"),
+    "config": (*DOOR, *STARTED, *SCREEN, "lock", "files", "interrupts", "sweeps", "backend"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "interop", "peer")),
     "interop": ("backend", "files", "nn"),
     "equipped": ("backend",),  # begins with nothing but Python

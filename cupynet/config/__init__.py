@@ -2,18 +2,18 @@
 
 The only package that knows Hydra and OmegaConf. hydra_main.py is the entry point of commands, composing.py turns
 overrides into settings, stored.py reads those of a run, messages.py words Hydra's errors, removed.py lists settings
-that no longer exist, search_space.py reads what a search varies.
+that no longer exist, search_space.py reads what a search varies. process_launcher.py
+runs jobs of a sweep side by side; plugins/ makes it known to Hydra.
 """
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
-from cupynet.config.hydra_main import Entry, Outcome, Ranks, in_sweep, keep_settings, outcome, run
+from cupynet.config.hydra_main import Entry, Ranks, in_sweep, keep_settings, run
 from cupynet.config.search_space import search_space, split
 from cupynet.config.stored import arguments_of, keep, load, overrides_of, written
 
 __all__ = [
     "GROUPS",
     "Entry",
-    "Outcome",
     "Ranks",
     "arguments_of",
     "compose",
@@ -22,7 +22,6 @@ __all__ = [
     "keep",
     "keep_settings",
     "load",
-    "outcome",
     "overrides_of",
     "own_folder",
     "run",

@@ -26,14 +26,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet import __version__, resume
 from cupynet.checks import one_line
 from cupynet.config.composing import GROUPS, conf_folder, flat, own_folder, register, settings_of
-from cupynet.config.launching import Job as SweptJob
-from cupynet.config.launching import Processes, launcher_at_hand
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
 from cupynet.config.stored import asked, check_outputs, keep, load, overrides_of, store
@@ -51,6 +49,8 @@ PER_MACHINE = ("data.folder", "devices")  # settings in which ranks may differ
 OVERRIDE = re.compile(r"~|[^-=][^=]*=")
 
 _log = logging.getLogger("cupynet")
+# Hydra looks for plugins in the namespace package hydra_plugins
+sys.path.append(str(Path(__file__).parent / "plugins"))
 
 
 class Ranks(Protocol):
@@ -69,31 +69,6 @@ class Ranks(Protocol):
 
     def speaks(self, error: BaseException) -> bool:
         """Return True if this rank is the one that reports `error`, which ends it."""
-
-
-class Sweeping(Protocol):
-    """The record of a sweep's jobs."""
-
-    def checked(self, number: int, prepared: Any) -> None:
-        """A job will be able to run."""
-
-    def began(self, number: int, overrides: Sequence[str], folder: Path) -> None:
-        """A job begins."""
-
-    def ended(self, number: int, code: int, error: str = "") -> Any:
-        """A job has ended."""
-
-    def side_by_side(self, program: Sequence[str], jobs: Sequence[SweptJob], at_once: int | None) -> int:
-        """Run jobs as processes; the signal that ended all of them, or 0."""
-
-    def result(self, number: int) -> float | None:
-        """What a sweeper chooses by."""
-
-    def code(self, number: int) -> int | None:
-        """The exit code of a job; None if it was not run."""
-
-    def close(self) -> None:
-        """All jobs have ended."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +92,6 @@ def run(
     config_name: str,
     schema: type[S],
     join: Callable[[], Ranks] | None = None,
-    sweeping: Callable[[Path], Sweeping] | None = None,
 ) -> None:
     """Run a command: compose the settings of the command line, then run the job, or each job of a sweep.
 
@@ -128,7 +102,6 @@ def run(
         config_name: the primary file in conf/.
         schema: the settings class.
         join: returns the ranks that mpiexec started; None for a command that runs as one process.
-        sweeping: makes the record of a sweep in a folder; None for a command without one.
 
     Raises:
         SystemExit: unless the exit code is 0. In a sweep it is the code of the first job that failed.
@@ -138,13 +111,11 @@ def run(
     arguments, variable = sys.argv[1:], os.environ.get("HYDRA_FULL_ERROR")
     command = _command = _Command(schema)
     job = _Job(task, prepare, schema, join)
-    command.sweeping = sweeping
-    Processes.work = functools.partial(_side_by_side, command, job)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them and exiting
     try:
         code = _main(command, job, config_name)
     finally:
-        _command = Processes.work = None
+        _command = None
         register(Settings)
         sys.argv[1:] = arguments
         del os.environ["HYDRA_FULL_ERROR"]
@@ -154,11 +125,6 @@ def run(
         code = BROKEN_PIPE
     if code:
         raise SystemExit(code)
-
-
-def outcome() -> Outcome | None:
-    """How the last job of this process ended; None before the first has."""
-    return _outcome
 
 
 def in_sweep() -> bool:
@@ -183,7 +149,7 @@ class _Command:
         locks: releases the lock of a sweep's folder.
         silence: ends the silence of ranks above 0.
         keep: stores the settings of a resumed run.
-        account: the record of a sweep's jobs.
+        sweep: folder of the sweep; None for a single run.
     """
 
     def __init__(self, schema: type[Settings]) -> None:
@@ -194,8 +160,7 @@ class _Command:
         self.locks = contextlib.ExitStack()
         self.silence = contextlib.ExitStack()
         self.keep: Callable[[], None] | None = None
-        self.sweeping: Callable[[Path], Sweeping] | None = None
-        self.account: Sweeping | None = None
+        self.sweep: Path | None = None
 
     def makes(self, folder: Path) -> None:
         """Note which folders will be created for `folder`."""
@@ -209,7 +174,6 @@ class _Command:
 
 
 _command: _Command | None = None  # at work in this process: Hydra creates `Entry` without arguments
-_outcome: Outcome | None = None
 
 
 def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str:
@@ -220,7 +184,7 @@ def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str
     register(job.schema)
     try:
         sys.argv[1:] = job.read(sys.argv[1:])
-        with command.locks, command.silence, launcher_at_hand():
+        with command.locks, command.silence:
             if command.rank:  # Hydra's answers (--help, --cfg) come from rank 0
                 command.silence.enter_context(contextlib.redirect_stdout(io.StringIO()))
             decorate = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)
@@ -241,40 +205,14 @@ def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str
         code = job.tell(ConfigError(one_line(error)) if in_file else error)
     else:
         code = next((code for code in command.codes if code), 0)
-    if command.account is not None:
-        command.account.close()
+    if command.sweep is not None:
+        from cupynet.sweeps import record
+
+        of_jobs = record.finish(command.sweep)  # also of those that other processes have run
+        code = code or of_jobs
     if not command.codes:
         command.clean_up()
     return code
-
-
-def _side_by_side(
-    command: _Command, job: _Job[Any, Any], jobs: list[tuple[SweptJob, DictConfig]], at_once: int | None
-) -> list[float | None]:
-    """Run jobs of a sweep as processes; their results."""
-    account = command.account
-    if account is None:
-        raise SystemExit(tell(ConfigError("hydra/launcher=processes: only jobs of cupynet.train are run as processes")))
-    for (number, overrides, _, _), config in jobs:
-        HydraConfig.instance().set_config(config)
-        with contextlib.suppress(CupynetError):  # which the job itself reports
-            account.checked(number, job.prepare(settings_of(config, overrides, job.schema)))
-    own = own_folder(sys.argv[1:])
-    words = [*program(), *([] if own is None else [f"--config-dir={own}"])]
-    stopped = account.side_by_side(words, [each for each, _ in jobs], at_once)
-    codes = [account.code(each[0]) for each, _ in jobs]
-    command.codes += [code for code in codes if code is not None]
-    if stopped:
-        raise SystemExit(tell(Interrupted(stopped, "what its jobs have saved is in their folders")))
-    return [account.result(each[0]) for each, _ in jobs]
-
-
-def program() -> list[str]:
-    """The words of this process's command line before its arguments, as they start the same command again."""
-    count = len(sys.orig_argv) - len(sys.argv) + 1
-    if sys.orig_argv[count:] == sys.argv[1:]:
-        return [sys.executable, *sys.orig_argv[1:count]]
-    return [sys.executable, "-m", "cupynet.train"]  # called from Python
 
 
 def _named(job: _Job[Any, Any]) -> Callable[[DictConfig], float | None]:
@@ -298,6 +236,8 @@ class Entry(Callback):
         """Lock the folder of the sweep. SystemExit if it is taken."""
         if _command is None:
             return
+        from cupynet.sweeps import record
+
         with _leaving():
             if started() is not None:
                 raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
@@ -310,10 +250,8 @@ class Entry(Callback):
                 _log.warning("%s", hold.warning)
             if _command.schema is Settings:
                 resume.refuse_taken(folder)
-            if _command.sweeping is not None:
-                _command.account = _command.sweeping(folder)
-                with read_write(config.hydra), open_dict(config.hydra):  # it reports jobs, and Hydra need not
-                    OmegaConf.update(config.hydra, "hydra_logging.loggers.hydra.level", "WARNING")
+            _command.sweep = folder
+            record.say(f"each job runs in a folder of {folder}")
 
 
 @contextlib.contextmanager
@@ -395,7 +333,8 @@ class _Job(Generic[S, T]):
 
     def __call__(self, config: DictConfig) -> float | None:
         """Run the job. Its errors are reported here and never reach Hydra."""
-        global _outcome
+        from cupynet.sweeps import record
+
         now = HydraConfig.get()
         folder, sweep = Path(now.runtime.output_dir), in_sweep()
         label, begun = f"job {now.job.num}: " if sweep else "", False
@@ -405,9 +344,8 @@ class _Job(Generic[S, T]):
         if rank:
             for name in ("cupynet", "__main__"):
                 logging.getLogger(name).addHandler(RankConsole(rank))
-        account = _command.account if sweep and _command is not None else None
-        if account is not None:
-            account.began(now.job.num, asked(), folder)
+        if sweep:
+            record.began(now.job.num, asked())
             quiet()
         with contextlib.ExitStack() as locks:
             try:
@@ -422,25 +360,26 @@ class _Job(Generic[S, T]):
                 if not rank:
                     self._begin(settings, folder)
                 begun = True
-                _outcome = Outcome(0, result=self.task(prepared, folder))
+                outcome = Outcome(0, result=self.task(prepared, folder))
             except BaseException as error:
                 code = self.tell(error, _log if begun else None, label)
                 what = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
-                _outcome = Outcome(code if isinstance(code, int) else 1, what)
+                outcome = Outcome(code if isinstance(code, int) else 1, what)
                 if sweep and _command is not None and isinstance(error, KeyboardInterrupt | Interrupted):
                     raise SystemExit(code) from error  # which ends the sweep
             finally:
-                if account is not None and _outcome is not None:
-                    account.ended(now.job.num, _outcome.code, _outcome.error)
+                if sweep:
+                    ended = record.Job(now.job.num, record.split(asked()), folder, outcome.code, outcome.error)
+                    record.ended(Path(now.sweep.dir), ended)
         if _command is not None:
-            _command.codes.append(_outcome.code)
+            _command.codes.append(outcome.code)
         if not begun and not rank:
             if sweep:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
             elif _command is not None:
                 _command.clean_up()
-        return _outcome.result
+        return outcome.result
 
     def _settings(self, config: DictConfig) -> S:
         """The valid settings of the job. ConfigError, DataError."""

@@ -1,269 +1,143 @@
-"""Jobs as processes side by side: their share of the machine, their output, their ends, and signals."""
+"""`hydra/launcher=processes`: jobs as processes side by side, however they end."""
 
 from __future__ import annotations
 
+import csv
 import os
+import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from cupynet.backend import available_cores, usable_cores
-from cupynet.sweeps import shares as shares_module
-from cupynet.sweeps.processes import Command, SideBySide
-from cupynet.sweeps.shares import VISIBLE, Share, shares
+from cupynet.config import process_launcher
+from cupynet.config.process_launcher import VISIBLE, ProcessLauncher
+from tests.test_train import environment
 
-HELD = hasattr(os, "sched_setaffinity")
+TINY = [
+    *("data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "workers=1", "backend=numpy"),
+    *("callbacks.report=null", "hydra/launcher=processes", "hydra.sweep.dir=sweep"),
+]
+ENDING = """
+import os, signal
+from cupynet.training import Callback
 
-
-class Told:
-    """Notes what it is told, with the jobs that were at work at each moment."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, int, int, str]] = []
-        self.at_work: set[int] = set()
-        self.most = 0
-
-    def began(self, number: int, overrides: Sequence[str], folder: Path) -> None:
-        self.at_work.add(number)
-        self.most = max(self.most, len(self.at_work))
-        self.events.append(("began", number, 0, " ".join(overrides)))
-
-    def ended(self, number: int, code: int, error: str = "") -> None:
-        self.at_work.remove(number)
-        self.events.append(("ended", number, code, error))
-
-    @property
-    def ends(self) -> dict[int, tuple[int, str]]:
-        return {number: (code, error) for kind, number, code, error in self.events if kind == "ended"}
-
-
-def work(texts: Sequence[str], at_once: int, folder: Path) -> tuple[Told, SideBySide]:
-    """Does Python programs as jobs."""
-    told = Told()
-    beside = SideBySide([sys.executable, "-c"], told, shares(at_once, len(texts), ()))
-    beside.run([Command(number, [f"n={number}"], folder, [text]) for number, text in enumerate(texts)])
-    return told, beside
-
-
-def test_as_many_as_there_are_shares_work_at_once(tmp_path: Path) -> None:
-    met = "import pathlib, time, sys\np = pathlib.Path(sys.argv[1])\np.joinpath(sys.argv[2]).touch()\n"
-    met += (
-        "end = time.monotonic() + 30\nwhile len(list(p.iterdir())) < 2 and time.monotonic() < end: time.sleep(0.01)\n"
-    )
-    met += "sys.exit(0 if time.monotonic() < end else 9)"
-    told = Told()
-    beside = SideBySide([sys.executable, "-c"], told, shares(2, 4, ()))
-    beside.run([Command(n, [f"n={n}"], tmp_path, [met, str(tmp_path), str(n)]) for n in range(4)])
-    assert told.most == 2 and told.ends == dict.fromkeys(range(4), (0, "")) and beside.signal == 0
-    assert [number for kind, number, *_ in told.events if kind == "began"] == [0, 1, 2, 3]
-
-
-def test_one_that_fails_ends_no_other_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fails = "import sys; print('[10:00:00] epoch 1'); print('[10:00:00] warning: careful'); "
-    fails += "print('cupynet: loss is nan', file=sys.stderr); sys.exit(3)"
-    bug = (
-        "import sys; print('Traceback', file=sys.stderr); print('cupynet: this is a bug: x', file=sys.stderr); exit(1)"
-    )
-    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    warned = "import sys; print('cupynet: warning: no log', file=sys.stderr)"
-    told, _ = work([fails, bug, killed, warned, "exit(7)"], 1, tmp_path)
-    assert told.ends == {
-        0: (3, "loss is nan"), 1: (1, "this is a bug: x"), 2: (137, "ended by SIGKILL"), 3: (0, ""), 4: (7, ""),
-    }  # fmt: skip
-    out, err = capsys.readouterr()
-    assert out == "job 0: warning: careful\n"  # nothing else of what they said
-    assert err.splitlines() == [
-        "cupynet: job 0: loss is nan",
-        "Traceback",
-        "cupynet: job 1: this is a bug: x",
-        "cupynet: job 2: ended by SIGKILL",
-        "cupynet: job 3: warning: no log",
-        "cupynet: job 4: ended with exit code 7",
-    ]
-
-
-PATIENT = """
-import signal, sys, time
-told = []
-def react(number, frame):
-    told.append(number)
-    if len(told) == 2: sys.exit(99)
-signal.signal(signal.SIGTERM, react)
-print("[10:00:00] warning: ready", flush=True)
-end = time.monotonic() + 30
-while not told and time.monotonic() < end: time.sleep(0.01)
-if len(sys.argv) > 1:
-    while time.monotonic() < end: time.sleep(0.01)
-sys.exit(143)
+class Ends(Callback):
+    def __init__(self, how):
+        self.how = how
+    def on_epoch_end(self, trainer, record):
+        if self.how == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == 3:
+            raise ValueError("how unexpected")
 """
 
 
-def signalled(count: int, capsys: pytest.CaptureFixture[str]) -> threading.Thread:
-    """Sends SIGTERM to this process `count` times, once two jobs are at work."""
-
-    def send() -> None:
-        deadline, seen = time.monotonic() + 30, ""
-        while seen.count("ready") < 2 and time.monotonic() < deadline:
-            seen += capsys.readouterr().out
-            time.sleep(0.02)
-        for _ in range(count):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-            time.sleep(0.6)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cupynet.train", "-m", *TINY, *arguments], cwd=folder, text=True,
+        env=environment(CUPYNET_REPORT="false"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(("count", "stubborn", "code"), [(1, False, 143), (2, True, 99)])
-def test_a_signal_reaches_all_jobs_and_no_more_begin(
-    count: int, stubborn: bool, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    """The rows of sweep.csv by the numbers of the jobs."""
+    path = folder / "sweep" / "sweep.csv"
+    return {row["job"]: row for row in csv.DictReader(path.read_text().splitlines())}
+
+
+def wait_for(folder: Path, files: str, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob(files))) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_job_that_is_killed_ends_no_other(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    ends = "+callbacks.ends={_target_: ending.Ends, how: ${seed}}"
+    process = start(tmp_path, "epochs=1", "seed=1,2,3,4", "hydra.launcher.jobs=2", ends, "trusted_modules=[ending]")
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 137, stdout + stderr
+    found = rows(tmp_path)
+    assert {number: row["exit_code"] for number, row in found.items()} == {"0": "0", "1": "137", "2": "1", "3": "0"}
+    assert "SIGKILL" in found["1"]["error"] and "how unexpected" in found["2"]["error"]
+    assert found["0"]["test_accuracy"] and found["3"]["test_accuracy"]
+    assert "cupynet: job 2: " in stderr and "Traceback" in stderr and "cupynet.compare sweep" in stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_stops_all_jobs_and_no_more_begin(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "epochs=100000", "seed=1,2,3", "hydra.launcher.jobs=2")
+    wait_for(tmp_path, "sweep/*/checkpoints/step-*", 2)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=120)
+    code = 130 if number == signal.SIGINT else 143
+    assert process.returncode == code, stdout + stderr
+    assert {name: row["exit_code"] for name, row in rows(tmp_path).items()} == {"0": str(code), "1": str(code)}
+    assert len(list(tmp_path.glob("sweep/*/summary.json"))) == 2 and "Traceback" not in stderr
+
+
+@pytest.mark.slow
+def test_jobs_stop_and_save_if_the_sweep_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path, "epochs=100000", "seed=1,2", "hydra.launcher.jobs=2")
+    wait_for(tmp_path, "sweep/*/checkpoints/step-*", 2)
+    process.kill()
+    process.communicate(timeout=120)
+    wait_for(tmp_path, "sweep/*/summary.json", 2)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "devices", "expected"),
+    [(None, ["0", "1", "2"], {"0", "1", "2"}), (2, ["4", "5", "6"], {"4", "5"}), (3, ["7"], {"7"}), (2, [], {None})],
+    ids=["each", "fewer", "shared", "none"],
+)
+def test_jobs_are_spread_over_the_devices(
+    jobs: int | None, devices: list[str], expected: set[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Told()
-    beside = SideBySide([sys.executable, "-c"], told, shares(2, 3, ()))
-    sender = signalled(count, capsys)
-    more = ["stubborn"] if stubborn else []
-    beside.run([Command(n, [f"n={n}"], tmp_path, [PATIENT, *more]) for n in range(3)])
-    sender.join()
-    assert {number: end[0] for number, end in told.ends.items()} == {0: code, 1: code}
-    assert beside.signal == signal.SIGTERM and told.at_work == set()
+    used: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
+        used.put(device)
+        time.sleep(0.2)
+        return 0, ""
+
+    monkeypatch.setattr(process_launcher, "_devices", lambda config: devices)
+    monkeypatch.setattr(ProcessLauncher, "_process", process)
+    launcher = ProcessLauncher(jobs)
+    config = OmegaConf.create({"hydra": {"job": {"num": 0, "id": "0"}, "sweep": {"dir": str(tmp_path), "subdir": "x"}}})
+    context: Any = type(
+        "Context", (), {"config_loader": type("Loader", (), {"load_sweep_config": lambda *_: config})()}
+    )
+    launcher.setup(hydra_context=context, task_function=lambda config: None, config=config)
+    launcher.launch([["seed=1"]] * 6, 0)
+    found = [used.get() for _ in range(6)]
+    assert set(found) == expected and used.empty()
 
 
-def test_a_third_signal_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    deaf = PATIENT.replace("sys.exit(99)", "pass")
-    told = Told()
-    beside = SideBySide([sys.executable, "-c"], told, shares(2, 2, ()))
-    sender = signalled(3, capsys)
-    beside.run([Command(n, [], tmp_path, [deaf, "stubborn"]) for n in range(2)])
-    sender.join()
-    assert told.ends == dict.fromkeys(range(2), (137, "ended by SIGKILL"))
+def test_devices_are_named_as_this_process_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupynet import backend
 
-
-def children() -> set[str]:
-    """Processes that this one has started and not waited for, where the system tells."""
-    found = Path(f"/proc/self/task/{threading.main_thread().native_id}/children")
-    return set(found.read_text().split()) if found.is_file() else set()
-
-
-def test_a_job_that_cannot_be_started_ends_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real, asked = subprocess.Popen, []
-
-    def scarce(words: list[str], **how: object) -> object:
-        asked.append(words)
-        if len(asked) == 2:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return real(words, **how)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(subprocess, "Popen", scarce)
-    told, _ = work(["import time; time.sleep(0.3)"] * 3, 2, tmp_path)
-    said = "cannot be started (Resource temporarily unavailable)"
-    assert told.ends == {0: (0, ""), 1: (1, said), 2: (0, "")}
-    assert capsys.readouterr().err == f"cupynet: job 1: {said}\n"
-
-
-ORPHANED = """
-import signal, sys, time
-from cupynet import interrupts
-def work():
-    with interrupts.handled(lambda number: sys.exit(100 + number)):
-        print("[10:00:00] warning: ready", flush=True)
-        time.sleep(60)
-try:
-    interrupts.command(work)
-except SystemExit as left:
-    open(sys.argv[1], "w").write(str(left.code))
-"""
-KILLED = f"""
-import sys
-from cupynet.sweeps.processes import Command, SideBySide
-from cupynet.sweeps.shares import Share
-class Told:
-    def began(self, *_): pass
-    def ended(self, *_): pass
-SideBySide([sys.executable, "-c"], Told(), [Share()]).run([Command(0, [], None, [{ORPHANED!r}, sys.argv[1]])])
-"""
-
-
-def test_jobs_stop_and_save_when_who_began_them_is_killed(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", KILLED, str(tmp_path / "told")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as sweep:
-        assert sweep.stdout is not None and b"ready" in sweep.stdout.readline()
-        sweep.kill()
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "told").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.05)
-    assert (tmp_path / "told").read_text() == f"{100 + signal.SIGTERM}"
-
-
-def test_nothing_is_left_of_the_jobs(tmp_path: Path) -> None:
-    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd")) if HELD else 0
-    before = os.sched_getaffinity(0) if HELD else None
-    others = children()
-    work(["print('x' * 100000)"] * 3, 2, tmp_path)
-    deadline = time.monotonic() + 5
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == threads
-    if HELD:
-        assert len(os.listdir("/proc/self/fd")) == files and os.sched_getaffinity(0) == before
-    assert children() <= others
-
-
-# shares ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares_module, "usable_cores", lambda: set(range(10, 18)))
-    monkeypatch.setattr(shares_module, "available_cores", lambda: 8)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
-
-
-def test_cores_are_shared_out_whole(eight_cores: None) -> None:
-    assert [share.cores for share in shares(3, 9, ())] == [(10, 11), (12, 13, 14), (15, 16, 17)]
-    assert [share.cores for share in shares(None, 9, ())] == [(10, 11), (12, 13), (14, 15), (16, 17)]
-    assert len(shares(3, 2, ())) == 2 and [share.cores for share in shares(1, 5, ())] == [tuple(range(10, 18))]
-    assert [share.cores[0] for share in shares(10, 10, ())] == [*range(10, 18), 10, 11]
-    assert str(shares(2, 2, ())[0]) == "4 cores" and str(Share(cores=(1,), devices=(0, 2))) == "2 devices and 1 core"
-
-
-def test_devices_are_shared_out_whole(eight_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = OmegaConf.create({"devices": None, "backend": {"name": "cupy", "priority": {"gpu": 1, "cpu": 0}}})
+    monkeypatch.setattr(backend, "select_backend", lambda *_, **__: ("cupy", None))
+    monkeypatch.setattr(backend, "device_count", lambda name: 3)
     monkeypatch.delenv(VISIBLE, raising=False)
-    parts = shares(None, 9, (0, 1, 2, 3))
-    assert [part.devices for part in parts] == [(0,), (1,), (2,), (3,)] and [len(part.cores) for part in parts] == [
-        2
-    ] * 4
-    assert [part.devices for part in shares(2, 9, (0, 1, 2))] == [(0,), (1, 2)]
-    assert [part.devices for part in shares(3, 9, (0, 1))] == [(0,), (1,), (0,)]
-    assert parts[2].environment() == {VISIBLE: "2"} and parts[2].environment(devices=False) == {}
-    monkeypatch.setenv(VISIBLE, "4,5,GPU-6,7")  # what this process sees are some of the machine's
-    assert [part.environment()[VISIBLE] for part in parts] == ["4", "5", "GPU-6", "7"]
+    assert process_launcher._devices(config) == ["0", "1", "2"]
+    monkeypatch.setenv(VISIBLE, "4,GPU-5,6")
+    assert process_launcher._devices(config) == ["4", "GPU-5", "6"]
+    config.devices = [1]
+    assert process_launcher._devices(config) == []
 
 
-def test_where_cores_cannot_be_had_blas_is_told(eight_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_setaffinity")
-    monkeypatch.setenv("MKL_NUM_THREADS", "3")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    share = shares(4, 9, ())[0]
-    assert share.cores == () and share.environment() == {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
-    with share.held():
-        pass
-
-
-@pytest.mark.skipif(not HELD, reason="no process can be held to some cores here")
-def test_a_process_is_held_to_its_cores_from_the_beginning(tmp_path: Path) -> None:
-    first = min(usable_cores())
-    text = f"import os; exit(0 if os.sched_getaffinity(0) == {{{first}}} else 5)"
-    told = Told()
-    SideBySide([sys.executable, "-c"], told, [Share(cores=(first,))]).run([Command(0, [], tmp_path, [text])])
-    assert told.ends == {0: (0, "")} and available_cores() <= len(usable_cores())
+def test_a_job_that_cannot_be_started_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, job = ProcessLauncher(1), process_launcher._Job(0, [], tmp_path, OmegaConf.create())
+    launcher._config, launcher._lifeline = OmegaConf.create({"hydra": {"overrides": {"hydra": []}}}), ()
+    monkeypatch.setattr(process_launcher, "_program", lambda: [os.devnull])
+    code, error = launcher._process(job, None)
+    assert code == 1 and "cannot be started" in error

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.test_train import environment
 
 TINY = ["data=synthetic", "data.train=64", "data.test=20", "epochs=1", "batch_size=16", "model=mlp"]
 
 WATCHED = """
 import json, logging, os, sys, threading
 from threadpoolctl import threadpool_info
-from cupynet.sweeps.record import Sweep
+from cupynet.sweeps import record
 from cupynet.train import main
 
-began = Sweep.began
-def noted(self, *arguments):
-    began(self, *arguments)
+began = record.began
+def noted(*arguments):
+    began(*arguments)
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
     handlers = [len(logging.getLogger(name).handlers) for name in (None, "cupynet", "hydra", "__main__")]
     found = {
@@ -32,7 +37,7 @@ def noted(self, *arguments):
         "handlers": handlers, "open": len(logging._handlerList),
     }
     print("found", json.dumps(found))
-Sweep.began = noted
+record.began = noted
 main()
 """
 
@@ -41,11 +46,11 @@ import json, sys, threading
 from tests.standin import installed
 with installed(2):
     import cupy
-    from cupynet.sweeps.record import Sweep
+    from cupynet.sweeps import record
     from cupynet.train import main
-    began = Sweep.began
-    def noted(self, *arguments):
-        began(self, *arguments)
+    began = record.began
+    def noted(*arguments):
+        began(*arguments)
         pool = cupy.get_default_memory_pool()
         free = []
         for device in range(2):
@@ -54,7 +59,7 @@ with installed(2):
         found = {"free": free, "pinned": cupy.get_default_pinned_memory_pool().n_free_blocks(),
                  "threads": threading.active_count()}
         print("found", json.dumps(found))
-    Sweep.began = noted
+    record.began = noted
     main()
 """
 
@@ -118,10 +123,10 @@ def test_jobs_as_processes_come_to_the_same(tmp_path: Path) -> None:
     ]
     done = subprocess.run(
         [sys.executable, "-m", "cupynet.train", "-m", *TINY, *settings, "hydra/launcher=processes"], cwd=tmp_path,
-        capture_output=True, text=True, timeout=200, env={**os.environ, "CUPYNET_DATA": str(tmp_path)},
+        capture_output=True, text=True, timeout=200, env=environment(CUPYNET_DATA=str(tmp_path)),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "python -m cupynet.compare outputs/sweep"
+    assert done.stdout.splitlines()[-1].endswith(" python -m cupynet.compare outputs/sweep")
     assert os.readlink(tmp_path / "outputs" / "latest") == "sweep"
     sweep = tmp_path / "outputs" / "sweep"
     rows = (sweep / "sweep.csv").read_text().splitlines()
@@ -135,3 +140,20 @@ def test_jobs_as_processes_come_to_the_same(tmp_path: Path) -> None:
             f"- seed={int(number) + 1}" in asked and "- experiment=small" in asked and "- +callbacks.mine=null" in asked
         )
         assert json.loads((sweep / number / "summary.json").read_text())["images"] == 32
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_sweep_and_its_job_has_a_row(tmp_path: Path) -> None:
+    settings = ["epochs=100000", "seed=1,2", "hydra.sweep.dir=sweep", "workers=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cupynet.train", "-m", *[each for each in TINY if each != "epochs=1"], *settings],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("sweep/0/checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 143 and "Traceback" not in stderr
+    (row,) = csv.DictReader((tmp_path / "sweep" / "sweep.csv").read_text().splitlines())
+    assert (row["job"], row["exit_code"]) == ("0", "143") and "job 0 failed" in stdout

@@ -1,0 +1,183 @@
+"""`hydra/launcher=processes`: the jobs of a sweep as processes, several at once.
+
+A job is the command of the sweep with the job's own settings. It may end in any way, even by SIGKILL, without any
+consequence for the others: a pool of workers, such as joblib's, breaks when one of them is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from cupynet import interrupts
+from cupynet.checks import integer
+from cupynet.config.composing import own_folder
+from cupynet.errors import Interrupted
+from cupynet.exits import say_error, tell
+from cupynet.resume import quoted
+
+MOST_ON_CPU = 4  # jobs at once by default
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Hydra's settings that are for the sweep, or that each job is given by its launcher
+NOT_OF_JOBS = ("hydra.sweep", "hydra.sweeper", "hydra/sweeper", "hydra.launcher", "hydra/launcher", "hydra.mode",
+               "hydra.run.dir", "hydra.job.num", "hydra.job.id")  # fmt: skip
+
+
+@dataclass
+class _Job:
+    """A job of the sweep.
+
+    Attributes:
+        code: exit code; None if it was not started.
+    """
+
+    number: int
+    overrides: list[str]
+    folder: Path
+    config: DictConfig
+    code: int | None = None
+
+
+class ProcessLauncher(Launcher):
+    """Runs each job of a sweep as a process.
+
+    Args:
+        jobs: at once; None for one per device, or on a CPU one per core up to 4.
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        self._at_once = None if jobs is None else integer("hydra.launcher.jobs", jobs, 1)
+        self._running: list[subprocess.Popen[str]] = []
+        self._signal = 0
+        self._recording = threading.Lock()
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._loader, self._config = hydra_context.config_loader, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        jobs = [self._job(number, overrides) for number, overrides in enumerate(job_overrides, initial_job_idx)]
+        devices = _devices(jobs[0].config)
+        at_once = min(self._at_once or len(devices) or min(os.cpu_count() or 1, MOST_ON_CPU), len(jobs))
+        self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        for place in range(at_once):
+            self._free.put(devices[place % len(devices)] if devices else None)
+        with (
+            interrupts.handled(self._stop),
+            interrupts.lifeline() as self._lifeline,
+            ThreadPoolExecutor(at_once, "cupynet-job") as pool,
+        ):
+            list(pool.map(self._run, jobs))
+        if self._signal:
+            raise SystemExit(tell(Interrupted(self._signal, "what its jobs have saved is in their folders")))
+        return [_returned(job) for job in jobs]
+
+    def _job(self, number: int, overrides: Sequence[str]) -> _Job:
+        config = self._loader.load_sweep_config(self._config, list(overrides))
+        with open_dict(config):
+            config.hydra.job.num, config.hydra.job.id = number, str(number)
+        folder = Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
+        return _Job(number, list(overrides), folder, config)
+
+    def _stop(self, number: int) -> None:
+        """Pass a signal on to the jobs, which stop and save; no more begin."""
+        if not self._signal:
+            interrupts.say(f"cupynet: {signal.Signals(number).name}: running jobs stop and save; again: at once\n")
+        self._signal = self._signal or number
+        for process in list(self._running):
+            process.send_signal(number)
+
+    def _run(self, job: _Job) -> None:
+        """Run a job in its process, and record how it ended."""
+        from cupynet.sweeps import record
+
+        if self._signal:
+            return
+        device = self._free.get()
+        record.began(job.number, job.overrides)
+        try:
+            job.code, error = self._process(job, device)
+        finally:
+            self._free.put(device)
+        ended = record.Job(job.number, record.split(job.overrides), job.folder, job.code, error)
+        with self._recording:
+            record.ended(Path(str(self._config.hydra.sweep.dir)), ended)
+
+    def _process(self, job: _Job, device: str | None) -> tuple[int, str]:
+        """Run the process of a job; its exit code and what it printed of its error."""
+        ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
+        of_hydra = cast("list[str]", OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False))
+        kept = [each for each in [*of_hydra, *job.overrides] if not _is_of(each, NOT_OF_JOBS)]
+        environment = {**os.environ, **({} if device is None else {VISIBLE: device})}
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        if self._lifeline:  # the jobs stop if this process is killed
+            environment[interrupts.LIFELINE], how["pass_fds"] = str(self._lifeline[0]), self._lifeline
+        try:
+            process = subprocess.Popen(
+                [*_program(), *kept, *ours, "hydra.mode=RUN"],
+                env=environment, text=True, errors="replace", start_new_session=True, **how,
+            )  # fmt: skip
+        except OSError as error:
+            say_error(f"job {job.number}: cannot be started ({error.strerror})")
+            return 1, f"cannot be started ({error.strerror})"
+        self._running.append(process)
+        if self._signal:  # which may have come before the process was in the list
+            process.send_signal(self._signal)
+        _, printed = process.communicate()
+        self._running.remove(process)
+        code = process.returncode
+        lines = printed.splitlines()
+        for line in lines:
+            print(line.replace("cupynet: ", f"cupynet: job {job.number}: ", 1), file=sys.stderr, flush=True)
+        errors = [line.removeprefix("cupynet: ") for line in lines if line.startswith("cupynet: ")]
+        if code < 0:
+            say_error(f"job {job.number}: ended by {signal.Signals(-code).name}")
+            return 128 - code, f"ended by {signal.Signals(-code).name}"
+        return code, errors[-1] if code and errors else ""
+
+
+def _is_of(override: str, names: Sequence[str]) -> bool:
+    name = override.lstrip("+~").partition("=")[0].partition("@")[0]
+    return any(name == each or name.startswith(f"{each}.") for each in names)
+
+
+def _program() -> list[str]:
+    """Return the words of this process's command line before its arguments, and --config-dir."""
+    count = len(sys.orig_argv) - len(sys.argv) + 1
+    own = own_folder(sys.argv[1:])
+    return [sys.executable, *sys.orig_argv[1:count], *([] if own is None else [f"--config-dir={own}"])]
+
+
+def _devices(config: DictConfig) -> list[str]:
+    """Return the devices that jobs may be given; none on a CPU, or if the settings name some."""
+    from cupynet.backend import device_count, select_backend
+
+    if OmegaConf.select(config, "devices") is not None:
+        return []
+    priority = config.backend.priority
+    name, _ = select_backend(config.backend.name, gpu_priority=priority.gpu, cpu_priority=priority.cpu)
+    visible = [each for each in os.environ.get(VISIBLE, "").split(",") if each]
+    return [visible[place] if place < len(visible) else str(place) for place in range(device_count(name))]
+
+
+def _returned(job: _Job) -> JobReturn:
+    """Return the result of a job for Hydra's sweeper: accuracy, or None if it failed."""
+    from cupynet.sweeps import record
+
+    done = JobReturn(overrides=job.overrides, cfg=job.config, status=JobStatus.COMPLETED)
+    if job.code == 0:
+        done.return_value = record.Job(job.number, {}, job.folder, 0).accuracy
+    return done
