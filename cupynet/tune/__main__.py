@@ -83,11 +83,8 @@ def search(plan: Plan, folder: Path) -> float | None:
 
 
 def _announce(plan: Plan, study: Study) -> None:
-    from cupynet.tune.study import described
-
     settings = plan.settings
-    for key, distribution in study.space.items():
-        log.info("searched: %s: %s", key.lstrip("+"), described(distribution))
+    log.info("searched: %s", " ".join(settings.search))
     log.info(
         "%d trials, compared by validation %s; sampler %s, pruner %s",
         settings.trials, settings.objective, settings.sampler, settings.pruner,

@@ -197,14 +197,6 @@ def written(distribution: BaseDistribution, value: Any) -> str:
     return str(min(max(float(f"{value:.{DIGITS}g}"), distribution.low), distribution.high))
 
 
-def described(distribution: BaseDistribution) -> str:
-    """Return a distribution in words."""
-    if isinstance(distribution, CategoricalDistribution):
-        return ", ".join(distribution.choices)
-    steps = f" in steps of {distribution.step:g}" if distribution.step not in (None, 1) else ""
-    return f"{distribution.low:g} to {distribution.high:g}{steps}{', on a logarithmic scale' * distribution.log}"
-
-
 class PruningCallback(Callback):
     """Reports each evaluation to Optuna, and stops training when the pruner says so.
 
