@@ -2,8 +2,8 @@
 
 The only package that knows Hydra and OmegaConf. hydra_main.py is the entry point of commands, composing.py turns
 overrides into settings, stored.py reads those of a run, messages.py words Hydra's errors, removed.py lists settings
-that no longer exist, search_space.py reads what a search varies. process_launcher.py
-runs jobs of a sweep side by side; plugins/ makes it known to Hydra.
+that no longer exist, search_space.py reads what a search varies, process_launcher.py runs the jobs of a sweep side by
+side (plugins/ makes it known to Hydra).
 """
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
