@@ -149,7 +149,7 @@ def trained(overrides: list[str], ranks: int = 0) -> float:
     """A whole run of `cupynet.train`."""
     from cupynet import measure
 
-    return measure.trained(overrides, ranks=ranks)[0].images_per_s
+    return measure.trained(overrides, ranks=ranks)[0].cost.images_per_s
 
 
 def memory(folder: Path) -> Row:

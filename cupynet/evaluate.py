@@ -84,7 +84,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
 
     trained = Trained(path)
     summary = trained.summary
-    own = [] if summary is None else [f"workers={summary.workers}"]
+    own = [] if summary is None else [f"workers={summary.setup.workers}"]
     settings = without_training(trained.settings([*own, *overrides]))
     if settings.trusted_modules:
         trained = Trained(path, settings.trusted_modules)
@@ -106,11 +106,11 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
 
 def _beside(summary: Summary, evaluation: Evaluation) -> str:
     """Whether the run came to the same."""
-    if summary.test_accuracy is None:
+    if summary.scores.test_accuracy is None:
         return "summary.json has no result: the run was not evaluated"
     loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # as JSON has it
-    same = (evaluation.accuracy, loss) == (summary.test_accuracy, summary.test_loss)
-    return "the same as in summary.json" if same else f"summary.json says {summary.test_accuracy}"
+    same = (evaluation.accuracy, loss) == (summary.scores.test_accuracy, summary.scores.test_loss)
+    return "the same as in summary.json" if same else f"summary.json says {summary.scores.test_accuracy}"
 
 
 def without_training(settings: Settings) -> Settings:
@@ -132,7 +132,7 @@ def normalized_as(settings: Settings, normalize: Any) -> Settings:
 
 def check_same_data(name: str, summary: Summary) -> None:
     """Refuse other images than the run's: MNIST was missing then and is there now, or the other way round."""
-    before = summary.dataset
+    before = summary.setup.dataset
     if name != before:
         raise DataError(
             f"the run was made on {before}, and now {name} was found: bring {before} back, or choose with data=..."

@@ -106,7 +106,11 @@ def _about(trained: Trained, model: Model, input: str) -> dict[str, str]:
         "preprocessing": f"in the graph: pixels of 0 to 255 are {scaled}",
     }
     if summary is not None and trained.checkpoint is None:
-        known = {"dataset": summary.dataset, "test_accuracy": summary.test_accuracy, "commit": summary.commit}
+        known = {
+            "dataset": summary.setup.dataset,
+            "test_accuracy": summary.scores.test_accuracy,
+            "commit": summary.setup.commit,
+        }
         about |= {name: str(value) for name, value in known.items() if value is not None}
     return about
 

@@ -17,38 +17,21 @@ from cupynet.interrupts import undisturbed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
-    """What ran, on what, how fast, how accurate: the content of summary.json.
-
-    Times end in `_s` and are seconds, rates in `_per_s`; accuracies lie in 0..1. None: not measured, or not finite.
+class Setup:
+    """What a run was made with.
 
     Attributes:
-        dataset, fallback: the data's name, and whether they stand in for data that could not be had.
-        backend, devices, dtype, workers, seed, batch_size, averaging_frequency: what the run was made with.
+        dataset, fallback: the data's name, and whether they replace data that could not be loaded.
+        stages: of each replica.
         synchronizer: how the replicas were kept together, in words.
-        stages: of each replica. pipeline: where they are more, how fast they were: `layers` of each, `micro_batches`,
-            `work_s` of each for a micro-batch, `bound` of the speed-up over one worker, `speed_up` reached.
-        epochs, iterations, images: how much was trained.
         parameters: number of weights of the network.
-        stopped_by: why training ended early, in words; None where it did not. stop_reason: whose wish it was,
-            `request`, `signal` or `early`; `diverged`, where a number was not finite and these are the best weights.
-        early_stopping: what it came to, see `EarlyStoppingResult`; None where it was not asked for.
-        bytes_sent: by all workers to each other; spent: what each worker spent, see `Spent`, lists in rank order.
+        image_shape: (H, W, C).
+        normalize: mean and deviation that pixels were normalised with, by channel, in fractions of 255; None: they were
+            fractions.
+        class_names: what people call the classes; None if they have no names.
         fast_dev_run: of a trial of whether everything works, how many batches each worker had; its figures say
             nothing. 0 in a run.
-        train_loss: of the last epoch, see `EpochRecord.loss`; None where none was complete.
-        divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
-        left_out: batches that were not trained on, as their loss or gradient was not finite, see `NonFinite`.
-        normalize: mean and deviation that pixels were normalised with, by channel, in fractions of 255; None: they were
-            fractions. class_names: what people call the classes; None where they have no names. image_shape: (H, W, C).
-        memory: of each device's memory pool what it held and used, see `Pools`; None on a CPU.
-        skipped_steps: left out as a gradient overflowed 16 bits, see `LossScaler`.
-        advice: what the times say about how to run this, in one sentence.
-        images_per_s: training images over the seconds of their rounds, after the first 10.
-        wall_s: of the whole run; compile_s: of it, until the kernels were ready; train_s, evaluate_s, data_s,
-            averaging_s: see `Clock`.
-        validation_accuracy, test_accuracy, test_loss, test_f1: after the last epoch; test: all of that evaluation.
-        commit: of the source the run was made with, with `-dirty` if it was changed; None outside a repository.
+        commit: of the source, with `-dirty` if it was changed; None outside a repository.
         environment: the machine, its BLAS and versions.
     """
 
@@ -58,15 +41,64 @@ class Summary:
     devices: list[str]
     dtype: str
     workers: int
+    stages: int = 1
     seed: int
-    epochs: int
-    iterations: int
     batch_size: int
     averaging_frequency: int | str | None
     synchronizer: str
     parameters: int
-    stopped_by: str | None
+    image_shape: list[int] | None = None
+    normalize: dict[str, list[float]] | None = None
+    class_names: list[str] | None = None
+    fast_dev_run: int = 0
+    commit: str | None = None
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How training went.
+
+    Attributes:
+        epochs, iterations, images: how much was trained.
+        train_loss: of the last epoch, see `EpochRecord.loss`; None if none was complete.
+        stopped_by: why training ended early, in words; None if it did not. stop_reason: whose wish it was, `request`,
+            `signal` or `early`; `diverged`, if a number was not finite and these are the best weights.
+        early_stopping: see `EarlyStoppingResult`; None if it was not asked for.
+        divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
+        left_out: batches that were not trained on, as their loss or gradient was not finite, see `NonFinite`.
+        skipped_steps: skipped as a gradient overflowed 16 bits, see `LossScaler`.
+        advice: what the times say about how to run this, in one sentence.
+    """
+
+    epochs: int
+    iterations: int
     images: int
+    train_loss: float | None = None
+    stopped_by: str | None
+    stop_reason: str | None = None
+    early_stopping: dict[str, Any] | None = None
+    divergence: float | None = None
+    divergence_by_layer: dict[str, float] | None = None
+    left_out: int = 0
+    skipped_steps: int = 0
+    advice: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a run took.
+
+    Attributes:
+        images_per_s: training images over the seconds of their rounds, after the first 10.
+        wall_s: of the whole run; compile_s: of it, until the kernels were ready; train_s, evaluate_s, data_s,
+            averaging_s: see `Clock`.
+        bytes_sent: by all workers to each other; spent: what each worker spent, see `Spent`, lists in rank order.
+        pipeline: how fast the stages were, if there are several: `layers` of each, `micro_batches`, `work_s` of each
+            for a micro-batch, `bound` of the speed-up over one worker, `speed_up` reached.
+        memory: of each device's memory pool what it held and used, see `Pools`; None on a CPU.
+    """
+
     images_per_s: float
     wall_s: float
     train_s: float
@@ -74,63 +106,73 @@ class Summary:
     evaluate_s: float
     data_s: float
     averaging_s: float
-    validation_accuracy: float | None
-    test_accuracy: float | None
-    test_loss: float | None
-    test_f1: float | None
-    test: dict[str, Any] | None
-    stages: int = 1
-    pipeline: dict[str, Any] | None = None
-    commit: str | None = None
-    environment: dict[str, Any]
-    stop_reason: str | None = None
-    early_stopping: dict[str, Any] | None = None
     bytes_sent: int = 0
     spent: dict[str, list[Any]] | None = None
-    divergence: float | None = None
-    divergence_by_layer: dict[str, float] | None = None
-    left_out: int = 0
-    skipped_steps: int = 0
+    pipeline: dict[str, Any] | None = None
     memory: list[dict[str, Any]] | None = None
-    advice: str | None = None
-    normalize: dict[str, list[float]] | None = None
-    class_names: list[str] | None = None
-    image_shape: list[int] | None = None
-    fast_dev_run: int = 0
-    train_loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The evaluation of the result; test: all of that evaluation."""
+
+    validation_accuracy: float | None = None
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    test_f1: float | None = None
+    test: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The content of summary.json, which has the fields of all parts side by side.
+
+    Times end in `_s` and are seconds, rates in `_per_s`; accuracies lie in 0..1. None: not measured, or not finite.
+    """
+
+    setup: Setup
+    outcome: Outcome
+    cost: Cost
+    scores: Scores
+
+    def flat(self) -> dict[str, Any]:
+        """Return the fields of all parts by name."""
+        parts = asdict(self).values()
+        return {name: value for part in parts for name, value in part.items()}
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Any]) -> Summary:
+        """Return the summary whose `flat` this is; other keys are ignored. KeyError: the names of what it lacks."""
+        parts = {"setup": Setup, "outcome": Outcome, "cost": Cost, "scores": Scores}
+        known = {each.name: each for part in parts.values() for each in fields(part)}
+        missing = [name for name, each in known.items() if name not in flat and each.default is MISSING]
+        if missing:
+            raise KeyError(", ".join(missing))
+        return cls(
+            **{
+                name: part(**{each.name: flat[each.name] for each in fields(part) if each.name in flat})
+                for name, part in parts.items()
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """What a run set out to do: the content of started.json, which is there from its first moment.
 
-    What the summary has too is called the same there.
-
     Attributes:
+        setup: its fields are written beside the others.
         started: when, in local time.
         epochs: as many as were asked for.
-        overrides: what the command line said, setting by setting; None where that cannot be told.
+        overrides: what the command line said, setting by setting; None if that is unknown.
         config_dir: the folder that --config-dir named.
         processes: how many mpiexec started; None without it.
         layers: of each a row of `Model.rows`, by the names of its columns.
     """
 
+    setup: Setup
     started: str
-    dataset: str
-    fallback: bool
-    backend: str
-    devices: list[str]
-    dtype: str
-    workers: int
-    stages: int
-    seed: int
     epochs: int
-    batch_size: int
-    synchronizer: str
-    parameters: int
-    commit: str | None
-    environment: dict[str, Any]
-    class_names: list[str] | None
     overrides: list[str] | None
     config_dir: str | None
     processes: int | None
@@ -206,7 +248,8 @@ class Run:
 
     def describe(self, start: Start) -> None:
         """Write what the run sets out to do. OutputError."""
-        write_json(self.started_path, asdict(start))
+        known = asdict(start)
+        write_json(self.started_path, {**known.pop("setup"), **known})
 
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
         """Write the results, the summary last: where it is, the rest is. OutputError.
@@ -219,7 +262,7 @@ class Run:
             self.examples_path.unlink(missing_ok=True)
             if examples is not None and len(examples):
                 save_weights(self.examples_path, {"images": examples})
-            write_json(self.summary_path, asdict(summary))
+            write_json(self.summary_path, summary.flat())
         self.saved = True
 
     def summary(self) -> Summary:
@@ -235,16 +278,15 @@ class Run:
             raise DataError(f"{path}: cannot be read ({error})") from error
         if not isinstance(found, dict):
             raise DataError(f"{path}: is not a summary, expected an object, found {type(found).__name__}")
-        known = {each.name: each for each in fields(Summary)}
-        missing = [name for name, each in known.items() if name not in found and each.default is MISSING]
-        if missing:
-            raise DataError(f"{path}: is not a whole summary, it lacks {', '.join(missing)}")
-        return Summary(**{name: value for name, value in found.items() if name in known})
+        try:
+            return Summary.of(found)
+        except KeyError as error:
+            raise DataError(f"{path}: is not a whole summary, it lacks {error.args[0]}") from error
 
     def iterations(self) -> int | None:
         """How many iterations the results are of; None where there are none that can be read."""
         try:
-            return self.summary().iterations
+            return self.summary().outcome.iterations
         except (ConfigError, DataError):
             return None
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cupynet.data import Batches, Data
     from cupynet.experiment import Experiment
     from cupynet.parallel import PipelineSpeed
-    from cupynet.runs import Run, Start, Summary
+    from cupynet.runs import Run, Setup, Start, Summary
     from cupynet.training import Evaluation, ParallelWrapper, Spent
 
 log = logging.getLogger(__name__)
@@ -159,11 +159,11 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         if warning is not None:
             log.warning("%s", warning)
     silent = config.in_sweep() or is_quiet(settings.callbacks)  # a sweep has a table of all jobs
-    if experiment.rank == 0 and not silent and (summary.test is not None or not number):
+    if experiment.rank == 0 and not silent and (summary.scores.test is not None or not number):
         result_table(summary, run)
     if number:  # which may also have come too late to stop anything: a sweep must not go on
         raise Interrupted(number, _left(run, complete=complete))
-    return summary.test_accuracy if data.validation is None else summary.validation_accuracy
+    return summary.scores.test_accuracy if data.validation is None else summary.scores.validation_accuracy
 
 
 class _Told:
@@ -191,15 +191,29 @@ class _Told:
 def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run) -> Start:
     """What the run sets out to do."""
     from cupynet import config
-    from cupynet.backend.environment import commit, environment
     from cupynet.runs import Start
 
-    settings, placement, (head, *rows) = experiment.settings, wrapper.placement, wrapper.model.rows()
+    settings, (head, *rows) = experiment.settings, wrapper.model.rows()
     overrides, own = None, None
     with contextlib.suppress(CupynetError):  # what Hydra has stored is of no concern to the training
         overrides, own = config.overrides_of(run.folder), config.own_folder(sys.argv[1:])
     return Start(
+        setup=_setup(experiment, wrapper, data),
         started=time.strftime("%Y-%m-%d %H:%M:%S"),
+        epochs=settings.epochs,
+        overrides=overrides,
+        config_dir=None if own is None else str(own),
+        processes=None if experiment.job is None else experiment.job.size,
+        layers=[dict(zip(head, row, strict=True)) for row in rows],
+    )
+
+
+def _setup(experiment: Experiment, wrapper: ParallelWrapper, data: Data) -> Setup:
+    from cupynet.backend.environment import commit, environment
+    from cupynet.runs import Setup
+
+    settings, placement = experiment.settings, wrapper.placement
+    return Setup(
         dataset=data.name,
         fallback=data.fallback,
         backend=experiment.backend_name,
@@ -208,17 +222,16 @@ def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Ru
         workers=placement.workers,
         stages=placement.stages,
         seed=settings.seed,
-        epochs=settings.epochs,
         batch_size=settings.batch_size,
-        synchronizer=experiment.synchronizer.describe(),
+        averaging_frequency=experiment.synchronizer.frequency,
+        synchronizer=wrapper.trainer.synchronizer.describe(),
         parameters=wrapper.model.params.count,
+        image_shape=list(wrapper.model.input.shape),
+        normalize=data.train.pixels.normalization(),
+        class_names=list(wrapper.model.class_names) or None,
+        fast_dev_run=int(settings.fast_dev_run),
         commit=commit(),
         environment=environment(),
-        class_names=list(experiment.source.class_names) or None,
-        overrides=overrides,
-        config_dir=None if own is None else str(own),
-        processes=None if experiment.job is None else experiment.job.size,
-        layers=[dict(zip(head, row, strict=True)) for row in rows],
     )
 
 
@@ -282,14 +295,13 @@ def summarise(
     wall_s: float,
     ended: tuple[str, str] | None = None,
 ) -> Summary:
-    """What the run came to. (As many lines as it has figures.)
+    """Return the results of the run.
 
     test, validation: None where they were not evaluated. ended: why and how, where the trainer does not know.
     """
     from dataclasses import asdict
 
-    from cupynet.backend.environment import commit, environment
-    from cupynet.runs import Summary
+    from cupynet.runs import Cost, Outcome, Scores, Summary
 
     settings, trainer = experiment.settings, wrapper.trainer
     clock, stopped, spent, measured = trainer.clock, trainer.stopped, trainer.spent, trainer.statistics.measured
@@ -297,24 +309,21 @@ def summarise(
     if stopped is not None:
         ended = stopped.text, stopped.reason.name.lower()
     stopped_by, stop_reason = (None, None) if ended is None else ended
-    return Summary(
-        dataset=data.name,
-        fallback=data.fallback,
-        backend=experiment.backend_name,
-        devices=wrapper.placement.names(),
-        dtype=settings.dtype,
-        workers=wrapper.placement.workers,
-        seed=settings.seed,
+    outcome = Outcome(
         epochs=trainer.epoch,
         iterations=trainer.iteration,
-        batch_size=settings.batch_size,
-        averaging_frequency=experiment.synchronizer.frequency,
-        synchronizer=trainer.synchronizer.describe(),
-        stages=wrapper.placement.stages,
-        pipeline=None if speed is None else speed.to_dict(),
-        parameters=wrapper.model.params.count,
-        stopped_by=stopped_by,
         images=clock.images,
+        train_loss=_finite(trainer.statistics.loss),
+        stopped_by=stopped_by,
+        stop_reason=stop_reason,
+        early_stopping=_early_stopping(wrapper),
+        divergence=None if measured is None else _finite(measured.divergence),
+        divergence_by_layer=None if measured is None else dict(measured.by_layer),
+        left_out=_left_out(wrapper),
+        skipped_steps=trainer.skipped_steps,
+        advice=None if spent is None or settings.fast_dev_run else _advice(experiment, wrapper, data, spent),
+    )
+    cost = Cost(
         images_per_s=clock.images_per_s,
         wall_s=wall_s,
         train_s=clock.rounds_s,
@@ -322,29 +331,19 @@ def summarise(
         evaluate_s=clock.evaluate_s,
         data_s=clock.data_s,
         averaging_s=clock.averaging_s,
+        bytes_sent=0 if spent is None else sum(spent.bytes_sent),
+        spent=None if spent is None else asdict(spent),
+        pipeline=None if speed is None else speed.to_dict(),
+        memory=_memory(wrapper),
+    )
+    scores = Scores(
         validation_accuracy=None if validation is None else _finite(validation.accuracy),
         test_accuracy=None if test is None else _finite(test.accuracy),
         test_loss=None if test is None else _finite(test.loss),
         test_f1=None if test is None else _finite(test.f1),
         test=None if test is None else test.to_dict(),
-        commit=commit(),
-        environment=environment(),
-        stop_reason=stop_reason,
-        early_stopping=_early_stopping(wrapper),
-        bytes_sent=0 if spent is None else sum(spent.bytes_sent),
-        spent=None if spent is None else asdict(spent),
-        divergence=None if measured is None else _finite(measured.divergence),
-        divergence_by_layer=None if measured is None else dict(measured.by_layer),
-        left_out=_left_out(wrapper),
-        skipped_steps=wrapper.trainer.skipped_steps,
-        memory=_memory(wrapper),
-        advice=None if spent is None or settings.fast_dev_run else _advice(experiment, wrapper, data, spent),
-        normalize=data.train.pixels.normalization(),
-        class_names=list(wrapper.model.class_names) or None,
-        image_shape=list(wrapper.model.input.shape),
-        fast_dev_run=int(settings.fast_dev_run),
-        train_loss=_finite(trainer.statistics.loss),
     )
+    return Summary(setup=_setup(experiment, wrapper, data), outcome=outcome, cost=cost, scores=scores)
 
 
 def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:

@@ -124,7 +124,7 @@ class Trained:
             return dict(self.checkpoint.state["model"])
         if self.summary is None:
             return {}
-        return {name: getattr(self.summary, name) for name in ("image_shape", "normalize", "class_names")}
+        return {name: getattr(self.summary.setup, name) for name in ("image_shape", "normalize", "class_names")}
 
     @property
     def normalize(self) -> Any:

@@ -41,8 +41,8 @@ def test_all_forms(finished: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, model.predict(images), atol=1e-5)
     told = {each.key: each.value for each in onnx.load(tmp_path / "a.onnx").metadata_props}
     assert json.loads(told["labels"]) == [str(number) for number in range(10)]
-    assert told["dataset"] == "synthetic" and float(told["test_accuracy"]) == summary.test_accuracy
-    assert told["commit"] == str(summary.commit) and json.dumps(summary.normalize) in told["preprocessing"]
+    assert told["dataset"] == "synthetic" and float(told["test_accuracy"]) == summary.scores.test_accuracy
+    assert told["commit"] == str(summary.setup.commit) and json.dumps(summary.setup.normalize) in told["preprocessing"]
     for name, weight in load_weights(tmp_path / "a.safetensors").items():
         np.testing.assert_array_equal(weight, model.weights()[name])
     assert load_file(tmp_path / "torch.safetensors")["dense1.weight"].shape == (256, 784)

@@ -66,9 +66,12 @@ def test_the_callback_stops_once_it_is_told_of_a_loss(tmp_path: Path) -> None:
     done = run("stop_at", tmp_path, "report_every_iterations=5")
     assert done.returncode == 0, done.stderr
     summary = Run(tmp_path / "run").summary()
-    assert summary.epochs == 0 and summary.iterations in (5, 6)  # agreed on at the next average; where rounds are slow
+    assert summary.outcome.epochs == 0 and summary.outcome.iterations in (
+        5,
+        6,
+    )  # agreed on at the next average; where rounds are slow
     # workers ask each other at once
-    assert summary.stopped_by is not None and summary.stopped_by.startswith("the loss has come down to")
+    assert summary.outcome.stopped_by is not None and summary.outcome.stopped_by.startswith("the loss has come down to")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -26,10 +26,14 @@ def test_one_batch_of_everything(asked, batches, tmp_path):
     summary = trial.summary()
     assert stderr == "" and "warning" not in stdout
     assert stdout.count("FAST DEV RUN   a trial of whether everything works: these figures are no results") == 1
-    assert summary.fast_dev_run == batches and summary.dataset.startswith("synthetic, ")
-    assert summary.dataset.endswith(f"{batches} batch{'es' * (batches > 1)}: a fast dev run")
-    assert (summary.images, summary.iterations, summary.epochs) == (32 * batches, batches, 1)
-    assert summary.test is not None and summary.test["samples"] == 32 * batches and summary.advice is None
+    assert summary.setup.fast_dev_run == batches and summary.setup.dataset.startswith("synthetic, ")
+    assert summary.setup.dataset.endswith(f"{batches} batch{'es' * (batches > 1)}: a fast dev run")
+    assert (summary.outcome.images, summary.outcome.iterations, summary.outcome.epochs) == (32 * batches, batches, 1)
+    assert (
+        summary.scores.test is not None
+        and summary.scores.test["samples"] == 32 * batches
+        and summary.outcome.advice is None
+    )
     assert "no results" in trial.trial_path.read_text()
     rows = trial.history()
     assert [row["kind"] for row in rows] == ["report"] * batches + ["epoch"]

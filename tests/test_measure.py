@@ -99,7 +99,7 @@ def test_the_loop_counts_images(experiment: Experiment) -> None:
 def test_a_run_is_measured_from_outside() -> None:
     quick = ["data=synthetic", "data.train=200", "data.test=50", "epochs=1", "workers=1"]
     summary, memory = measure.trained(quick)
-    assert (summary.images, summary.workers) == (200, 1) and summary.images_per_s > 0
+    assert (summary.outcome.images, summary.setup.workers) == (200, 1) and summary.cost.images_per_s > 0
     assert 20e6 < memory < 20e9
     with pytest.raises(CupynetError, match="train workers=0 ended with 2: cupynet: workers=0: must be"):
         measure.trained(["workers=0"])

@@ -37,11 +37,11 @@ def test_it_predicts_as_the_run_did(finished: Path) -> None:
     test, summary = images(), Run(finished).summary()
     model = load_model(finished)
     predicted = model.predict(test.images)
-    assert (predicted.argmax(1) == test.labels).mean() == pytest.approx(summary.test_accuracy)
-    assert -np.log(predicted[np.arange(100), test.labels]).mean() == pytest.approx(summary.test_loss, rel=1e-5)
-    assert model.pixels.normalization() == summary.normalize is not None
+    assert (predicted.argmax(1) == test.labels).mean() == pytest.approx(summary.scores.test_accuracy)
+    assert -np.log(predicted[np.arange(100), test.labels]).mean() == pytest.approx(summary.scores.test_loss, rel=1e-5)
+    assert model.pixels.normalization() == summary.setup.normalize is not None
     assert model.weights()["norm1.mean"].any() and model.class_names == ()
-    assert summary.image_shape == [28, 28, 1]
+    assert summary.setup.image_shape == [28, 28, 1]
 
 
 def test_a_run_by_any_name_on_any_backend(finished: Path) -> None:

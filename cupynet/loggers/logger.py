@@ -166,7 +166,8 @@ class Logger(Callback):
         found: Mapping[str, Any] = self._results
         if self._run is not None and self._run.saved:
             with suppress(CupynetError):  # somebody has removed it already
-                found = {name: getattr(self._run.summary(), name) for name in RESULTS}
+                summary = self._run.summary().flat()
+                found = {name: summary[name] for name in RESULTS}
         return {f"result/{name}": float(value) for name, value in found.items() if value is not None}
 
     def _files(self) -> list[Path]:

@@ -60,7 +60,8 @@ class Job:
         found = self.summary
         if found is None:
             return None
-        return found.test_accuracy if found.validation_accuracy is None else found.validation_accuracy
+        scores = found.scores
+        return scores.test_accuracy if scores.validation_accuracy is None else scores.validation_accuracy
 
 
 def say(text: str) -> None:
@@ -113,9 +114,9 @@ def outcome(job: Job) -> str:
         return f"failed with exit code {job.code}{f': {job.error}' if job.error else ''}"
     if found is None:
         return "done"
-    split = "test" if found.validation_accuracy is None else "validation"
+    split = "test" if found.scores.validation_accuracy is None else "validation"
     reached = "" if job.accuracy is None else f"{split} accuracy {percent(job.accuracy)}, "
-    return f"{reached}{found.images_per_s:,.0f} images/s, trained in {found.train_s:.1f} s"
+    return f"{reached}{found.cost.images_per_s:,.0f} images/s, trained in {found.cost.train_s:.1f} s"
 
 
 def finish(sweep: Path) -> int:
@@ -147,14 +148,17 @@ class Table:
         self.varied = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
         results = [(j, s) for j, s in zip(self.jobs, self.summaries, strict=True) if s is not None and j.code == 0]
         # chosen by validation images if every job has some
-        self._split = "validation" if all(each.validation_accuracy is not None for _, each in results) else "test"
-        judged = [(accuracy, -s.train_s, j) for j, s in results if (accuracy := self._accuracy(s)) is not None]
+        self._split = (
+            "validation" if all(each.scores.validation_accuracy is not None for _, each in results) else "test"
+        )
+        judged = [(accuracy, -s.cost.train_s, j) for j, s in results if (accuracy := self._accuracy(s)) is not None]
         self.best = max(judged, key=lambda each: each[:2])[2] if judged else None
 
     def _accuracy(self, summary: Summary | None) -> float | None:
         if summary is None:
             return None
-        return summary.validation_accuracy if self._split == "validation" else summary.test_accuracy
+        scores = summary.scores
+        return scores.validation_accuracy if self._split == "validation" else scores.test_accuracy
 
     def columns(self) -> list[Column]:
         """Return the table; values in files are exact."""
@@ -180,7 +184,7 @@ class Table:
         ]
 
     def _figure(self, name: str, title: str, form: Callable[[float], str], weight: int) -> Column:
-        values = [None if each is None else getattr(each, name) for each in self.summaries]
+        values = [None if each is None else each.flat()[name] for each in self.summaries]
         return Column(name, title, [NO_RESULT if v is None else form(v) for v in values], values, weight=weight)
 
     def show(self, sweep: Path, screen: Screen) -> None:

@@ -180,28 +180,28 @@ def _spent(spent: Spent, summary: Summary) -> str:
         shares = [round(100 * share) for share in spent.share(name)]
         return f"{min(shares)}-{max(shares)} %" if min(shares) < max(shares) else f"{shares[0]} %"
 
-    parts, sent = f"averaging {between('averaging_s')}, data {between('data_s')}", amount(summary.bytes_sent)
-    if summary.stages > 1:
+    parts, sent = f"averaging {between('averaging_s')}, data {between('data_s')}", amount(summary.cost.bytes_sent)
+    if summary.setup.stages > 1:
         return f"waiting {between('waiting_s')}, {parts}; sent {sent}"
-    return f"{parts}; sent {sent}, {amount(summary.bytes_sent // max(summary.iterations, 1))} a round"
+    return f"{parts}; sent {sent}, {amount(summary.cost.bytes_sent // max(summary.outcome.iterations, 1))} a round"
 
 
 def _replicas(summary: Summary) -> dict[str, str]:
     """How replicas were kept together, and how far apart they were: in one row if it is short enough, else in two."""
-    if summary.workers == 1:
+    if summary.setup.workers == 1:
         return {"replicas": "-"}
-    if summary.divergence is None:
-        return {"replicas": summary.synchronizer}
-    apart = _drift(summary, summary.divergence)
-    row = f"{summary.synchronizer}, {apart}"
-    return {"replicas": row} if len(row) <= WIDTH else {"replicas": f"{summary.synchronizer},", "": apart}
+    if summary.outcome.divergence is None:
+        return {"replicas": summary.setup.synchronizer}
+    apart = _drift(summary, summary.outcome.divergence)
+    row = f"{summary.setup.synchronizer}, {apart}"
+    return {"replicas": row} if len(row) <= WIDTH else {"replicas": f"{summary.setup.synchronizer},", "": apart}
 
 
 def _drift(summary: Summary, divergence: float) -> str:
     """How far the replicas were apart when that was last measured, and in which layer most."""
-    layers = summary.divergence_by_layer or {}
+    layers = summary.outcome.divergence_by_layer or {}
     most = f", most in {max(layers, key=lambda name: layers[name])}" if layers else ""
-    return f"last {'at most ' * (summary.stages > 1)}{100 * divergence:.2g} % apart{most}"
+    return f"last {'at most ' * (summary.setup.stages > 1)}{100 * divergence:.2g} % apart{most}"
 
 
 def _pools(memory: list[dict[str, Any]]) -> str:
@@ -222,7 +222,7 @@ def result_table(summary: Summary, run: Run) -> None:
     """Print what a run came to."""
     console = _Terminal(soft_wrap=True, highlight=False)
     for name, value in _rows(summary).items():
-        style = STRESSED.get(name, "bold red" if name == "data" and summary.fallback else "")
+        style = STRESSED.get(name, "bold red" if name == "data" and summary.setup.fallback else "")
         for number, line in enumerate(wrapped(value, WIDTH) or [""]):
             console.print(Text.assemble(f"{'' if number else name:<15}", (line, style)))
     for name, path in (("report", run.report_path), ("run folder", run.folder)):
@@ -234,49 +234,53 @@ def result_table(summary: Summary, run: Run) -> None:
 
 def _rows(summary: Summary) -> dict[str, str]:
     """What there is to tell of a run, by its name in the table. (Over 40 lines: a row after the other.)"""
-    dataset = f"{summary.dataset} (fallback: not MNIST)" if summary.fallback else summary.dataset
-    stages = f" of {summary.stages} stages" if summary.stages > 1 else ""
-    count, unit = (summary.epochs, "epoch") if summary.epochs else (summary.iterations, "iteration")
+    dataset = f"{summary.setup.dataset} (fallback: not MNIST)" if summary.setup.fallback else summary.setup.dataset
+    stages = f" of {summary.setup.stages} stages" if summary.setup.stages > 1 else ""
+    count, unit = (
+        (summary.outcome.epochs, "epoch") if summary.outcome.epochs else (summary.outcome.iterations, "iteration")
+    )
     trained = f"{count} {unit}{'s' * (count != 1)}"
     rows = {}
-    if summary.fast_dev_run:
+    if summary.setup.fast_dev_run:
         rows["FAST DEV RUN"] = "a trial of whether everything works: these figures are no results"
     rows |= {
         "data": dataset,
-        "backend": f"{summary.backend}, {summary.dtype}",
-        "workers": f"{summary.workers}{stages} on {', '.join(dict.fromkeys(summary.devices))}",
+        "backend": f"{summary.setup.backend}, {summary.setup.dtype}",
+        "workers": f"{summary.setup.workers}{stages} on {', '.join(dict.fromkeys(summary.setup.devices))}",
         **_replicas(summary),
-        "training": f"{trained} in {summary.train_s:.1f} s, {summary.images_per_s:,.0f} images/s",
+        "training": f"{trained} in {summary.cost.train_s:.1f} s, {summary.cost.images_per_s:,.0f} images/s",
     }
-    if summary.spent is not None and len(summary.spent["rounds_s"]) > 1:
-        rows["spent"] = _spent(Spent(**summary.spent), summary)
-    if summary.memory:
-        rows["GPU memory"] = _pools(summary.memory)
-    if summary.pipeline is not None:
-        speed = summary.pipeline
+    if summary.cost.spent is not None and len(summary.cost.spent["rounds_s"]) > 1:
+        rows["spent"] = _spent(Spent(**summary.cost.spent), summary)
+    if summary.cost.memory:
+        rows["GPU memory"] = _pools(summary.cost.memory)
+    if summary.cost.pipeline is not None:
+        speed = summary.cost.pipeline
         rows["pipeline"] = f"{speed['speed_up']:.2f} times one worker, bound {speed['bound']:.2f}"
-    if summary.advice is not None:
-        rows["advice"] = summary.advice
-    if summary.left_out:
-        rows["left out"] = f"{summary.left_out} batch{'es' * (summary.left_out > 1)}, not finite"
-    if summary.skipped_steps:
-        rows["skipped"] = f"{summary.skipped_steps} step{'s' * (summary.skipped_steps > 1)}, to find the loss scale"
-    if summary.stopped_by is not None:
-        rows["stopped"] = summary.stopped_by
-    if summary.early_stopping is not None and summary.early_stopping["best_epoch"] is not None:
-        found = summary.early_stopping
+    if summary.outcome.advice is not None:
+        rows["advice"] = summary.outcome.advice
+    if summary.outcome.left_out:
+        rows["left out"] = f"{summary.outcome.left_out} batch{'es' * (summary.outcome.left_out > 1)}, not finite"
+    if summary.outcome.skipped_steps:
+        rows["skipped"] = (
+            f"{summary.outcome.skipped_steps} step{'s' * (summary.outcome.skipped_steps > 1)}, to find the loss scale"
+        )
+    if summary.outcome.stopped_by is not None:
+        rows["stopped"] = summary.outcome.stopped_by
+    if summary.outcome.early_stopping is not None and summary.outcome.early_stopping["best_epoch"] is not None:
+        found = summary.outcome.early_stopping
         kept = "restored" if found["restored"] else "not restored"
         rows["best epoch"] = (
             f"{found['best_epoch']}, validation {found['monitor']} {figure(found['best_score'])}, {kept}"
         )
-    if summary.train_loss is not None:
-        rows["training loss"] = f"{figure(summary.train_loss)}, mean of the last epoch"
-    if summary.validation_accuracy is not None:
-        rows["validation"] = f"accuracy {percent(summary.validation_accuracy)}"
-    if summary.test_accuracy is not None:
-        rows["test accuracy"] = percent(summary.test_accuracy)
-        rows["test loss"] = "-" if summary.test_loss is None else figure(summary.test_loss)
-        rows["macro F1"] = "-" if summary.test_f1 is None else f"{summary.test_f1:.4f}"
+    if summary.outcome.train_loss is not None:
+        rows["training loss"] = f"{figure(summary.outcome.train_loss)}, mean of the last epoch"
+    if summary.scores.validation_accuracy is not None:
+        rows["validation"] = f"accuracy {percent(summary.scores.validation_accuracy)}"
+    if summary.scores.test_accuracy is not None:
+        rows["test accuracy"] = percent(summary.scores.test_accuracy)
+        rows["test loss"] = "-" if summary.scores.test_loss is None else figure(summary.scores.test_loss)
+        rows["macro F1"] = "-" if summary.scores.test_f1 is None else f"{summary.scores.test_f1:.4f}"
     return rows
 
 

@@ -371,8 +371,8 @@ def test_a_sweep_has_a_run_for_each_job(tmp_path: Path) -> None:
         found, summary = tensorboard_figures(folder / "tensorboard"), Run(folder).summary()
         check({key: v for key, v in found.items() if not key[0].startswith("result/")}, Run(folder), exact=False)
         results = {name: value for (name, _), value in found.items() if name.startswith("result/")}
-        assert results["result/test_accuracy"] == pytest.approx([summary.test_accuracy])
-        assert results["result/wall_s"] == pytest.approx([summary.wall_s])
+        assert results["result/test_accuracy"] == pytest.approx([summary.scores.test_accuracy])
+        assert results["result/wall_s"] == pytest.approx([summary.cost.wall_s])
         assert hyperparameters(folder)["seed"].number_value == seed
 
 

@@ -15,7 +15,7 @@ from cupynet.runs import Run, Summary
 from cupynet.training import EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
 from cupynet.training.bar import figure
 from cupynet.training.console import describe, result_table
-from tests.test_runs import SUMMARY
+from tests.test_runs import SUMMARY, changed
 from tests.training.conftest import small_dataset, small_model
 
 SPENT = Spent([10.0, 10.0], [7.9, 8.3], [0.0, 0.1], [2.1, 1.6], [0.0, 0.0], [240, 240], [300_000_000, 300_000_000])
@@ -36,7 +36,7 @@ def table(summary: Summary, capsys: pytest.CaptureFixture[str]) -> dict[str, str
 
 
 def test_what_workers_spent_and_sent(capsys):
-    rows = table(replace(SUMMARY, **FULL), capsys)
+    rows = table(changed(**FULL), capsys)
     assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart, most in dense1"
     assert rows["spent"] == "averaging 16-21 %, data 0-1 %; sent 600 MB, 20.0 MB a round"
     assert rows["advice"] == FULL["advice"]
@@ -46,28 +46,28 @@ def test_what_workers_spent_and_sent(capsys):
 
 def test_what_is_too_long_for_a_row_gets_two(capsys):
     pulled = "pulled to a centre by 0.9 / workers every 10 iterations"
-    rows = table(replace(SUMMARY, **FULL | {"synchronizer": pulled, "stages": 2, "epochs": 1}), capsys)
+    rows = table(changed(**FULL | {"synchronizer": pulled, "stages": 2, "epochs": 1}), capsys)
     assert (rows["replicas"], rows[""]) == (f"{pulled},", "last at most 1.2 % apart, most in dense1")
     assert rows["training"].startswith("1 epoch in ")
 
 
 def test_one_worker_alone_sends_nothing(capsys):
     alone = Spent([10.0], [9.0], [1.0], [0.0], [0.0], [480], [0])
-    rows = table(replace(SUMMARY, workers=1, spent=asdict(alone), advice="nothing stands out"), capsys)
+    rows = table(changed(workers=1, spent=asdict(alone), advice="nothing stands out"), capsys)
     assert "spent" not in rows and rows["replicas"] == "-" and rows["advice"] == "nothing stands out"
 
 
 def test_stages_are_workers_too(capsys):
     waiting = replace(SPENT, compute_s=[4.0, 3.0], waiting_s=[3.9, 5.3])
-    rows = table(replace(SUMMARY, workers=1, stages=2, **FULL | {"spent": asdict(waiting)}), capsys)
+    rows = table(changed(workers=1, stages=2, **FULL | {"spent": asdict(waiting)}), capsys)
     assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600 MB"
     assert rows["workers"] == "1 of 2 stages on cpu" and rows["replicas"] == "-"
-    assert "stages" not in table(replace(SUMMARY, workers=2, **FULL), capsys)["workers"]
+    assert "stages" not in table(changed(workers=2, **FULL), capsys)["workers"]
 
 
 @pytest.mark.parametrize(("epochs", "said"), [(0, "7 iterations in"), (1, "1 epoch in"), (2, "2 epochs in")])
 def test_epochs_are_counted_in_words(epochs, said, capsys):
-    assert table(replace(SUMMARY, epochs=epochs, iterations=7), capsys)["training"].startswith(said)
+    assert table(changed(epochs=epochs, iterations=7), capsys)["training"].startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_epochs_are_counted_in_words(epochs, said, capsys):
 )
 def test_early_stopping_tells_the_best_epoch(found, said, capsys):
     stopping = {"monitor": "loss", "best_score": 0.03125, **found}
-    early = replace(SUMMARY, stopped_by="patience: no better loss in 5 evaluations", early_stopping=stopping)
+    early = changed(stopped_by="patience: no better loss in 5 evaluations", early_stopping=stopping)
     rows = table(early, capsys)
     assert rows["stopped"] == "patience: no better loss in 5 evaluations" and rows.get("best epoch") == said
 
@@ -90,9 +90,9 @@ def test_the_widest_row_fits(capsys):
     widest = replace(widest, waiting_s=[1.0, 9.9])
     for stages in (1, 2):
         figures = {"spent": asdict(widest), "bytes_sent": 123_400_000_000, "iterations": 200, "stages": stages}
-        table(replace(SUMMARY, **FULL | figures), capsys)
+        table(changed(**FULL | figures), capsys)
     pool = {"device": "cuda:15", "held_bytes": 120_900_000_000, "used_bytes": 118_400_000_000}
-    table(replace(SUMMARY, memory=[pool | {"limit_bytes": 139_600_000_000}] * 16), capsys)
+    table(changed(memory=[pool | {"limit_bytes": 139_600_000_000}] * 16), capsys)
 
 
 # A display that fails -------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_table_that_cannot_be_shown_is_told_of(monkeypatch, caplog):
 )
 def test_a_loss_has_four_digits(value, text, capsys):
     assert figure(value) == text
-    assert table(replace(SUMMARY, test_accuracy=0.5, test_loss=value), capsys)["test loss"] == text
+    assert table(changed(test_accuracy=0.5, test_loss=value), capsys)["test loss"] == text
     evaluation = Evaluation(2)
     evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([value]))
     spent = Spent([1.0], [1.0], [0.0], [0.0], [0.0], [1], [0])

@@ -78,8 +78,10 @@ def test_a_search_leaves_runs_a_table_and_the_best_settings(searched: tuple[Path
     for row in rows:
         trial = folder / "trials" / f"{int(row['trial']):04d}"
         summary = Run(trial).summary()
-        assert summary.validation_accuracy == float(row["accuracy"])
-        assert summary.test_accuracy is None and summary.test is None  # nobody has looked at the test images
+        assert summary.scores.validation_accuracy == float(row["accuracy"])
+        assert (
+            summary.scores.test_accuracy is None and summary.scores.test is None
+        )  # nobody has looked at the test images
         assert config.load(trial).data["validation"] == 30
         assert "test" not in (trial / "history.jsonl").read_text()
     assert f"accuracy {percent(told['test']['accuracy'])}" in stdout
@@ -286,7 +288,7 @@ def test_a_pruned_trial_stops_all_workers_after_the_same_round(tmp_path: Path) -
         folder.mkdir()
         train(experiment, folder)
         summary = Run(folder).summary()
-        assert (summary.epochs, summary.test_accuracy, callback.pruned) == (epochs, None, epochs == 2)
-        assert summary.stop_reason == ("early" if callback.pruned else None)
+        assert (summary.outcome.epochs, summary.scores.test_accuracy, callback.pruned) == (epochs, None, epochs == 2)
+        assert summary.outcome.stop_reason == ("early" if callback.pruned else None)
         assert [step for step, _ in trial.reported] == [*range(1, epochs + 1)]
-        assert callback.figure == summary.validation_accuracy == trial.reported[-1][1]
+        assert callback.figure == summary.scores.validation_accuracy == trial.reported[-1][1]
