@@ -119,7 +119,7 @@ def run_rate(asked: Plan, folder: Path, *, ranks: bool) -> Rate:
 
     def rate(workers: int, frequency: int | str) -> float:
         run = [*command, f"workers={workers}", f"parallel.averaging_frequency={frequency}"]
-        return measure.trained(run, ranks=workers if ranks else 0)[0].images_per_s
+        return measure.trained(run, ranks=workers if ranks else 0)[0].cost.images_per_s
 
     return rate
 
