@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,36 +22,6 @@ if TYPE_CHECKING:
 
 NAME = "running.json"  # in a run's folder while it runs: the lock, and who holds it
 TIMEOUT_S = 0.5  # `at_work` holds the lock for a moment
-_POLL_S = 0.1
-
-
-@contextlib.contextmanager
-def locked(folder: Path, wait_s: float, progress: Callable[[], object] | None = None) -> Iterator[bool]:
-    """Hold `folder`'s lock for a piece of work that other processes wait for.
-
-    Yields False if the file system has no locks.
-
-    Args:
-        wait_s: for another process that holds the lock; then TimeoutError.
-        progress: of the other's work; whenever its value changes, waiting begins anew.
-    """
-    lock = _file_lock(folder / ".lock")
-    seen, since, held = None if progress is None else progress(), time.monotonic(), False
-    while not held:
-        try:
-            lock.acquire(timeout=_POLL_S)
-            held = True
-        except TimeoutError:
-            if progress is not None and seen != (now := progress()):
-                seen, since = now, time.monotonic()
-            if time.monotonic() >= since + wait_s:
-                raise TimeoutError(f"another process is still at work in {folder}") from None
-        except OSError:
-            break
-    try:
-        yield held
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True)

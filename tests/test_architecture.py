@@ -105,7 +105,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ml_dtypes": ("backend/",),
     "numba": ("backend/kernels/",),
     "llvmlite": ("backend/kernels/",),
-    "filelock": ("lock.py",),
+    "filelock": ("lock.py", "data/download.py"),
     "hydra": ("config/",),
     "omegaconf": ("config/",),
     "yaml": ("config/stored.py",),

@@ -1,184 +1,177 @@
-"""Fetching files from mirrors, so that a file under its final name is complete and correct, or is not there.
+"""Downloads from mirrors: a file under its final name is complete and correct, or it is not there.
 
-A file is streamed to `.<name>.part` beside its place, checked, synced and renamed; a lock lets only one process at a
-time do so. A part stays where a download breaks off: the next try, of any mirror, goes on from there, and whether it
-fits is told by the check of the whole. How long a download takes is the network's business, but nobody waits for one
-that has stopped: what is waited in vain is counted over all files, mirrors and tries.
+Bytes that arrive may arrive slowly. Silence is limited: seconds in which nothing arrived count over all files, mirrors
+and tries. Redirects are not followed, so that nothing but the URLs of the mirrors is ever opened.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import queue
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from cupynet.data.mirrors import Opener, Patience, Unfit, Useless, open_url, pieces, resolvable
-from cupynet.lock import locked
+from filelock import FileLock, Timeout
+
+from cupynet.checks import one_line
 
 logger = logging.getLogger(__name__)
 
 TRIES = 3
-BACKOFF_S = 0.5  # doubled for each further try
-TOLD_S = 10.0  # between two lines about a file that is still coming
-JUST_NOW_S = 60.0  # for so long a process believes another that has tried in vain
-MAX_BYTES = 12_000_000  # of one file of which nothing else is said
-_STARTED = time.time()  # this process
-_IN_VAIN = ".unavailable"  # beside the files: which process was the last to try in vain, and why
+BACKOFF_S = 0.5  # before the second try, and twice that before the third
+MIRROR_S = 10.0  # of silence; then another mirror is asked
 
-Check: TypeAlias = Callable[[Path], object]  # raises if the file is not what it has to be
+Check: TypeAlias = Callable[[Path], object]  # raises if the file is not what it should be
 
 
 class Unavailable(Exception):
     """The files cannot be obtained here and now; the text says why."""
 
 
-def fetch(
-    checks: dict[str, Check],
-    folder: Path,
-    mirrors: Sequence[str],
-    timeout_s: float,
-    opener: Opener = open_url,
-    most: Mapping[str, int] | None = None,
-) -> None:
-    """Fetches the files named by `checks` into `folder` from the first of `mirrors` (URLs ending in /) that has them.
+class _Failed(Exception):
+    """A mirror has not delivered a file; `final`: asking it again will not help."""
 
-    A file that another process has fetched meanwhile is left as it is; while another fetches, it is waited for.
+    def __init__(self, reason: object, final: bool) -> None:
+        super().__init__(one_line(reason))
+        self.final = final
 
-    timeout_s: in which nothing comes, for all files, mirrors and tries together. Bytes that come may come slowly.
-    most: bytes of a file, by its name; `MAX_BYTES` of one that is not named.
 
-    Raises Unavailable. What is complete by then stays, and so does the beginning of what is not.
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none: urllib then raises the answer as an HTTPError."""
+
+
+class Downloader:
+    """Downloads files into `folder`, each from the first of `mirrors` that has it; `timeout_s` limits silence in all.
+
+    One process downloads while others wait.
     """
-    patience = Patience(timeout_s, len(mirrors))
-    try:
-        usable = resolvable(mirrors, timeout_s)
-    except Useless as error:
-        raise Unavailable(str(error)) from error
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, timeout_s, lambda: _sizes(checks, folder)) as alone:
-            missing = {name: check for name, check in checks.items() if not os.path.lexists(folder / name)}
-            if missing:
-                _ask_others(folder)
-            for part in [part for name in missing for part in folder.glob(f".{name}.*.part") if alone]:
-                part.unlink(missing_ok=True)  # of a process that died where there were no locks
-            try:
-                for name, check in missing.items():
-                    part = folder / (f".{name}.part" if alone else f".{name}.{os.getpid()}.part")
-                    try:
-                        _fetch_one(
-                            check, folder / name, part, usable, patience, opener, (most or {}).get(name, MAX_BYTES)
-                        )
-                    finally:
-                        if not alone:
-                            part.unlink(missing_ok=True)
-            except Unavailable as error:
-                with contextlib.suppress(OSError):
-                    (folder / _IN_VAIN).write_text(f"{os.getpid()} {error}", encoding="utf-8")
-                raise
-            (folder / _IN_VAIN).unlink(missing_ok=True)
-    except TimeoutError as error:
-        raise Unavailable(f"another process is still downloading into {folder}") from error
-    except OSError as error:
-        raise Unavailable(f"{folder} cannot be written ({error.strerror or error})") from error
 
+    def __init__(self, folder: Path, mirrors: Sequence[str], timeout_s: float) -> None:
+        self.folder, self.mirrors, self.timeout_s = folder, list(mirrors), timeout_s
+        self._left_s, self._each_s = timeout_s, min(MIRROR_S, timeout_s / max(1, len(mirrors)))
 
-def _sizes(names: Iterable[str], folder: Path) -> list[int]:
-    """By which another process's progress is told: what there is of each file."""
-    sizes = []
-    for name in names:
+    def fetch(self, checks: Mapping[str, Check], most: Mapping[str, int]) -> None:
+        """Download the files named by `checks`, of at most so many bytes each; those that are there are left alone.
+
+        Raises Unavailable. Files that are complete by then stay.
+        """
         try:
-            sizes.append((folder / f".{name}.part").stat().st_size)
-        except OSError:  # complete, or not begun
-            sizes.append(-1)
-    return sizes
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._turn():
+                for name, check in checks.items():
+                    if not os.path.lexists(self.folder / name):
+                        self._fetch_one(self.folder / name, check, most[name])
+        except OSError as error:
+            raise Unavailable(f"{self.folder} cannot be written ({error.strerror or error})") from error
 
-
-def _ask_others(folder: Path) -> None:
-    """Raises Unavailable where another process has tried in vain just now, while this one was waiting for its turn.
-
-    Else the processes of a job would one after the other wait for the same mirrors.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        note = folder / _IN_VAIN
-        when, (pid, reason) = note.stat().st_mtime, note.read_text(encoding="utf-8").split(" ", 1)
-        if int(pid) != os.getpid() and when >= _STARTED and abs(time.time() - when) < JUST_NOW_S:
-            raise Unavailable(f"as another process has just found: {reason}")
-
-
-def _fetch_one(
-    check: Check, target: Path, part: Path, mirrors: list[str], patience: Patience, opener: Opener, most: int
-) -> None:
-    """Tries each mirror in turn, up to TRIES times; one that proves useless is removed from `mirrors` for good."""
-    reason = "no mirror was tried"
-    for attempt in range(TRIES):
-        if attempt and mirrors:
-            patience.pause(BACKOFF_S * 2 ** (attempt - 1))
-        for mirror in tuple(mirrors):
-            if patience.left_s <= 0:
-                raise Unavailable(f"{patience.limit_s:.3g} s were waited in vain: {reason}")
-            url = mirror + target.name
-            logger.info("downloading %s", url)
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for another process that downloads into the folder, as long as its files grow."""
+        lock = FileLock(self.folder / ".lock", fallback_to_soft=False)  # soft locks outlive a killed process
+        size, since = -1, time.monotonic()
+        while not lock.is_locked:
             try:
-                _download(url, target, part, check, patience, opener, most)
+                lock.acquire(timeout=0.1)
+            except Timeout:
+                grown = sum(part.stat().st_size for part in self.folder.glob(".*.part") if part.exists())
+                if grown != size:
+                    size, since = grown, time.monotonic()
+                elif time.monotonic() - since >= self.timeout_s:
+                    raise Unavailable(f"another process is still downloading into {self.folder}") from None
+            except OSError:  # the file system has no locks: every process downloads for itself
+                break
+        try:
+            self._left_s -= time.monotonic() - since
+            for part in self.folder.glob(".*.part") if lock.is_locked else ():
+                part.unlink()  # of a process that was killed
+            yield
+        finally:
+            lock.release()
+
+    def _fetch_one(self, target: Path, check: Check, most: int) -> None:
+        """Ask each mirror in turn, up to TRIES times; one that is useless is never asked again."""
+        reason = "there is no mirror"
+        for attempt in range(TRIES):
+            time.sleep(BACKOFF_S * attempt if self.mirrors else 0)
+            for mirror in tuple(self.mirrors):
+                if self._left_s <= 0:
+                    raise Unavailable(f"{self.timeout_s:.3g} s were waited in vain: {reason}")
+                url = mirror + target.name
+                logger.info("downloading %s", url)
+                try:
+                    return self._download(url, target, check, most)
+                except _Failed as error:
+                    reason = f"{url}: {error}"
+                    logger.info("%s", reason)
+                    self.mirrors.remove(mirror)
+                    if not error.final:
+                        self.mirrors.append(mirror)  # to be asked again, but not first
+        raise Unavailable(reason)
+
+    def _download(self, url: str, target: Path, check: Check, most: int) -> None:
+        """Write the file beside its place, check it, and rename it."""
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file:
+                for chunk in self._body(url):
+                    file.write(chunk)
+                    if file.tell() > most:
+                        raise _Failed(f"it is larger than the {most} bytes that are allowed", final=True)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                check(part)
+            except Exception as error:
+                raise _Failed(f"wrong contents: {error}", final=True) from error
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _body(self, url: str) -> Iterator[bytes]:
+        """The bytes of `url`. A thread reads them, as a name lookup cannot be interrupted but abandoned."""
+        answers: queue.Queue[bytes | Exception] = queue.Queue(maxsize=16)
+        threading.Thread(target=_read, args=(url, answers), name="cupynet-download", daemon=True).start()
+        while True:
+            began, wait_s = time.monotonic(), max(0.0, min(self._each_s, self._left_s))
+            try:
+                answer = answers.get(timeout=wait_s)
+            except queue.Empty:
+                answer = TimeoutError(f"no answer within {wait_s:.3g} s")
+            if isinstance(answer, Exception):
+                self._left_s -= time.monotonic() - began
+                status, reason = getattr(answer, "code", 500), getattr(answer, "reason", None)  # of urllib's errors
+                final = status < 500 or isinstance(reason, socket.gaierror)
+                raise _Failed(getattr(reason, "strerror", None) or answer, final) from answer
+            if not answer:
                 return
-            except (Useless, ConnectionError, TimeoutError) as error:
-                mirrors.remove(mirror)
-                if not isinstance(error, Useless):
-                    mirrors.append(mirror)  # to be tried again, but not first
-                reason = f"{url}: {' '.join(str(error).split())}"  # one line, whatever a server said
-            logger.info("%s", reason)
-    raise Unavailable(reason)
+            yield answer
 
 
-def _download(url: str, target: Path, part: Path, check: Check, patience: Patience, opener: Opener, most: int) -> None:
-    """Streams to the part what it lacks of `url`, checks it, and gives it the final name in one step.
-
-    The part is left as it is where the mirror breaks off, or is told to stop; it is removed where it is of no use.
-    """
+def _read(url: str, answers: queue.Queue[bytes | Exception]) -> None:
+    """Put the bytes of `url` into the queue, then b"" or the error."""
+    last: bytes | Exception = b""
+    request = urllib.request.Request(url, headers={"User-Agent": "cupynet"})
     try:
-        before = _stream(url, part, patience, opener, most)
-        try:
-            check(part)
-        except Exception as error:
-            if before:
-                raise Unfit(f"wrong contents, of which {before} bytes had come before: {error}") from error
-            raise Useless(f"wrong contents: {error}") from error
-        os.replace(part, target)
-    except (Useless, Unfit):
-        part.unlink(missing_ok=True)
-        raise
-    except (ConnectionError, TimeoutError):
-        if not part.stat().st_size:
-            part.unlink()
-        raise
-    except OSError:  # a full disk
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
-
-
-def _stream(url: str, part: Path, patience: Patience, opener: Opener, most: int) -> int:
-    """Appends to the part what it lacks; the number of bytes of it that were there before."""
-    with part.open("ab") as file:
-        before = file.tell() if file.tell() < most else 0
-        with contextlib.closing(pieces(url, before, most, patience, opener)) as stream:
-            before = int(next(stream))
-            if not before:  # the mirror begins at the beginning
-                file.truncate(0)
-            size, told = before, time.monotonic()
-            for piece in stream:
-                size += len(piece)
-                if size > most:
-                    raise Useless(f"it is larger than the {most} bytes that are allowed")
-                file.write(piece)
-                if time.monotonic() > told + TOLD_S:
-                    logger.info("%.1f MB of %s so far", size / 1e6, part.name[1:].removesuffix(".part"))
-                    told = time.monotonic()
-        file.flush()
-        os.fsync(file.fileno())
-    return before
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=2 * MIRROR_S) as response:
+            promised, size = int(response.headers.get("Content-Length", 0)), 0
+            while chunk := response.read1(1 << 16):
+                size += len(chunk)
+                answers.put(chunk, timeout=2 * MIRROR_S)
+            if size < promised:
+                raise ConnectionError(f"the connection ended after {size} of {promised} bytes")
+    except queue.Full:  # this thread was abandoned
+        return
+    except Exception as error:
+        last = error
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it is the response too, and holds the connection
+    answers.put(last)

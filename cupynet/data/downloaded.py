@@ -16,7 +16,7 @@ from cupynet.backend.array import Array
 from cupynet.checks import number, setting
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
-from cupynet.data.download import Check, Unavailable, fetch
+from cupynet.data.download import Check, Downloader, Unavailable
 from cupynet.data.idx import Damaged, expanded
 from cupynet.data.source import Data, Source
 from cupynet.data.synthetic import Synthetic
@@ -157,7 +157,7 @@ class Downloaded(Source):
         logger.info("%s: downloading %d of %d files to %s", self.name, len(missing), len(self.files), folder)
         checks: dict[str, Check] = {file.name: partial(self.verify, file=file) for file in missing}
         most = {file.name: file.most_packed for file in missing}
-        fetch(checks, folder, self.mirrors, self.timeout_s, most=most)
+        Downloader(folder, self.mirrors, self.timeout_s).fetch(checks, most)
 
     def _without(self, state: str, reason: str) -> Data:
         """What is done when files can neither be found nor downloaded: raise, or warn and go on with other digits."""

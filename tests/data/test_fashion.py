@@ -65,7 +65,6 @@ def test_nothing_stands_in_for_them(kind: Any, tmp_path: Path, monkeypatch: Any)
 
 @both
 def test_a_download_may_be_as_large_as_it_has_to_be(kind: Any, placed: Any, mirror: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cupynet.data.download.MAX_BYTES", 10)
     monkeypatch.setattr(kind, "mirrors", (mirror.url,))
     for name in NAMES:
         (placed.root / kind.name / name).unlink()

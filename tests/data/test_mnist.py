@@ -127,7 +127,7 @@ def test_the_reason_is_told(home: Path, tiny: Any, mirror: Any, monkeypatch: Any
     tiny.write(*NAMES[1:])
     assert MNIST(limit=1).load().fallback
     assert (
-        f"{home} lacks {NAMES[0]}, and downloading failed ({mirror.url}{NAMES[0]}: HTTP status 404 (Not Found));"
+        f"{home} lacks {NAMES[0]}, and downloading failed ({mirror.url}{NAMES[0]}: HTTP Error 404: Not Found);"
         in warning(caplog)
     )
 
