@@ -12,14 +12,17 @@ from importlib.util import find_spec
 # what is imported -> what brings it, as pyproject.toml has it
 NEEDED = {
     "numpy": "numpy",
+    "filelock": "filelock",
     "hydra": "hydra-core",
     "omegaconf": "omegaconf",
+    "jinja2": "jinja2",
     "mnist": "mnist",
     "numba": "numba",
     "platformdirs": "platformdirs",
     "rich": "rich",
     "safetensors": "safetensors",
     "threadpoolctl": "threadpoolctl",
+    "yaml": "pyyaml",
     "cupy": "cupy-cuda12x or cupy-cuda13x",
 }
 LACKING = 2

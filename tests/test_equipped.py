@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_make_asks_first_and_installs_nothing(target: str, tmp_path: Path) -> No
     )
     first = done.stderr.splitlines()[0]
     assert done.returncode == 2 and done.stdout == "", done.stdout
-    assert " lacks the modules numpy, hydra (hydra-core), omegaconf, " in first and "cupy (cupy-cuda12x or " in first
+    assert " lacks the modules numpy, filelock, hydra (hydra-core), " in first and "cupy (cupy-cuda12x or " in first
     assert ("pytest, hypothesis" in first) == (target == "test-gpu")
 
 
@@ -87,3 +88,5 @@ def test_what_is_needed_is_what_the_project_says() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     for name, brings in equipped.NEEDED.items():
         assert all(f'"{each}' in project for each in brings.split(" or ")), name
+    core = re.findall(r'^    "([\w-]+)', project.partition("\ndependencies = [")[2].partition("\n]")[0], re.MULTILINE)
+    assert len(core) > 5 and set(core) <= set(equipped.NEEDED.values())
