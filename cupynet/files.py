@@ -91,8 +91,15 @@ def load_tensors(path: PathLike) -> dict[str, Any]:
     return _read(path)[0]
 
 
+def require_plain(path: PathLike) -> None:
+    """Refuse what is no regular file: reading a pipe would wait for ever. A missing file is left to its reader."""
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise DataError(f"{path}: must be a plain file")
+
+
 def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors of a safetensors file, and its metadata. DataError."""
+    require_plain(path)
     try:
         with safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}

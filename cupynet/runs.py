@@ -12,7 +12,7 @@ from typing import Any
 from cupynet.checkpoints import Checkpoints
 from cupynet.columns import Columns
 from cupynet.errors import ConfigError, DataError, OutputError
-from cupynet.files import load_weights, save_weights, write_json, write_whole
+from cupynet.files import load_weights, require_plain, save_weights, write_json, write_whole
 from cupynet.interrupts import undisturbed
 
 
@@ -296,6 +296,7 @@ class Run:
 
     def history(self) -> list[dict[str, Any]]:
         """The rows of history.jsonl in order. DataError for a missing or damaged file."""
+        require_plain(self.history_path)
         try:
             lines = self.history_path.read_text(encoding="utf-8").splitlines()
             return [json.loads(line) for line in lines]

@@ -15,7 +15,9 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from cupynet.errors import DataError, OutputError
-from cupynet.files import digest, load_weights, save_weights, write_json, write_whole
+from cupynet.files import digest, load_tensors, load_weights, save_weights, write_json, write_whole
+from cupynet.interop import import_torch
+from cupynet.runs import Run
 
 
 def weights() -> dict[str, Any]:
@@ -146,3 +148,17 @@ def test_a_link_in_place_of_the_half_written_file_is_not_written_through(tmp_pat
     write_whole(tmp_path / "a", b"mine")
     assert (tmp_path / "a").read_bytes() == b"mine" and not (tmp_path / "a").is_symlink()
     assert (tmp_path / "victim").read_text() == "precious" and sorted(os.listdir(tmp_path)) == ["a", "victim"]
+
+
+@pytest.mark.parametrize("read", [load_weights, load_tensors, lambda path: import_torch(None, path)], ids=range(3))  # type: ignore[arg-type]
+def test_a_pipe_is_refused_and_not_waited_for(read: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "w.safetensors")
+    with pytest.raises(DataError, match="w.safetensors: must be a plain file"):
+        read(tmp_path / "w.safetensors")
+
+
+def test_a_history_that_is_a_pipe(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    os.mkfifo(run.history_path)
+    with pytest.raises(DataError, match="history.jsonl: must be a plain file"):
+        run.history()

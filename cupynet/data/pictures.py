@@ -155,7 +155,9 @@ def _open(path: Path) -> Any:
     """A picture of which the header was read. DataError; ConfigError without Pillow."""
     images = _pillow()
     try:
-        picture = images.open(path, formats=FORMATS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", images.DecompressionBombWarning)
+            picture = images.open(path, formats=FORMATS)
     except (images.DecompressionBombError, images.DecompressionBombWarning) as error:  # by its header alone
         times = 1 if isinstance(error, Warning) else 2  # of the limit, to be an error of Pillow's
         raise _too_large(str(path), times * images.MAX_IMAGE_PIXELS, "more") from error

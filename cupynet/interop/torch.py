@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Window
 from cupynet.errors import ConfigError, DataError
-from cupynet.files import PathLike, load_tensors, save_weights
+from cupynet.files import PathLike, load_tensors, require_plain, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weight_shape, weights_of
 from cupynet.nn import (
     Activation,
@@ -198,6 +198,7 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
 
 def _check_not_pickled(path: PathLike) -> None:
     """Refuse what `torch.save` writes: a pickle, which can run code. DataError."""
+    require_plain(path)
     try:
         with open(path, "rb") as file:
             start = file.read(4)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+import struct
+import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -443,3 +446,15 @@ def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(ConfigError, match=r"pictures need Pillow, .*: pip install 'cupynet\[images\]'"):
         assert Folder(folder).classes
+
+
+def test_a_picture_of_too_many_pixels_is_refused_without_a_warning(tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "mine", SMALL)
+    first = sorted((folder / "train").rglob("*.png"))[0]
+    chunks = [b"IHDR" + struct.pack(">IIBBBBB", 12_000, 12_000, 8, 0, 0, 0, 0), b"IDAT"]
+    packed = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in chunks]
+    first.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
+    with warnings.catch_warnings(record=True) as told, pytest.raises(DataError, match=f"{first}: expected at most"):
+        warnings.simplefilter("always")
+        Folder(folder).load()
+    assert told == []
