@@ -189,6 +189,8 @@ def picture(found: RateTest, width: int = WIDTH, *, plain: bool = False) -> list
 
     plain: in ASCII.
     """
+    import numpy as np
+
     margin, mark = 9, "*" if plain else "•"
     columns = max(min(width, WIDTH) - margin - 1, 20)
     low, high = math.log10(found.rates[0]), math.log10(found.rates[-1])
@@ -197,16 +199,18 @@ def picture(found: RateTest, width: int = WIDTH, *, plain: bool = False) -> list
     def column(rate: float) -> int:
         return min(max(round((math.log10(rate) - low) * scale), 0), columns - 1)
 
-    losses = [
+    shown = [
         (rate, loss) for rate, loss in zip(found.rates, _below(found, _top(found)), strict=True) if loss is not None
     ]
-    bottom, top = min(loss for _, loss in losses), max(loss for _, loss in losses)
+    powers, losses = [math.log10(rate) for rate, _ in shown], [loss for _, loss in shown]
+    bottom, top = min(losses), max(losses)
     rows = [[" "] * columns for _ in range(HEIGHT)]
     if found.suggestion is not None:
         for row in rows:
             row[column(found.suggestion)] = "|"
-    for place in range(column(losses[-1][0]) + 1):
-        share = (_between(losses, 10 ** (low + place / scale)) - bottom) / max(top - bottom, 1e-12)
+    places = range(column(shown[-1][0]) + 1)
+    for place, loss in zip(places, np.interp([low + place / scale for place in places], powers, losses), strict=True):
+        share = (loss - bottom) / max(top - bottom, 1e-12)
         rows[round((1 - share) * (HEIGHT - 1))][place] = mark
     labels = {0: top, HEIGHT // 2: (top + bottom) / 2, HEIGHT - 1: bottom}
     lines = [
@@ -222,16 +226,6 @@ def picture(found: RateTest, width: int = WIDTH, *, plain: bool = False) -> list
     head = f"{'loss':>{margin - 2}}"
     below = f"{'rate':>{margin - 2}}  {''.join(ticks).rstrip()}"
     return [head, *lines, f"{' ' * (margin - 2)} +{''.join(axis)}", below[:width]]
-
-
-def _between(losses: Sequence[tuple[float, float]], rate: float) -> float:
-    """The loss at a rate, on a straight line between those beside it."""
-    after = next((i for i, (other, _) in enumerate(losses) if other >= rate), len(losses) - 1)
-    (left, first), (right, second) = losses[max(after - 1, 0)], losses[after]
-    if right <= left:
-        return second
-    share = math.log(max(rate, left) / left) / math.log(right / left)
-    return first + min(share, 1.0) * (second - first)
 
 
 def _columns() -> int:
