@@ -63,13 +63,6 @@ def page_values(data: RunData) -> dict[str, Any]:
     """Return everything that the page shows but its charts."""
     counts = _confusion(data)
     names = _class_names(data, counts)
-    filters = first_filters(data)
-    shown = filters and pictures.filters(filters[1], filters[0])
-    said = (
-        f"{filters[0]}: {filters[1].shape[3]} filters of {filters[1].shape[0]} x {filters[1].shape[1]}"
-        if filters
-        else ""
-    )
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     return {
         "evaluation": None if counts is None else pictures.confusion(counts, names),
@@ -78,7 +71,7 @@ def page_values(data: RunData) -> dict[str, Any]:
         "mistakes": _mistakes(data, names),
         "time": _time(data),
         "layers": _layers(data),
-        "filters": shown and {"picture": shown, "text": said},
+        "filters": _filters(data),
         "settings": _settings(data),
         "machine": _machine(data),
         "files": _files(data),
@@ -98,14 +91,15 @@ def state(data: RunData) -> tuple[str, str, str]:
     stopped = data.text("stopped_by")
     if data.running:
         return "running", "live", f"{after} complete."
+    resumed = _last_iteration(data) > (data.number("iterations") or math.inf)  # since the results were saved
+    if data.error and (resumed or not data.summary):
+        diverged = "not finite" in data.error or "diverged" in data.error
+        return "diverged" if diverged else "failed", "bad", data.error
     if not data.summary:
-        if data.error:
-            diverged = "not finite" in data.error or "diverged" in data.error
-            return "diverged" if diverged else "failed", "bad", data.error
         kept = any(path.name[5:].isdecimal() for path in data.run.checkpoints_path.glob("step-*"))
         left = " It can be resumed from its last checkpoint." if kept else ""
         return "killed", "bad", f"The run ended without a result, after {after}.{left}"
-    if _last_iteration(data) > (data.number("iterations") or math.inf):
+    if resumed:
         return "killed", "bad", "The run was resumed and then killed: the results are those from before."
     reason = data.text("stop_reason")
     if reason == "diverged":
@@ -327,6 +321,17 @@ def _layers(data: RunData) -> list[dict[str, Any]]:
         depth = min((len(name) - len(name.lstrip())) // 2, 20)
         rows.append({"name": name.strip(), "depth": depth, **{key: str(row.get(key, "")) for key in columns}})
     return rows
+
+
+def _filters(data: RunData) -> dict[str, Any] | None:
+    """Return the filters of the first convolution."""
+    found = first_filters(data)
+    if found is None:
+        return None
+    name, weights = found
+    height, width, _, count = weights.shape
+    picture = pictures.filters(weights, name)
+    return picture and {"picture": picture, "text": f"{name}: {count} filters of {height} x {width}"}
 
 
 def repeat(data: RunData, settings: list[str]) -> str:

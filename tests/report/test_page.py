@@ -170,6 +170,8 @@ def test_a_run_without_results_was_killed_or_failed(tmp_path):
     folder = unfinished(tmp_path, name="again", log=resumed)
     assert state(read_run(folder))[0] == "killed"
     assert state(read_run(folder, error="the disk is full")) == ("failed", "bad", "the disk is full")
+    resumed_run = finished(tmp_path, name="resumed", iterations=200)  # of the 300 in its history
+    assert state(read_run(resumed_run, error="the disk is full"))[0] == "failed"
 
 
 def test_a_checkpoint_to_resume_from_is_mentioned_if_there_is_one(tmp_path):
