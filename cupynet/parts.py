@@ -1,7 +1,8 @@
-"""Parts: objects named in the configuration by `_target_` and built from the settings beside it.
+"""Build the objects that the configuration names by `_target_`.
 
-The constructor's signature is the schema of a part. Only classes are built, and only those *defined* in a trusted
-module: a definition cannot be borrowed, as a dotted path can (`cupynet.train.os.mkdir` begins with cupynet too).
+The constructor's signature is the schema of a part, and the constructor validates its arguments. A target is built only
+if it is a class that is defined in cupynet or in a trusted module; the prefix of its dotted path says nothing about
+that (`cupynet.train.os.mkdir`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ABSTRACT = ("Layer", "Loss", "Optimizer", "Synchronizer")  # classes of cupynet 
 
 
 def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:
-    """What `build` makes of a node, which must be a `kind`; else a ConfigError that says what to write."""
+    """Build a part, which must be a `kind`. ConfigError."""
     part = build(node, key, trusted_modules)
     if isinstance(part, kind) and not (type(part) is kind and kind.__name__ in ABSTRACT):
         return part
@@ -38,15 +39,16 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
-    """Make what a piece of the configuration stands for, parts inside parts included.
+    """Build a piece of the configuration, including the parts inside it.
 
-    node: plain values; a mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class, any other
-    mapping or list is built item by item, in order, and everything else is returned as it is.
-    key: where the node stands in the configuration ("model"), which every message begins with.
-    trusted_modules: modules besides cupynet whose classes may be built, with all that lies in them.
+    Args:
+        node: plain values. A mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class. Other
+            mappings and lists are built item by item; everything else is returned unchanged.
+        key: the node's dotted key, with which messages begin.
+        trusted_modules: modules besides cupynet, and their submodules, whose classes may be built.
 
-    Raises ConfigError: an untrusted or unknown class, an argument that the constructor does not take, one that it
-    needs and is not given, and what the constructor itself refuses (ConfigError, TypeError or ValueError).
+    Raises:
+        ConfigError: the class is unknown or not trusted, or it does not accept its arguments.
     """
     trusted = tuple(trusted_modules)
     if isinstance(node, Mapping):
@@ -66,11 +68,7 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
 
 
 def under(key: str, node: Any, error: BaseException) -> str:
-    """What a part has against its arguments, in one line that begins with the setting.
-
-    Under `data` the text `limit=True: must be ...` becomes `data.limit=true: must be ...`, see `named`; what is about
-    no single argument comes behind the key.
-    """
+    """The one-line text of a constructor's error, with the setting in front: `limit=0: ...` -> `data.limit=0: ...`."""
     text = one_line(error)
     if text.startswith((f"{key}:", f"{key}.", f"{key}=")):
         return text
@@ -78,10 +76,10 @@ def under(key: str, node: Any, error: BaseException) -> str:
 
 
 def named(key: str, node: Any, text: str) -> str | None:
-    """The text of an error, of whose beginning is made the setting as it is typed; None where it names none of `node`.
+    """The text of an error with the setting in front as it is typed; None if it is about no argument in `node`.
 
-    node: what was given, by name: `Conv2D kernel='x': ...` names `kernel`, if that is what it is; and
-    `layer 'pool1' is ...` what is called so among the values of one that is given.
+    `Conv2D kernel='x': ...` names the argument `kernel`, if that is its value; `layer 'pool1' is ...` names an item of
+    an argument.
     """
     if not isinstance(node, Mapping):
         return None
@@ -103,13 +101,14 @@ def named(key: str, node: Any, text: str) -> str | None:
 
 
 def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The settings, in which each part whose class was chosen by an override keeps only the arguments meant for it.
+    """Drop arguments of a file that do not fit a class which an override has chosen.
 
-    Those are what overrides give, and of the file's own arguments those that the class takes too: after
-    `optimizer._target_=cupynet.optim.SGD`, or `optimizer={_target_: cupynet.optim.SGD}`, the file's learning_rate
-    still counts, its momentum does not.
+    After `optimizer._target_=cupynet.optim.SGD` the file's learning_rate is kept, but not its momentum. Arguments that
+    were given by overrides stay, so that a wrong one is refused.
 
-    overrides: (dotted key, value) of each.
+    Args:
+        plain: all settings; changed in place and returned.
+        overrides: (dotted key, value) of each.
     """
     asked: set[str] = set()
     for key, value in overrides:
@@ -126,7 +125,7 @@ def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any
             continue
         try:
             taken, takes_any = arguments(_find(part[last], place, ("cupynet", *trusted)))
-        except ConfigError:  # told when the part is built
+        except ConfigError:  # reported when the part is built
             continue
         kept = {other[len(place) + 1 :].split(".")[0] for other in asked if other.startswith(f"{place}.")}
         for name in part.keys() - kept - taken.keys() if not takes_any else ():
@@ -135,12 +134,12 @@ def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:
-    """Whether a dotted name is one of the modules or lies in one: cupynet.nn lies in cupynet, cupynetx does not."""
+    """Return True if a dotted name is one of the modules, or inside one (cupynet.nn, but not cupynetx)."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
-    """The class that `_target_` names, if it is trusted."""
+    """The class that `_target_` names. ConfigError unless it is defined in a trusted module."""
     where = f"{key}._target_={one_line(target)}"
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
         raise ConfigError(f"{where}: must be a class with its module, such as cupynet.nn.Conv2D")
@@ -162,7 +161,7 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
 
 
 def _is_built(found: Any, trusted: Iterable[str]) -> bool:
-    """Whether this is a class that a part may be, or stands for one (`object`)."""
+    """Return True for a class that can be a part, or for `object`, which stands for a name that is loaded lazily."""
     own = isinstance(found, type) and _lies_in(found.__module__, trusted) and not issubclass(found, BaseException)
     return own or found is object
 
@@ -178,7 +177,7 @@ def _import(name: str, where: str) -> ModuleType:
 
 
 def arguments(cls: type) -> tuple[dict[str, Parameter], bool]:
-    """What the constructor takes by name, and whether it takes any name."""
+    """The keyword arguments of the constructor, and True if it also has **kwargs."""
     parameters = inspect.signature(cls).parameters
     by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     named = {name: each for name, each in parameters.items() if each.kind in by_name}

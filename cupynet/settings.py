@@ -1,10 +1,7 @@
-"""The settings of a run: a line for each, with its type, its default and the rule that says what it may be.
+"""The settings of a run: the name, type, default and rule of each.
 
-`Settings` is what a command works with: plain Python values, whatever they were read from. It is also the schema that
-the configuration is composed against (config/). A group is a dataclass of its own. A part is open here: what a layer,
-an optimizer or a source of data may be given is told by its constructor (parts.py).
-
-The file is long because all settings and all their rules stand in one place.
+`Settings` holds plain Python values. It is also the schema of the configuration (config/). A group is a dataclass of
+its own. Parts are not described here: the constructor of a layer or an optimizer validates its arguments (parts.py).
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from cupynet import checks
 from cupynet.checks import guess, nearest, refusal, shown, written
 from cupynet.errors import ConfigError
 
-Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value as it is kept, or a ConfigError
+Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value to keep, or a ConfigError
 
 MOST_WORKERS = 10_000
 MOST_PREFETCHED = 100_000
@@ -30,31 +27,31 @@ MOST_MEASURED = 100_000_000
 MOST_PROFILED = 10_000
 MOST_TRIALS = 100_000
 FOR_EVER = "measuring would take for ever"
-AS_RANKS = "parallel.launcher=mpi"  # what a command is given where mpiexec starts it
+AS_RANKS = "parallel.launcher=mpi"  # a command that mpiexec starts needs it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Settings that belong together: its fields are made by `setting`, `group` and `part`."""
+    """Base class of groups of settings, whose fields are made by `setting`, `group` and `part`."""
 
 
 G = TypeVar("G", bound=Group)
 
 
 def setting(default: Any, rule: Rule) -> Any:
-    """A setting with its default value and its rule."""
+    """Declare a setting with a default and a rule."""
     if isinstance(default, list):
         return field(default_factory=partial(list, default), metadata={"rule": rule})
     return field(default=default, metadata={"rule": rule})
 
 
 def group(kind: type[Group]) -> Any:
-    """Settings that belong together, from a file of the configuration; no default here: that file has it."""
+    """Declare a group, whose defaults are in its files of the configuration."""
     return field(metadata={"rule": lambda key, value: read(kind, value, key), "group": kind})
 
 
 def part(**default: Any) -> Any:
-    """What is built from a `_target_`: anything here, its constructor decides. default: `default=None`, or none."""
+    """Declare a part, which is built from its `_target_`. default: `default=None`, or nothing if it is required."""
     return field(metadata={"rule": lambda key, value: value}, **default)
 
 
@@ -62,7 +59,7 @@ def part(**default: Any) -> Any:
 
 
 def integer(minimum: int | None, *, null: str = "", also: str = "", **bounds: Any) -> Rule:
-    """An integer of at least `minimum`; or null, which means `null`. `bounds` are those of `checks.integer`."""
+    """An integer of at least `minimum`, or null if `null` says what that means. `bounds`: see `checks.integer`."""
     tail = (f", or null for {null}" if null else "") + also
     return lambda key, value: None if null and value is None else checks.integer(key, value, minimum, tail, **bounds)
 
@@ -84,7 +81,7 @@ def only(name: str, *, null: str) -> Rule:
 
 
 def seconds(key: str, value: Any) -> float:
-    """How long to wait; no thread can wait longer than TIMEOUT_MAX."""
+    """A timeout, below the longest that threads can wait."""
     return checks.number(key, value, above=0, below=threading.TIMEOUT_MAX, unit="seconds")
 
 
@@ -94,7 +91,7 @@ def positive(key: str, value: Any) -> float:
 
 
 def memory(*, share: bool) -> Rule:
-    """An amount of memory as `size` reads it, or null for no bound."""
+    """An amount of memory (see `size`), or null for no limit."""
 
     def rule(key: str, value: Any) -> Any:
         try:
@@ -107,7 +104,7 @@ def memory(*, share: bool) -> Rule:
 
 
 def frequency(key: str, value: Any) -> int | str | None:
-    """Iterations between averages, or one of two moments; or null, where no averages are counted."""
+    """Iterations between averages, `epoch` or `end`; null if the synchronizer does not average."""
     moments = ("epoch", "end")
     if value is None or (isinstance(value, str) and value in moments):
         return value
@@ -115,14 +112,14 @@ def frequency(key: str, value: Any) -> int | str | None:
 
 
 def profile(key: str, value: Any) -> bool | int:
-    """Whether rounds are timed piece by piece, or how many."""
+    """true, false, or the number of rounds to profile."""
     if checks.is_bool(value):
         return bool(value)
     return checks.integer(key, value, 1, ", or true or false", most=MOST_PROFILED, why="the file grows with them")
 
 
 def integers(most: int | None = None) -> Rule:
-    """Different integers of at least 1, in order, one alone also without brackets; or null for what is usual."""
+    """Integers of at least 1, sorted and without duplicates; or null for the default."""
 
     def rule(key: str, value: Any) -> list[int] | None:
         given = value if isinstance(value, list) else [value]
@@ -168,7 +165,7 @@ def devices(key: str, value: Any) -> list[int] | None:
 
 
 def few_batches(key: str, value: Any) -> bool | int:
-    """How many batches of everything; 1 for true, or false."""
+    """The number of batches; 1 for true; or false."""
     if isinstance(value, bool):
         return int(value) or False
     return checks.integer(key, value, 1, ", true for 1 or false")
@@ -182,7 +179,7 @@ def resumed(key: str, value: Any) -> str | None:
 
 
 def unless_null(rule: Rule, null: str) -> Rule:
-    """What another rule says, or null, which means `null`."""
+    """Accept null in addition to what another rule accepts."""
 
     def checked(key: str, value: Any) -> Any:
         try:
@@ -210,7 +207,7 @@ def modules(key: str, value: Any) -> list[str]:
 
 
 def parts(key: str, value: Any) -> dict[str, Any]:
-    """Parts by name; null where one was taken out."""
+    """Parts by name; null for one that was removed."""
     if not isinstance(value, Mapping):
         raise refusal(key, written(value), "must be parts by name, each with a _target_, or null")
     for name, item in value.items():
@@ -249,7 +246,7 @@ def size(value: object, share: bool = False) -> int | float:
 
 @dataclass(frozen=True, kw_only=True)
 class PrioritySettings(Group):
-    """Of the kinds of backend that work here `auto` takes the one with the higher number."""
+    """`auto` chooses the available kind of backend with the highest priority."""
 
     gpu: int = setting(100, integer(None, also="; by default it is BACKEND_PRIORITY_GPU of the environment"))
     cpu: int = setting(0, integer(None, also="; by default it is BACKEND_PRIORITY_CPU of the environment"))
@@ -257,7 +254,7 @@ class PrioritySettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSettings(Group):
-    """What computes."""
+    """The backend."""
 
     name: str = setting("auto", one_of("auto", *checks.BACKENDS))
     priority: PrioritySettings = group(PrioritySettings)
@@ -268,7 +265,7 @@ class BackendSettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings(Group):
-    """Bounds of CuPy's memory pools, and what stays on the devices."""
+    """Limits of CuPy's memory pools, and where the data set is kept."""
 
     device_pool_limit: int | str | None = setting(None, memory(share=True))
     device_pool_trim_above: int | str | None = setting(None, memory(share=False))
@@ -278,7 +275,7 @@ class MemorySettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings(Group):
-    """How the replicas are kept together, or shared out. The parts refer to the settings beside them."""
+    """How replicas are synchronized, or cut into stages. The parts refer to these settings."""
 
     averaging_frequency: int | str | None = setting(3, frequency)
     prefetch_buffer: int = setting(24, integer(0, most=MOST_PREFETCHED, why="every batch prepared ahead takes memory"))
@@ -294,7 +291,7 @@ class ParallelSettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Group):
-    """One run. conf/config.yaml says what each setting means; a group is made by one of its files there."""
+    """The settings of a run; conf/config.yaml explains each."""
 
     workers: int | None = setting(
         None, integer(1, null="one per device", most=MOST_WORKERS, why="every worker is a thread with its own replica")
@@ -323,7 +320,7 @@ class Settings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings(Settings):
-    """The settings of `cupynet.bench`: those of the run it measures, and what conf/bench.yaml adds."""
+    """The settings of `cupynet.bench`: those of the measured run, and those of conf/bench.yaml."""
 
     peers: str | None = setting(None, only("torch", null="none"))
     repeats: int = setting(5, integer(1, most=MOST_REPEATS, why=FOR_EVER))
@@ -365,13 +362,13 @@ class PlanSettings(Settings):
 
 
 def own_names(kind: type[Settings]) -> list[str]:
-    """The settings that only this kind has, or that mean something else in it."""
+    """The names of the settings that this class declares itself."""
     return list(kind.__annotations__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings(Settings):
-    """The settings of `cupynet.tune`: those that its trials share, and what conf/tune.yaml adds."""
+    """The settings of `cupynet.tune`: those that all trials share, and those of conf/tune.yaml."""
 
     search: list[str] = setting([], texts)
     trials: int = setting(20, integer(1, most=MOST_TRIALS, why=FOR_EVER))
@@ -384,7 +381,7 @@ class TuneSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class RateSettings(Settings):
-    """The settings of `cupynet.find_rate`: those of the run that is asked about, and what conf/find_rate.yaml adds."""
+    """The settings of `cupynet.find_rate`: those of the run, and those of conf/find_rate.yaml."""
 
     lowest: float = setting(1e-6, positive)
     highest: float = setting(10.0, positive)
@@ -395,11 +392,14 @@ class RateSettings(Settings):
 
 
 def read(kind: type[G], given: Any, above: str = "") -> G:
-    """`given`, a mapping of plain values, as settings; groups are mappings inside it.
+    """Make settings of a mapping of plain values.
 
-    above: the dotted key of the mapping, "" for a whole run; every message begins with the key of the setting.
+    Args:
+        given: the mapping; groups are mappings inside it.
+        above: the dotted key of the mapping; "" for a whole run.
 
-    Raises ConfigError: an unknown or missing setting, or a value that breaks its rule.
+    Raises:
+        ConfigError: a setting is unknown or missing, or a value breaks its rule. The message begins with the key.
     """
     known = {each.name: each for each in fields(kind)}
     if not isinstance(given, Mapping):
@@ -424,10 +424,11 @@ def read(kind: type[G], given: Any, above: str = "") -> G:
 
 
 def without_stand_in(plain: dict[str, Any], asked: Iterable[str]) -> dict[str, Any]:
-    """The settings, in which nothing may stand in for data that were asked for.
+    """Forbid a fallback for data that were chosen by an override (`data=mnist`) while `data.fallback` is auto.
 
-    With `data.fallback=auto` other data take the place of those that cannot be had, unless somebody asked for these:
-    who typed `data=mnist` did. asked: the keys given on the command line.
+    Args:
+        plain: all settings; changed in place and returned.
+        asked: the keys of the overrides.
     """
     data = plain.get("data")
     if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & set(asked):
@@ -436,23 +437,12 @@ def without_stand_in(plain: dict[str, Any], asked: Iterable[str]) -> dict[str, A
 
 
 def rules(kind: type[Group], above: str = "") -> Iterator[tuple[str, Rule]]:
-    """(dotted key, rule) of every setting, in order: of a group, and then of what is in it."""
+    """Yield the dotted key and the rule of every setting, of a group before those of its settings."""
     for each in fields(kind):
         key = _below(above, each.name)
         yield key, each.metadata["rule"]
         if "group" in each.metadata:
             yield from rules(each.metadata["group"], key)
-
-
-def refused(kind: type[Group], key: str, value: Any) -> str:
-    """What the rule of the setting `key` has against a value; "" if nothing, or if there is no such setting."""
-    rule = dict(rules(kind)).get(key)
-    try:
-        if rule is not None:
-            rule(key, value)
-    except checks.Refusal as wrong:
-        return wrong.reason
-    return ""
 
 
 def _below(above: str, name: Any) -> str:

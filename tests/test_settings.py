@@ -22,7 +22,6 @@ from cupynet.settings import (
     PlanSettings,
     Settings,
     read,
-    refused,
     rules,
     size,
     without_stand_in,
@@ -73,7 +72,6 @@ def test_every_rule_names_its_key_and_value(kind: type[Settings]) -> None:
             with pytest.raises(ConfigError) as caught:
                 read(kind, given(key, value))
             assert str(caught.value).startswith(f"{key}={shown}: must be "), key
-            assert refused(kind, key, value)
     assert len(seen) == len(set(seen)) > 25
 
 
@@ -158,12 +156,6 @@ def test_seeds_have_64_bits() -> None:
     for value in (2**64, -1):
         with pytest.raises(ConfigError, match=rf"^seed={value}: must be an integer of at least 0 and below 2\*\*64$"):
             read(Settings, given("seed", value))
-
-
-def test_python_and_the_command_line_say_the_same() -> None:
-    with pytest.raises(ConfigError, match="^workers='two': (.*)$") as python:
-        checks.integer("workers", "two", 1, ", or null for one per device")
-    assert refused(Settings, "workers", "two") == str(python.value).partition(": ")[2]
 
 
 def test_names_of_dtypes_and_backends() -> None:

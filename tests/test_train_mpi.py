@@ -199,20 +199,19 @@ def test_a_rank_that_cannot_begin_is_named(tmp_path, kind, said):
 
 
 def test_the_folder_of_a_run_that_is_going_on_is_refused_once(tmp_path):
-    hold = Hold(tmp_path)
+    (tmp_path / "there").mkdir()
+    hold = Hold(tmp_path / "there")
     try:
-        stdout, stderr = train(tmp_path, 2, *MPI, f"hydra.run.dir={tmp_path}", code=2)
+        stdout, stderr = train(tmp_path, 2, *MPI, "hydra.run.dir=there", code=2)
     finally:
         hold.release()
-    assert (
-        stdout == "" and stderr.startswith(f"cupynet: {tmp_path}: a run is going on there") and stderr.count("\n") == 1
-    )
-    assert list(tmp_path.iterdir()) == []
+    assert stdout == "" and stderr.startswith("cupynet: there: a run is going on there") and stderr.count("\n") == 1
+    assert list((tmp_path / "there").iterdir()) == []
 
 
 def test_a_sweep_is_refused(tmp_path):
     _, stderr = train(tmp_path, 2, "-m", *MPI, "seed=1,2", code=2)
-    assert stderr == "cupynet: -m: a sweep is not run under mpiexec: start mpiexec once for each of its jobs\n"
+    assert stderr.startswith("cupynet: -m: ") and stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

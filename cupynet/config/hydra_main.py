@@ -239,8 +239,6 @@ class Entry(Callback):
         from cupynet.sweeps import record
 
         with _leaving():
-            if started() is not None:
-                raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
             folder = _folder(config, "hydra.sweep.dir")
             _command.makes(folder)
             folder.mkdir(parents=True, exist_ok=True)
@@ -303,6 +301,10 @@ class _Job(Generic[S, T]):
             name, _, value = option.lstrip("-").partition("=")
             if option.startswith("--") and name.partition(".")[0] in {each.name for each in fields(self.schema)}:
                 raise ConfigError(f"{option}: settings are written without dashes: {name}={value or '...'}")
+        if started() is not None and {"-m", "--multirun"} & set(given):
+            raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
+        if started() is not None and self.join is not None:
+            self.join()  # a rank without MPI ends all others, before rank 0 has a folder
         given = self._resuming(given)
         if (started() or (0, None))[0]:  # a folder that exists, and no log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
@@ -321,7 +323,8 @@ class _Job(Generic[S, T]):
         if self.resumed is None:
             ended = resume.ended(given)
             if ended is not None:
-                print(f"resume=latest: the run in {ended} has ended, and kept no checkpoint to go on from")
+                if not (started() or (0, None))[0]:
+                    print(f"resume=latest: the run in {ended} has ended, and kept no checkpoint to go on from")
                 raise SystemExit(0)
             self._notes.append((logging.INFO, f"resume=latest: {resume.nothing_left(given)}"))
             return _without(given, "resume")
