@@ -94,7 +94,7 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     else is a bug and shows its traceback, a SystemExit inside a job too: whatever raised it there, a callback say, does
     not know what it ends. `job` goes before the line.
     """
-    if isinstance(error, SystemExit) and log is None:
+    if isinstance(error, SystemExit) and log is None and not job:
         return 0 if error.code is None else error.code
     if isinstance(error, BrokenPipeError) and stdout_is_gone("\n"):
         return BROKEN_PIPE

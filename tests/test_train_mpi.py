@@ -25,7 +25,7 @@ pytestmark = needs_mpi
 
 MPI = [*QUICK, "parallel.launcher=mpi"]
 FAULTS = """
-import os, resource, signal
+import os, resource, signal, sys
 from cupynet.training import Callback
 
 def deliberate_failure():
@@ -41,6 +41,8 @@ class Fault(Callback):
         if (trainer.rank, trainer.iteration) == (self.rank, self.iteration):
             if self.kind == "raise":
                 deliberate_failure()
+            if self.kind == "exit":
+                sys.exit(7)
             if self.kind == "diverge":
                 trainer.params.master[0] = float("nan")
                 return
@@ -251,6 +253,12 @@ def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
     _, stderr = train(tmp_path, 3, *MPI, *faulty(tmp_path, "raise", 2, 4), code=1)
     assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
     assert stderr.endswith("cupynet: rank 2: this is a bug: ZeroDivisionError: on purpose\n")
+
+
+def test_a_rank_that_leaves_in_the_middle_ends_all_as_a_thread_does(tmp_path):
+    _, stderr = train(tmp_path, 2, *MPI, *faulty(tmp_path, "exit", 1, 4), code=1)
+    assert stderr.count("SystemExit: 7") == 2  # its traceback, and the line below
+    run(tmp_path, *QUICK, *faulty(tmp_path, "exit", 1, 4), "workers=2", code=1)
 
 
 SAVING = [*MPI, "callbacks.checkpoint.every_iterations=4"]

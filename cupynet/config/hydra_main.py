@@ -35,7 +35,7 @@ from cupynet.config.composing import GROUPS, conf_folder, flat, own_folder, regi
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
 from cupynet.config.stored import asked, check_outputs, keep, load, overrides_of, store
-from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError
+from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
 from cupynet.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.lock import Hold
 from cupynet.mpiexec import started
@@ -60,6 +60,7 @@ class Ranks(Protocol):
     """
 
     timeout_s: float
+    exit_code: int
 
     def agree(self, settings: Mapping[str, object]) -> None:
         """Raise ConfigError on every rank if the ranks have different settings."""
@@ -67,8 +68,8 @@ class Ranks(Protocol):
     def share(self, text: str) -> str:
         """Return rank 0's text on every rank."""
 
-    def speaks(self, error: BaseException) -> bool:
-        """Return True if this rank is the one that reports `error`, which ends it."""
+    def speaks(self, error: BaseException, code: int) -> bool:
+        """Return True if this rank, which ends with `error`, is the one to report it; set `exit_code` for all ranks."""
 
 
 @dataclass(frozen=True)
@@ -453,27 +454,22 @@ class _Job(Generic[S, T]):
     def tell(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
         """Report an error, on one of the ranks; the exit code."""
         there = started()
-        if there is None or isinstance(error, SystemExit):
+        if there is None or (isinstance(error, SystemExit) and log is None):
             return tell(error, log, label)
+        code = 1 if isinstance(error, SystemExit) else exit_code(error)  # as `tell`: in a job it is a bug
         rank, log = there[0], None if there[0] else log
         if self.join is None:
-            return tell(error, log, label) if not rank else _code(error)
+            return tell(error, log, label) if not rank else code
         try:
             ranks = self.join()
-            speaks = ranks.speaks(error)
+            speaks = ranks.speaks(error, code)
         except ConfigError:  # MPI does not start here, perhaps on this rank alone
             return tell(error, log, f"rank {rank}: ")
         if speaks:
-            code = tell(error, log, f"rank {rank}: " if rank else label)
-        else:
-            code = _code(error)
-            if log is not None:
-                log.info("another rank failed, and says why")
-        return getattr(ranks, "exit_code", code)
-
-
-def _code(error: BaseException) -> int:
-    return error.exit_code if isinstance(error, CupynetError) else 1
+            tell(error, log, f"rank {rank}: " if rank else label)
+        elif log is not None:
+            log.info("another rank failed, and says why")
+        return ranks.exit_code
 
 
 def _without(arguments: Sequence[str], *names: str) -> list[str]:

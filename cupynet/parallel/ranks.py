@@ -123,12 +123,17 @@ class MpiJob:
         if not isinstance(error, PeerFailed) and self.rank not in self._ranks.failed:
             self._ranks.announce(exit_code(error))
 
-    def speaks(self, error: BaseException) -> bool:
+    def speaks(self, error: BaseException, code: int | None = None) -> bool:
         """Return True if this rank, which ends with `error`, is the one to report it: the lowest that failed.
 
         Waits for the other ranks, and sets `exit_code`.
+
+        Args:
+            code: the exit code, if it is not that of `error`.
         """
         self.announce(error)
+        if code is not None and self.rank in self._ranks.failed:
+            self._ranks.failed[self.rank] = code
         if self._met is None:
             self._met = self._ranks.end()
         first = self._ranks.first_failed()
