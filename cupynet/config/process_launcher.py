@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from cupynet import interrupts
 from cupynet.checks import integer
 from cupynet.config.composing import own_folder
-from cupynet.errors import Interrupted
+from cupynet.errors import ConfigError, Interrupted
 from cupynet.exits import say_error, tell
 from cupynet.resume import quoted
 
@@ -69,9 +69,11 @@ class ProcessLauncher(Launcher):
         self._loader, self._config = hydra_context.config_loader, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from cupynet.backend import available_cores
+
         jobs = [self._job(number, overrides) for number, overrides in enumerate(job_overrides, initial_job_idx)]
         devices = _devices(jobs[0].config)
-        at_once = min(self._at_once or len(devices) or min(os.cpu_count() or 1, MOST_ON_CPU), len(jobs))
+        at_once = min(self._at_once or len(devices) or min(available_cores(), MOST_ON_CPU), len(jobs))
         self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         for place in range(at_once):
             self._free.put(devices[place % len(devices)] if devices else None)
@@ -165,10 +167,13 @@ def _devices(config: DictConfig) -> list[str]:
     """Return the devices that jobs may be given; none on a CPU, or if the settings name some."""
     from cupynet.backend import device_count, select_backend
 
-    if OmegaConf.select(config, "devices") is not None:
+    backend = OmegaConf.select(config, "backend")
+    if backend is None or OmegaConf.select(config, "devices") is not None:
         return []
-    priority = config.backend.priority
-    name, _ = select_backend(config.backend.name, gpu_priority=priority.gpu, cpu_priority=priority.cpu)
+    try:
+        name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
+    except ConfigError:  # which the job reports
+        return []
     visible = [each for each in os.environ.get(VISIBLE, "").split(",") if each]
     return [visible[place] if place < len(visible) else str(place) for place in range(device_count(name))]
 

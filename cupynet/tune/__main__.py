@@ -174,14 +174,14 @@ def _only_in_the_log() -> Iterator[None]:
     from cupynet.exits import Console
 
     handlers = [each for name in ("cupynet", "__main__") for each in logging.getLogger(name).handlers]
-    consoles = [each for each in handlers if isinstance(each, Console)]
-    for each in consoles:
+    levels = {each: each.level for each in handlers if isinstance(each, Console)}
+    for each in levels:
         each.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for each in consoles:
-            each.setLevel(logging.NOTSET)
+        for each, level in levels.items():
+            each.setLevel(level)
 
 
 def _best(study: Study) -> FrozenTrial:

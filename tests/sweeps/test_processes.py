@@ -71,6 +71,20 @@ def test_a_job_that_is_killed_ends_no_other(tmp_path: Path) -> None:
     assert "cupynet: job 2: " in stderr and "Traceback" in stderr and "cupynet.compare sweep" in stdout
 
 
+def test_a_backend_that_is_not_here_ends_its_own_job_only(tmp_path: Path) -> None:
+    process = start(tmp_path, "epochs=1", "backend.name=nonesuch,numpy", "hydra.launcher.jobs=1")
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 2, stdout + stderr
+    assert {number: row["exit_code"] for number, row in rows(tmp_path).items()} == {"0": "2", "1": "0"}
+
+
+def test_a_wrong_number_of_jobs_is_refused(tmp_path: Path) -> None:
+    process = start(tmp_path, "epochs=1", "seed=1,2", "hydra.launcher.jobs=0")
+    stderr = process.communicate(timeout=300)[1]
+    assert process.returncode == 2 and stderr.startswith("cupynet: hydra.launcher.jobs=0") and stderr.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_stops_all_jobs_and_no_more_begin(tmp_path: Path, number: signal.Signals) -> None:
