@@ -38,6 +38,7 @@ from cupynet.parallel import Pipeline
 from cupynet.training import ParallelWrapper
 from tests.backends import needs_bfloat16, on_devices
 from tests.standin.machine import active
+from tests.training.conftest import on_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +96,23 @@ def test_averages_are_made_on_devices_between_them_and_on_the_host(reduce: str, 
     found, expected = trained("cupy", "double", workers, devices, reduce), trained("numpy", "double", workers)
     for name, weight in expected.items():
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("workers", [pytest.param(workers, marks=pytest.mark.standin) for workers in (2, 4)])
+def test_a_mean_begins_when_all_have_fetched_the_last(workers: int) -> None:
+    """Nothing is read on the host in between: the order is that of the streams alone."""
+
+    def task(communicator: Any) -> Any:
+        own = create_backend("cupy", "double", communicator.rank % 2)
+        own.activate()
+        communicator.attach(own, "device")
+        array = own.asarray(np.full(1000, float(communicator.rank)))
+        for _ in range(3):
+            communicator.allreduce_mean([array], 1)
+        return np.array(own.to_host(array))
+
+    for found in on_threads(workers, task):
+        np.testing.assert_array_equal(found, np.full(1000, (workers - 1) / 2))
 
 
 NETWORKS = {
