@@ -224,6 +224,21 @@ def test_refused_with_one_message_and_no_folder(
     assert list(in_folder.iterdir()) == []
 
 
+def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(command: Command, in_folder: Path) -> None:
+    (in_folder / "empty").mkdir()
+    (in_folder / "full").mkdir()
+    (in_folder / "full" / "precious").write_text("mine")
+    for folder in ("empty", "full", "empty/a/b", "full/a/b", "new/a/b"):
+        assert command("workers=0", f"hydra.run.dir={folder}") == (2, [])
+        assert command(f"hydra.run.dir={folder}", check=lambda settings: 1 / 0) == (1, [])
+        assert command("hydra.job_logging.root.level=NOPE", f"hydra.run.dir={folder}") == (2, [])
+    assert sorted(str(path.relative_to(in_folder)) for path in in_folder.rglob("*")) == [
+        "empty",
+        "full",
+        "full/precious",
+    ]
+
+
 def leaves(value: Any) -> Iterator[Any]:
     """Every value that is no dataclass, dict or list; these themselves are nothing else."""
     if is_dataclass(value):
@@ -494,17 +509,17 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
         logging.getLogger("somebody").warning("else")
         return None
 
-    assert command("-m", "workers=1,2", task=task)[0] == 0
+    assert command(task=task)[0] == 0
     out, err = capsys.readouterr()
     lines = [line.partition("] ") for line in out.splitlines()]
     assert all(len(time) == len("[12:30:05") and time.count(":") == 2 for time, _, _ in lines)
-    assert [text for _, _, text in lines] == [
-        "Launching 2 jobs locally",
-        *("#0 : workers=1", "epoch 1", "warning: careful"),
-        *("#1 : workers=2", "epoch 1", "warning: careful"),
-    ]
-    assert err == ""
-    for log in in_folder.glob("outputs/sweeps/*/*/*/train.log"):
+    assert [text for _, _, text in lines] == ["epoch 1", "warning: careful"] and err == ""
+    assert command("-m", "workers=1,2", task=task)[0] == 0
+    out, err = capsys.readouterr()
+    assert (out.count("warning: careful"), out.count("epoch 1"), err) == (2, 0, "")  # a sweep shows warnings alone
+    logs = [*in_folder.glob("outputs/20*/*/train.log"), *in_folder.glob("outputs/sweeps/*/*/*/train.log")]
+    assert len(logs) == 3
+    for log in logs:
         texts = [line.split(" ", 2)[2] for line in log.read_text().splitlines()]
         assert texts == ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful", "WARNING somebody: else"]
 
