@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +72,7 @@ def check_accumulate(accumulate: int, network: Layer) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The gradient of one round of a replica.
 
     Attributes:

@@ -314,29 +314,30 @@ class Trainer:
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         """Train one epoch, or the rest of it: its rounds, the average that ends it, its evaluation."""
         rounds, where = self._rounds(fit.train), "before the first batch"
+        at, clock = self.at, self.clock
         self.evaluation = None  # the last one is of weights that are about to move
-        if self.round == 0:
-            self.consensus.count_bytes(self.clock)
+        if at.round == 0:
+            self.consensus.count_bytes(clock)
             self.statistics.begin_epoch()
         try:
-            with closing(feed.epoch(self.epoch, self.round)) as batches:
-                while self.round < rounds and not self.stopped:
+            with closing(feed.epoch(at.epoch, at.round)) as batches:
+                while at.round < rounds and not self.stopped:
                     began, waited_s, where = time.perf_counter(), feed.waited_s, "loading a batch"
                     batch = self._next(batches)
-                    self.clock.data_s += feed.waited_s - waited_s
+                    clock.data_s += feed.waited_s - waited_s
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
-                    images = fit.train.images_of_round(self.round, self.replicas.size)
+                    images = fit.train.images_of_round(at.round, self.replicas.size)
                     average = self._round(batch)
-                    self.clock.count(self.iteration, images, time.perf_counter() - began)
+                    clock.count(at.iteration, images, time.perf_counter() - began)
                     self._after_round(average)
                 self._catch_up()
         except DivergedError:
             raise  # it names the replica itself; several workers may raise it together
         except Exception as error:
-            annotate(error, f"{self._who}, epoch {self.epoch + 1}, {where}")
+            annotate(error, f"{self._who}, epoch {at.epoch + 1}, {where}")
             raise
-        if self.round == rounds:
-            self.at.epoch, self.at.round = self.epoch + 1, 0
+        if at.round == rounds:
+            at.epoch, at.round = at.epoch + 1, 0
             self._guard.end_epoch(self, fit.train)
             self._end_epoch(fit)
 
@@ -346,22 +347,24 @@ class Trainer:
 
     def _round(self, batch: Batch | None) -> Average | None:
         """Train one round: the same calls on every worker, with a batch or without one."""
-        replica, synchronizer, began = self.replica, self.synchronizer, time.perf_counter()
+        replica, synchronizer, at = self.replica, self.synchronizer, self.at
+        began = time.perf_counter()
         step = self._guard.checked(self, replica.gradient(batch))
         derived = time.perf_counter()
         wanted = step.ahead or self._before_update(step.samples)
         shared = time.perf_counter()
         if wanted:
             self.world.check()  # a worker that timed out must not touch the user's model
-            replica.update(self.iteration, None if synchronizer.shares_gradients else step.squared_norm)
-        if step.ahead and synchronizer.looks(self.iteration):
+            replica.update(at.iteration, None if synchronizer.shares_gradients else step.squared_norm)
+        if step.ahead and synchronizer.looks(at.iteration):
             self._settle()
         updated = time.perf_counter()
-        average = synchronizer.after_update(replica, self.iteration)
-        self.at.iteration, self.at.round = self.iteration + 1, self.round + 1
-        self.clock.worked(derived - began + updated - shared, replica.waited_s)
-        self.clock.averaging_s += shared - derived + time.perf_counter() - updated
-        self.statistics.count(step.samples, replica.losses)
+        average = synchronizer.after_update(replica, at.iteration)
+        at.iteration, at.round = at.iteration + 1, at.round + 1
+        clock = at.statistics.clock
+        clock.worked(derived - began + updated - shared, replica.waited_s)
+        clock.averaging_s += shared - derived + time.perf_counter() - updated
+        at.statistics.count(step.samples, replica.losses)
         return average
 
     def _before_update(self, samples: int) -> bool:
@@ -373,19 +376,19 @@ class Trainer:
 
     def _after_round(self, average: Average | None) -> None:
         """Call callbacks, report if one is due, and learn whether a worker wishes to stop or has failed."""
+        iteration, clock = self.iteration, self.clock
         if average is not None:
             self._averaged(average)
         self.world.check()
-        if self.report_every and self.iteration % self.report_every == 0:
+        if self.report_every and iteration % self.report_every == 0:
             self._catch_up()
-            rate = self._schedule(self.iteration - 1)
-            self._emit("on_report", self.statistics.report(self.iteration, self.epoch, rate))
+            self._emit("on_report", self.statistics.report(iteration, self.epoch, self._schedule(iteration - 1)))
         self._emit("on_iteration_end")  # last: a state taken here includes everything of this round
         began = time.perf_counter()
-        agreed = self.consensus.after_round(self.clock, self.iteration, averaged=average is not None)
+        agreed = self.consensus.after_round(clock, iteration, averaged=average is not None)
         if agreed is not None:
             self._agree(agreed)
-            self.clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
+            clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
 
     def _catch_up(self) -> None:
         """Between two rounds: wait for the steps that run ahead of the host, and count them."""
