@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.data import Npz as Npz
     from cupynet.data import Prefetcher as Prefetcher
     from cupynet.data import Rotate as Rotate
+    from cupynet.data import Sharded as Sharded
     from cupynet.data import ShardedLoader as ShardedLoader
     from cupynet.data import Shards as Shards
     from cupynet.data import Shift as Shift
@@ -146,7 +147,7 @@ _ROOMS = {
               "RMSProp", "AdaDelta", "LAMB", "Schedule", "Constant", "OneCycle", "Scaled", "Step", "Map", "Exponential",
               "Inverse", "Polynomial", "Sigmoid", "Cosine", "ReduceOnPlateau", "Warmup"),
     "data": ("Source", "MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "Synthetic", "Idx", "Npz", "Folder", "Data",
-             "Dataset", "Loader", "Batch", "Prefetcher", "Shards", "ShardedLoader",
+             "Dataset", "Loader", "Batch", "Prefetcher", "Sharded", "Shards", "ShardedLoader",
              "Augmentation", "Draws", "Shift", "Rotate", "Elastic", "CutOut", "HorizontalFlip"),
     "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",
                  "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",
