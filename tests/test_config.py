@@ -184,7 +184,7 @@ REFUSED = {
     "hydra.run.dir=${oc.env:CUPYNET_NO_SUCH_VARIABLE}": "hydra.run.dir",
     "hydra.run.dir=": "hydra.run.dir",
     "hydra.output_subdir=/elsewhere": ".hydra",
-    "hydra.job_logging.root.level=NOPE": "NOPE",
+    "hydra.job_logging.root.level=NOPE": "hydra.job_logging: ",
 }
 
 # further wrong values -> the setting that is named

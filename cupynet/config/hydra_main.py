@@ -200,7 +200,8 @@ def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str
     except ValueError as error:  # of logging.config, or of a group that is given no name of a file
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         about = " ".join(each for each in sys.argv[1:] if resume.name_of(each) in ("", *GROUPS))
-        code = job.tell(ConfigError(one_line(f"{about or 'hydra'}: {error}{cause}")))
+        about = "hydra.job_logging" if str(error).startswith("Unable to configure") else about or "hydra"
+        code = job.tell(ConfigError(one_line(f"{about}: {error}{cause}")))
     except BaseException as error:
         in_file = hasattr(error, "problem_mark")  # YAML, which names the file and the line
         code = job.tell(ConfigError(one_line(error)) if in_file else error)
