@@ -75,6 +75,7 @@ class Ranks:
         self._heard = np.zeros(2, np.int64)  # rank, exit code
         self._listening: Any = self._receive_notice()
         self._sent: list[Any] = []
+        self._waiting: Sequence[Any] = ()
         self._codes = np.full(self.size, -1)  # of all ranks at their ends; -1: not failed
         self._ending: Any = None
 
@@ -115,6 +116,7 @@ class Ranks:
             statuses: filled in for the requests.
         """
         began, timeout = time.perf_counter(), Timeout(self.timeout_s)
+        self._waiting = requests  # kept after an error too: MPI may still write to their buffers
         while True:
             for _ in range(10):
                 if self.mpi.Request.Testall(requests, statuses):

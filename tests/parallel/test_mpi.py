@@ -157,7 +157,7 @@ job()
 def test_a_rank_that_cannot_start_mpi_ends_those_that_wait_for_it(tmp_path, kind, shown):
     (tmp_path / "beginning.py").write_text(BEGINNING)
     done = under_mpiexec(3, "beginning.py", kind, cwd=tmp_path, timeout=50)
-    assert done.returncode != 0 and done.stderr.count(shown) == 1
+    assert done.returncode != 0 and shown in done.stderr
 
 
 RESTORING = """
