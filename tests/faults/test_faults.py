@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.faults.__main__ import ROOT, mistake
@@ -10,6 +13,11 @@ from tests.faults.planted import FAULTS
 
 def test_names_are_unique() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def test_no_fault_of_the_baseline_is_lost() -> None:
+    baseline = json.loads(Path(__file__).with_name("baseline.json").read_text())["caught"]
+    assert baseline.keys() <= {fault.name for fault in FAULTS}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
