@@ -125,7 +125,9 @@ def task(c):
     c.barrier()
     return "done"
 
-print(MpiLauncher(timeout_s=20).run(task))
+result = MpiLauncher(timeout_s=20).run(task)
+if result is not None:
+    print(result)
 """
 
 
@@ -133,7 +135,7 @@ def test_a_rank_that_waits_hears_signals(tmp_path):
     """The one it waits for comes when they have been heard."""
     (tmp_path / "listening.py").write_text(LISTENING)
     done = under_mpiexec(2, "listening.py", cwd=tmp_path, timeout=60)
-    assert (done.returncode, sorted(done.stdout.split())) == (0, ["None", "done"])
+    assert (done.returncode, done.stdout) == (0, "done\n")
 
 
 BEGINNING = """
