@@ -302,8 +302,9 @@ class Experiment:
             workers=-(-ranks // placement.stages),
             prefetch=self.settings.parallel.prefetch_buffer,
             held=min(placement.stages, self._cut) / self._cut,
-            trained=images.get("train", 0),
+            trained=len(self.source.shards) if isinstance(self.source, Sharded) else images.get("train", 0),
             images=images,
+            loads=1 if self.job is None else ranks,
         )
         if placement.devices:
             from cupynet.backend import cuda

@@ -25,6 +25,7 @@ class Usage:
         batch_size, workers, prefetch: as in the settings; `prefetch` is that of all workers.
         held: the share of a batch whose activations are held at once, if it is cut into parts.
         images: of each part of the data set that is loaded, by the name of the argument that limits it.
+        loads: how often they are loaded: by each process of the machine.
         trained: images of an epoch; no more are made ahead.
         devices: how many share it, if it is that of the devices.
     """
@@ -38,6 +39,7 @@ class Usage:
     prefetch: int = 0
     held: float = 1.0
     images: Mapping[str, int] = field(default_factory=dict)
+    loads: int = 1
     trained: int = 0
     devices: int = 1
 
@@ -52,7 +54,7 @@ class Usage:
             "batch_size": self.workers * outputs * narrow,
             "workers": self.workers * self.weights * copies,
             "prefetch": ahead * pixels * narrow,
-            **{name: count * pixels for name, count in self.images.items()},
+            **{name: self.loads * count * pixels for name, count in self.images.items()},
         }
         return {name: size // self.devices for name, size in needed.items()}
 

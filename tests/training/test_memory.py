@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupynet import experiment as experiment_module
 from cupynet.backend import cuda
-from cupynet.data import Synthetic
+from cupynet.data import Dataset, Synthetic
 from cupynet.errors import ConfigError, DeviceError
 from cupynet.experiment import Experiment
 from cupynet.nn import Dense, Layer
@@ -18,6 +20,7 @@ from cupynet.parallel import Placement
 from cupynet.training import ParallelWrapper, wrapper
 from cupynet.training.memory import Usage, output_values
 from tests.nn.networks import lenet
+from tests.shards import write_shards
 from tests.test_conf_files import settings_of
 from tests.training.conftest import small_dataset, small_model
 
@@ -98,6 +101,32 @@ def test_devices_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cuda, "memory", lambda devices: 10**12)
     monkeypatch.setattr(experiment_module, "memory", lambda: (10**9, "this machine has"))
     one.check_memory()  # what is on the devices does not count here
+
+
+def test_each_rank_of_a_machine_loads_its_own_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Job:
+        machines, rank = ("n01", "n01", "n02"), 1
+
+        def first_word(self, text: str) -> str:
+            return text
+
+    one = Experiment(settings_of("data=synthetic", "data.train=1000000", "batch_size=1", "backend=numpy", "workers=3"))
+    there = (10**9, "this machine has")  # the images have 784 MB
+    monkeypatch.setattr(experiment_module, "memory", lambda: there)
+    one.check_memory()
+    one.job = Job()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="^data.train=1000000: needs about 1.6 GB"):
+        one.check_memory()
+
+
+def test_batches_made_ahead_of_shards_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = Dataset("images", np.zeros((10_000, 28, 28, 1), np.uint8), np.arange(10_000) % 10, 10)
+    write_shards(images, tmp_path, 2)
+    settings = ("backend=numpy", "workers=2", "batch_size=1", "parallel.prefetch_buffer=99999")
+    one = Experiment(settings_of("data=shards", f"data.folder={tmp_path}", *settings))
+    monkeypatch.setattr(experiment_module, "memory", lambda: (2 * 10**7, "this machine has"))
+    with pytest.raises(ConfigError, match="^parallel.prefetch_buffer=99999: needs about "):  # 31 MB of images
+        one.check_memory()
 
 
 def test_every_rank_hears_the_refusal_of_one() -> None:
