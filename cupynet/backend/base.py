@@ -128,11 +128,11 @@ class Backend:
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
         """An array of any shape, with arbitrary content, from the workspace; by default in the storage precision."""
-        return self.workspace.borrow(shape, self.policy.storage if dtype is None else dtype)
+        return self._workspaces.current.borrow(shape, self.policy.storage if dtype is None else dtype)
 
     def give_back(self, *arrays: Array | None) -> None:
         """Return borrowed arrays, of any shape, to the workspace."""
-        self.workspace.give_back(*arrays)
+        self._workspaces.current.give_back(*arrays)
 
     def loans(self) -> Loans:
         """A context that gives back what was borrowed in it if an exception ends it, see `Loans`."""
