@@ -2,7 +2,7 @@
 
 An `Experiment` is made, once, before anything is written: names are resolved, constructors have refused what they
 cannot take, and the network's shapes are inferred without allocating a weight. What it holds are descriptions; what
-trains is the `ParallelWrapper` that it builds. (Over 300 lines: what settings are refused for, and what comes of them.)
+trains is the `ParallelWrapper` that it builds.
 """
 
 from __future__ import annotations

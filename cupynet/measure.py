@@ -2,7 +2,7 @@
 
 Nothing is asserted here: figures are for reading, and on a machine that others use too only ratios within one sitting
 count. Whole runs are measured as users start them, in processes of their own. What is measured between workers is
-returned on rank 0. (Over 300 lines: one measurement after the other.)
+returned on rank 0.
 """
 
 from __future__ import annotations

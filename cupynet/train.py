@@ -1,7 +1,6 @@
 """Train a network: `python -m cupynet.train [key=value ...]`.
 
-Composes the settings into an `Experiment`, which is refused or else trained in its `ParallelWrapper`. (Over 300 lines:
-a run is read in one place, from its first moment to what is told of it.)
+Composes the settings into an `Experiment`, which is refused or else trained in its `ParallelWrapper`.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 
 
 def _train(experiment: Experiment, run: Run) -> float | None:
-    """The run, in which a second signal is a KeyboardInterrupt. (Over 40 lines: it is read in one piece.)"""
+    """The run, in which a second signal is a KeyboardInterrupt."""
     from cupynet import config
     from cupynet.training import StopReason, unlearned
     from cupynet.training.console import is_quiet, result_table

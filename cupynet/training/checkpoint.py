@@ -3,8 +3,7 @@
 A checkpoint holds every worker's `Trainer.state()`: its weights, its optimizer's and its synchronizer's vectors, where
 training is, and what its callbacks know. What several workers hold alike is stored once. Taking one causes no average
 and changes no bit of what is trained. What is read is held against what a worker has before anything of it is used: the
-digests of a checkpoint say that it is whole, not that it was written here. (Over 300 lines: what is written and what is
-made of it again stand beside each other.)
+digests of a checkpoint say that it is whole, not that it was written here.
 """
 
 from __future__ import annotations

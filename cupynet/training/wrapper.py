@@ -2,7 +2,7 @@
 
 This is the one assembly line: the class that the README shows is the one that `python -m cupynet.train` runs. How many
 workers and on which device (`Placement`), how many batches are made ahead, how many BLAS threads a worker gets and what
-keeps the replicas together is decided here and nowhere else. (Over 300 lines: the decisions stand beside each other.)
+keeps the replicas together is decided here and nowhere else.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class ParallelWrapper:
         data_on_device: bool | str = "auto",
         progress: str = "auto",
     ) -> None:
-        """See the class. (Over 40 lines: one argument after the other is checked and decided.)"""
+        """See the class."""
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
         instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")

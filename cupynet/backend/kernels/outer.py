@@ -65,7 +65,7 @@ def outer_sums(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
-    """The loop over windows with all sums in registers. (Over 40 lines: one loop, read in one piece.)
+    """The loop over windows with all sums in registers.
 
     A pixel that did not win multiplies zeros: that is as many times the arithmetic of the winners alone as a pooling
     window has pixels, but it is regular.

@@ -95,7 +95,7 @@ def blocks(length: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
-    """The kernel for rows of `full` blocks and a rest, see `blocks`. (Over 40 lines: two loops, read in one piece.)"""
+    """The kernel for rows of `full` blocks and a rest, see `blocks`."""
 
     @kernel
     def gradient(x: Array, patches: Patches, passed: Passed, grad: Array) -> None:
@@ -136,7 +136,7 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
 
 @functools.cache
 def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
-    """The kernel for rows of `full` blocks and a rest, see `blocks`. (Over 40 lines: two loops, read in one piece.)"""
+    """The kernel for rows of `full` blocks and a rest, see `blocks`."""
 
     @kernel
     def gradient(weight: Array, patches: Patches, passed: Passed, dx: Array) -> None:

@@ -134,10 +134,7 @@ def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def products(height: int, width: int, rest: int) -> Callable[..., None]:
-    """The kernel for tiles of `height` rows and `width` columns, the last of `rest` columns where there are any.
-
-    (Over 40 lines: loops in loops, read in one piece.)
-    """
+    """The kernel for tiles of `height` rows and `width` columns, the last of `rest` columns where there are any."""
 
     @kernel
     def convolve(x: Array, zeros: Array, frame: Frame, sums: Sums, factors: Array, start: Array, y: Array) -> None:
