@@ -22,7 +22,7 @@ from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
-from cupynet.parts import build_as, named, under
+from cupynet.parts import build_as, check_modules, named, under
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
@@ -54,6 +54,7 @@ class Experiment:
     """
 
     def __init__(self, settings: Settings, stages: int | None = None) -> None:
+        check_modules(settings.trusted_modules)
         self.settings, self.tests = settings, True
         self._open = False  # whether the settings leave open into how many stages replicas are cut
         self.job = job() if settings.parallel.launcher == "mpi" else None

@@ -1,16 +1,19 @@
 """Build the objects that the configuration names by `_target_`.
 
 The constructor's signature is the schema of a part, and the constructor validates its arguments. A target is built only
-if it is a class that is defined in cupynet or in a trusted module; the prefix of its dotted path says nothing about
-that (`cupynet.train.os.mkdir`).
+if it is a class that is defined in one of the packages of parts or in a trusted module. The prefix of its dotted path
+says nothing about that (`cupynet.train.os.mkdir`), and some classes of cupynet write files when they are created
+(`cupynet.exits.LogFile`).
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import Parameter
 from types import ModuleType
 from typing import Any, TypeVar
@@ -20,7 +23,8 @@ from cupynet.errors import ConfigError
 
 T = TypeVar("T")
 
-
+# the packages of cupynet whose classes a stranger's settings may create
+PACKAGES = tuple(f"cupynet.{name}" for name in ("data", "loggers", "nn", "optim", "parallel", "training"))
 ABSTRACT = ("Layer", "Loss", "Optimizer", "Synchronizer")  # classes of cupynet that do nothing by themselves
 
 
@@ -152,18 +156,33 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
     if not isinstance(found, type):
         inside = vars(module)  # a name that is not in it is resolved when it is asked for
         classes = [
-            other for other in dir(module) if other[0].isupper() and _is_built(inside.get(other, object), trusted)
+            other
+            for other in dir(module)
+            if other[0].isupper() and _is_built(inside.get(other, object), _defining(trusted))
         ]
         raise ConfigError(f"{where}: there is no class '{name}' in {module_name}{nearest(name, classes)}")
-    if not _lies_in(found.__module__, trusted):
+    if not _lies_in(found.__module__, _defining(trusted)):
         raise ConfigError(f"{where}: is a class of {found.__module__}, which is not trusted")
     return found
+
+
+def _defining(trusted: Iterable[str]) -> list[str]:
+    """The packages in which a class may be defined: of cupynet, those of parts."""
+    return [*PACKAGES, *(name for name in trusted if name != "cupynet")]
 
 
 def _is_built(found: Any, trusted: Iterable[str]) -> bool:
     """Return True for a class that can be a part, or for `object`, which stands for a name that is loaded lazily."""
     own = isinstance(found, type) and _lies_in(found.__module__, trusted) and not issubclass(found, BaseException)
     return own or found is object
+
+
+def check_modules(names: Iterable[str]) -> None:
+    """Refuse trusted modules that do not exist. Nothing is imported. ConfigError."""
+    for name in names:
+        package = name.partition(".")[0]
+        if package not in sys.modules and find_spec(package) is None:
+            raise ConfigError(f"trusted_modules={written(list(names))}: there is no module '{package}'")
 
 
 def _import(name: str, where: str) -> ModuleType:

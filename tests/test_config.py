@@ -803,6 +803,8 @@ def test_build_says_where(node: dict[str, Any], message: str) -> None:
         ),
         ("cupynet.parts.os.mkdir", "there is no module"),
         ("cupynet.parts.ModuleType", "is a class of builtins, which is not trusted"),
+        ("cupynet.exits.LogFile", "is a class of cupynet.exits, which is not trusted"),  # would truncate a file
+        ("cupynet.lock.Hold", "is a class of cupynet.lock, which is not trusted"),
         ("cupynet.nowhere.Conv2D", "there is no module 'cupynet.nowhere'"),
         ("cupynet", "must be a class with its module"),
         ("..Conv2D", "must be a class with its module"),

@@ -102,6 +102,10 @@ def test_settings_build_nothing_untrusted(name: str, refused: Any, in_folder: Pa
     refused(said, "--config-dir", "theirs", "experiment=evil")
 
 
+def test_trusted_modules_exist(refused: Any, in_folder: Path) -> None:  # noqa: F811
+    refused("trusted_modules=[os.path,nonexistent]: ", "trusted_modules=[os.path,nonexistent]")
+
+
 # what a run has stored ------------------------------------------------------------------------------------------------
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

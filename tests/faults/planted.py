@@ -1462,7 +1462,7 @@ TRUST = [
         "borrowed-class-is-built",
         "trust",
         "cupynet/parts.py",
-        "if not _lies_in(found.__module__, trusted):",
+        "if not _lies_in(found.__module__, _defining(trusted)):",
         "if not _lies_in(module_name, trusted):",
         ("tests/test_config.py::test_build_trusts_definitions_only",),
     ),
