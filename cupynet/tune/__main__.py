@@ -43,12 +43,13 @@ def _command() -> None:
     from cupynet.exits import steady_streams, tell
     from cupynet.tune.arguments import for_hydra, prepare
 
+    typed = sys.argv[1:]
     try:
-        sys.argv[1:], resumed = for_hydra(sys.argv[1:])
+        sys.argv[1:], resumed = for_hydra(typed)
     except CupynetError as error:
         steady_streams()
         raise SystemExit(tell(error)) from None
-    config.run(search, partial(prepare, sys.argv[1:], resumed), "tune", TuneSettings)
+    config.run(search, partial(prepare, sys.argv[1:], resumed, typed), "tune", TuneSettings)
 
 
 def search(plan: Plan, folder: Path) -> float | None:
@@ -90,7 +91,7 @@ def _announce(plan: Plan, study: Study) -> None:
         settings.trials, settings.objective, settings.sampler, settings.pruner,
     )  # fmt: skip
     log.info("settings of all trials: %s", " ".join(plan.shared))
-    if plan.resumed:
+    if plan.resumed is not None:
         log.info("resumed: %d trials are done", len(study.counted))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config, resume
-from cupynet.checks import kept_out
-from cupynet.errors import ConfigError
+from cupynet.checks import kept_out, one_line
+from cupynet.errors import ConfigError, DataError
 from cupynet.settings import TuneSettings, own_names
 
 if TYPE_CHECKING:
     from cupynet.experiment import Experiment
 
 MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # when a search is resumed
+REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `${`
 FEWEST = 20  # training images, for some to be held out
 NOT_SEARCHED = ("resume", "trusted_modules", "experiment", "data.validation", "parallel.launcher")
 
@@ -28,7 +30,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
 
     Raises:
         ConfigError: `-m`, or settings that cannot change when a search is resumed.
-        DataError: the folder contains links, or its files cannot be read.
+        DataError: the folder contains links, its files cannot be read, or its settings refer to something.
     """
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("-m: a search starts its trials itself: leave -m out")
@@ -40,11 +42,14 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     if not (folder / resume.STUDY).is_file() or not (folder / ".hydra" / "overrides.yaml").is_file():
         raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
     resume.refuse_links(folder)
+    stored = config.overrides_of(folder, TuneSettings)
     for each in filter(_is_setting, now):
-        if _name(each) not in MAY_DIFFER:
+        if _name(each) not in MAY_DIFFER and each not in stored:
             raise ConfigError(f"{each}: when a search is resumed only {', '.join(MAY_DIFFER)} may change")
+    for each in filter(REFERENCE.search, stored):
+        raise DataError(f"{folder}: {one_line(each)}: a stored setting must be a plain value")
     changed = [*map(_name, now), "trusted_modules"]
-    kept = [each for each in config.overrides_of(folder, TuneSettings) if _name(each) not in changed]
+    kept = [each for each in stored if _name(each) not in changed]
     return [*kept, *now, f"hydra.run.dir={resume.quoted(folder)}"], folder
 
 
@@ -65,14 +70,16 @@ class Plan:
         space: the distribution of each searched setting.
         shared: the settings of all trials, as overrides.
         config_dir: of --config-dir.
-        resumed: whether the search continues an earlier one.
+        resumed: the folder of the search that is resumed; None for a new one.
+        typed: the arguments as they were typed now.
     """
 
     settings: TuneSettings
     space: Mapping[str, Any]
     shared: Sequence[str]
     config_dir: Path | None
-    resumed: bool
+    resumed: Path | None
+    typed: Sequence[str]
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
         """Return the settings of a trial."""
@@ -81,7 +88,7 @@ class Plan:
         return [*self.shared, *(f"{key}={written(each, params[key])}" for key, each in self.space.items())]
 
 
-def prepare(arguments: Sequence[str], resumed: Path | None, settings: TuneSettings) -> Plan:
+def prepare(arguments: Sequence[str], resumed: Path | None, typed_now: Sequence[str], settings: TuneSettings) -> Plan:
     """Refuse a search none of whose trials could work. ConfigError."""
     if find_spec("optuna") is None:
         raise ConfigError("cupynet.tune needs Optuna, which is not installed: pip install 'cupynet[sweep]'")
@@ -90,7 +97,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, settings: TuneSettin
     own = (*own_names(TuneSettings), "hydra")
     shared = [each for each in arguments if _is_setting(each) and _name(each).split(".")[0] not in own]
     space = config.search_space(settings.search)
-    plan = Plan(settings, space, shared, config.own_folder(arguments), resumed is not None)
+    plan = Plan(settings, space, shared, config.own_folder(arguments), resumed, typed_now)
     typed = [_name(each) for each in arguments if _is_setting(each)]
     _check_names(plan, typed)
     experiments = (_experiment(plan, params) for params in _extremes(space))
@@ -146,7 +153,10 @@ def _experiment(plan: Plan, params: Mapping[str, Any]) -> Experiment:
     from cupynet.experiment import Experiment
 
     try:
-        experiment = Experiment(config.compose(plan.overrides(params), plan.config_dir))
+        settings = config.compose(plan.overrides(params), plan.config_dir)
+        if plan.resumed is not None:
+            config.check_outputs(settings.callbacks, plan.resumed, plan.typed)
+        experiment = Experiment(settings)
         experiment.check_memory()
     except ConfigError as error:
         fractions = [key.lstrip("+") for key in params if isinstance(params[key], float)]

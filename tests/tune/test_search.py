@@ -55,7 +55,7 @@ def search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Non
 
         monkeypatch.setattr(command, "_trained", trained)
         settings: Any = SimpleNamespace(trials=trials, timeout_s=timeout_s)
-        command._run_trials(Plan(settings, opened.space, [], None, False), tmp_path, opened)
+        command._run_trials(Plan(settings, opened.space, [], None, None, []), tmp_path, opened)
 
     return run
 

@@ -48,7 +48,7 @@ def settings_of(given: list[str]) -> TuneSettings:
 
 def prepared(*typed: str) -> Plan:
     given, resumed = for_hydra(typed)
-    return prepare(given, resumed, settings_of(given))
+    return prepare(given, resumed, typed, settings_of(given))
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -97,7 +97,7 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
     typed = shlex.split(line)
     assert typed == told["settings"]
     run(tmp_path, *typed, "hydra.run.dir=again")
-    again = Run(tmp_path / "again").summary()
+    again = Run(tmp_path / "again").summary().scores
     assert (again.validation_accuracy, again.test_accuracy) == (told["best"]["figure"], told["test"]["accuracy"])
 
 
@@ -260,6 +260,30 @@ def test_a_resumed_search_has_its_own_command_line(tmp_path: Path) -> None:
     (tmp_path / "study.db-journal").symlink_to("/tmp")  # to which SQLite would write
     with pytest.raises(DataError, match="is a link"):
         for_hydra([f"resume={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    "stored", ["seed=${oc.env:HOME}", "seed=$\\{oc.env:HOME\\}", "search=['seed=choice(\\${x},1)']"]
+)
+def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([*TINY, stored]))
+    (tmp_path / "study.db").touch()
+    with pytest.raises(DataError, match="plain value"):
+        for_hydra([f"resume={tmp_path}"])
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -> None:
+    path = "callbacks.history.path=" + ("choice(/tmp/a,/tmp/b)" if searched else "/tmp/a")
+    given, _ = for_hydra([*TINY, RATE, path])
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(given))
+    (tmp_path / "study.db").touch()
+    with pytest.raises(ConfigError, match="callbacks.history.path=/tmp/a"):
+        prepared(f"resume={tmp_path}")
+    if not searched:
+        assert prepared(f"resume={tmp_path}", path).resumed == tmp_path  # typed again
 
 
 class Trial:
