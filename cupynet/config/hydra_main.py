@@ -250,6 +250,7 @@ class Entry(Callback):
                 _log.warning("%s", hold.warning)
             if _command.schema is Settings:
                 resume.refuse_taken(folder)
+            record.begin(folder)
             _command.sweep = folder
             record.say(f"each job runs in a folder of {folder}")
 

@@ -80,6 +80,15 @@ def split(overrides: Sequence[str]) -> dict[str, str]:
     return {name.lstrip("+"): value for name, _, value in parts}
 
 
+def begin(sweep: Path) -> None:
+    """Remove the records of an earlier sweep in this folder. OSError."""
+    folder = sweep / ENDED
+    if folder.is_symlink():
+        folder.unlink()
+    for path in folder.glob("*.json"):
+        path.unlink()
+
+
 def ended(sweep: Path, job: Job) -> None:
     """Record that a job has ended, in a file of its own and in sweep.csv, and print its result.
 

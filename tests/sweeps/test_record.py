@@ -66,6 +66,20 @@ def test_the_file_is_written_as_jobs_end(tmp_path: Path) -> None:
     assert found == [("0", "1", "0", ""), ("2", "2", "3", "loss is nan, at once")]
 
 
+def test_a_sweep_in_the_folder_of_an_earlier_one_has_its_own_rows(tmp_path: Path) -> None:
+    job(tmp_path, 0)
+    job(tmp_path, 2, code=3)
+    record.begin(tmp_path)
+    job(tmp_path, 1)
+    assert [row["job"] for row in rows(tmp_path)] == ["1"] and record.finish(tmp_path) == 0
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(tmp_path / record.ENDED, elsewhere)
+    (tmp_path / record.ENDED).symlink_to(elsewhere)
+    record.begin(tmp_path)
+    job(tmp_path, 2)
+    assert [path.name for path in elsewhere.iterdir()] == ["1.json"]
+
+
 def test_the_best_job_is_chosen_by_validation_images_if_all_have_some(tmp_path: Path) -> None:
     job(tmp_path, 0, validation_accuracy=0.0, test_accuracy=0.99)
     job(tmp_path, 1, validation_accuracy=0.5, test_accuracy=0.5, train_s=20.0)
