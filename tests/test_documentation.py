@@ -10,6 +10,7 @@ reader has.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -190,7 +190,13 @@ def check_settings(words: list[str], name: str, schema: type[Settings]) -> None:
         if each.is_interval_sweep():  # of cupynet.tune: where it begins is a value
             words[number] = f"{each.key_or_group}={each.value().start}"
     parsed = OverridesParser.create().parse_overrides(words)
-    jobs = next(iter(BasicSweeper.split_arguments(parsed, None)))
+    choices = [
+        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [each.input_line or ""]
+        for each in parsed
+    ]
+    jobs = itertools.product(*choices)
     try:
         composing.register(schema)
         for job in jobs:

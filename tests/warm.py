@@ -98,7 +98,6 @@ def import_all() -> None:
 
     The kernels of LeNet, and what Hydra and OmegaConf learn of their grammars while they read the first settings.
     """
-    import hydra._internal.hydra
     import hydra.main  # noqa: F401
     from hydra.core.plugins import Plugins
 
