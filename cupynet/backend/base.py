@@ -91,7 +91,7 @@ class Backend:
         return nullcontext()
 
     def activate(self) -> None:
-        """Make this backend's device the current one of the calling thread; once, at the start of a worker."""
+        """Make this backend's device the current one of the calling thread, which is its worker from now on."""
 
     def deactivate(self) -> None:
         """Let the calling thread have the device and stream that it had before `activate`; harmless without one."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import Control, Recorder, Scaling
+from cupynet.backend import Control, Recorder, Scaling, Workspace
 from cupynet.backend.array import Array
 from cupynet.data import Batch
 from cupynet.nn import Context, Model
@@ -53,6 +53,7 @@ class GraphReplica(Replica):
         self._epoch: Array = model.backend.asarray(np.zeros(1, np.int64))
         self._epoch_there = 0
         self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by what it does and that size: works done before
+        self._workspace: Workspace | None = None  # of the thread that recorded these
         self._spoiled: dict[tuple[str, int], int] = {}  # how often a work was not recorded
         self._scale: float | None = None  # the loss scale that the device was told, or told; None: nothing yet
         self._ahead = False
@@ -70,6 +71,8 @@ class GraphReplica(Replica):
         """See `Replica.begin`."""
         super().begin()
         self._launched, self._scale = {}, None
+        if self._workspace is not self.backend.workspace:  # another thread: graphs write to the buffers of the last one
+            self._workspace, self._known = self.backend.workspace, {}
 
     def gradient(self, batch: Batch | None) -> Step:
         """See `Replica.gradient`. If steps run ahead, `update` computes the gradient too."""

@@ -490,6 +490,7 @@ class ParallelWrapper:
         trainer = self._trainers[world.rank]
         if trainer is None:
             trainer = self._trainers[world.rank] = self._make(world)
+        trainer.backend.activate()  # one worker alone runs in the calling thread, which may be another than before
         return trainer
 
     def _make(self, world: Communicator) -> Trainer:

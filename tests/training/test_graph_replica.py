@@ -19,6 +19,7 @@ from cupynet.checkpoints import Checkpoints
 from cupynet.data import Dataset, Loader
 from cupynet.errors import DivergedError
 from cupynet.nn import (
+    INFERENCE,
     Activation,
     AvgPool2D,
     BinaryCrossEntropy,
@@ -518,6 +519,22 @@ def test_a_fit_that_somebody_broke_off_leaves_nothing_behind() -> None:
     before = trainer.clock.samples
     trainer.fit(Loader(DATA, 8, seed=3), 1)
     assert trainer.clock.samples - before == 97 - 3 * 8  # the epoch goes on where it was broken off
+
+
+@on_devices
+def test_a_fit_in_another_thread_leaves_the_buffers_of_the_first_alone() -> None:
+    """The graphs of the first fit write to buffers that this thread has borrowed again since."""
+    model = small_model("float", "cupy")
+    with ParallelWrapper(model, 1, prefetch_buffer=0) as training:
+        training.fit(Loader(DATA, 8, seed=3), 1)
+        logits, _ = model.forward(model.backend.load_images(DATA.images, np.arange(8)), INFERENCE)
+        before = np.array(model.backend.to_host(logits))
+        other = threading.Thread(target=training.fit, args=(Loader(DATA, 8, seed=3), 1))
+        other.start()
+        other.join()
+        assert training.trainer.epoch == 2
+        np.testing.assert_array_equal(model.backend.to_host(logits), before)
+        model.backend.give_back(logits)
 
 
 @on_devices

@@ -102,7 +102,7 @@ class CupyBackend(Backend):
         if self._stream is None:  # another thread may go on where one has failed: in the order of the same stream
             self._stream = self.xp.cuda.Stream(non_blocking=True)
         self._stream.__enter__()  # after `use`, the end of a `with` block would bring the null stream back
-        _thread.mark = self._mark
+        _thread.mark = self._mark = object()  # the thread that had it before asks like any other from now on
 
     def deactivate(self) -> None:
         if getattr(_thread, "mark", None) is self._mark:
