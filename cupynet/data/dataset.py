@@ -20,7 +20,6 @@ from cupynet.errors import ConfigError
 SPLIT_STREAM = (1 << 63) + 1
 TRAIN_STREAM = (1 << 63) + 2
 TEST_STREAM = (1 << 63) + 3
-SHARD_STREAM = (1 << 63) + 4
 
 
 def philox(seed: int, stream: int, block: int = 0) -> np.random.Generator:

@@ -65,7 +65,7 @@ class Shards:
         paths = [self.path(number) for number in range(self._count())]
         self.labels = [map_integers(path / "labels.npy") for path in paths]
         self.samples = [map_integers(path / "samples.npy") for path in paths]
-        self.counts = tuple(map(len, self.labels))
+        self.counts = self._in_files = tuple(map(len, self.labels))  # `head` uses fewer
         self._check_samples()
         self.classes = self._found_classes() if classes is None else classes
         here = [path / "images.npy" for path in paths if os.path.lexists(path / "images.npy")]
@@ -133,12 +133,11 @@ class Shards:
     def open(self, number: int) -> Shard:
         """Map one shard. Raises DataError."""
         if number not in self._opened:
-            path, count = self.path(number), self.counts[number]
-            images = map_images(path / "images.npy")
-            if images.shape[1:] != self.image_shape or len(images) < count:
-                expected = f"{count} images of {self.image_shape}"
+            path, images = self.path(number), map_images(self.path(number) / "images.npy")
+            if images.shape != (self._in_files[number], *self.image_shape):
+                expected = f"{self._in_files[number]} images of {self.image_shape}"
                 raise DataError(f"{path}: expected {expected}, found {len(images)} of {images.shape[1:]}")
-            dataset = as_dataset(path, self.name, images[:count], self.labels[number], self)
+            dataset = as_dataset(path, self.name, images[: self.counts[number]], self.labels[number], self)
             self._opened[number] = Shard(dataset, self.samples[number])
         return self._opened[number]
 

@@ -107,9 +107,10 @@ def another_set(folder: Path) -> None:
         (overwritten("0/images", np.asfortranarray(ROWS.images[:7])), "0/images.npy: expected images .* in C order"),
         (overwritten("0/images", np.zeros((7, 3), np.uint8)), "0/images.npy: expected images"),
         (overwritten("0/images", np.zeros((6, 3, 2, 1), np.uint8)), "0: expected 7 images"),
+        (overwritten("0/images", np.zeros((8, 3, 2, 1), np.uint8)), "0: expected 7 images .* found 8"),
         (overwritten("1/images", np.zeros((7, 2, 3, 1), np.uint8)), "1: expected 7 images of .3, 2, 1."),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_damaged_shards_are_refused(damage: Callable[[Path], None], said: str, folder: Path) -> None:
     damage(folder)
