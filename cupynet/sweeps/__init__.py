@@ -1,1 +1,1 @@
-"""Several runs at once: what a sweep is told of its jobs and writes down of them; processes that work for this one."""
+"""Sweeps: the record of their jobs (sweep.csv) and tables of figures."""
