@@ -231,9 +231,9 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
 
 
 def one_step(replica: Replica, batch: Batch, number: int) -> None:
-    """Make one training step."""
-    replica.gradient(batch)
-    replica.update(number)
+    """Make one training step, as the training loop does."""
+    step = replica.gradient(batch)
+    replica.update(number, step.squared_norm)
 
 
 def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:

@@ -9,11 +9,16 @@ import pytest
 
 from cupynet import config, measure
 from cupynet.backend.cpu import NumbaBackend
+from cupynet.data import Loader
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.experiment import Experiment
 from cupynet.nn import INFERENCE
+from cupynet.optim import Nesterov
+from cupynet.parallel import ParameterAveraging
 from cupynet.settings import BenchSettings, PlanSettings
+from cupynet.training import Replica, Trainer
 from tests.test_conf_files import settings_of
+from tests.training.conftest import small_dataset, small_model
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,26 @@ def test_medians_are_measured_in_turn() -> None:
 
     found = measure.medians({"a": work("a", [1.0, 9.0, 2.0]), "b": work("b", [5.0, 5.0, 7.0])}, 3)
     assert found == {"a": 2.0, "b": 5.0} and order == ["a", "b"] * 3
+
+
+@pytest.mark.parametrize("loop", ["training", "measured"])
+def test_a_step_computes_the_norm_of_the_gradient_once(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms, replica = [], Replica(small_model("float"), Nesterov(0.01, max_grad_norm=1.0))
+    squared_norm = type(replica.backend).squared_norm
+
+    def counted(grad: Any) -> Any:
+        norms.append(grad)
+        return squared_norm(replica.backend, grad)
+
+    monkeypatch.setattr(replica.backend, "squared_norm", counted)
+    batches = Loader(small_dataset(24), 8)
+    if loop == "training":
+        Trainer(replica, synchronizer=ParameterAveraging(3), prefetch_buffer=0).fit(batches, 1)
+    else:
+        replica.optimizer.learning_rate.span(0, 3, epoch=3, epochs=1)
+        for number, batch in enumerate(batches.epoch(0, replica.backend)):
+            measure.one_step(replica, batch, number)
+    assert len(norms) == 3
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
