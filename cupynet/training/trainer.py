@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import Shared, check_on_device
+from cupynet.backend import Shared
 from cupynet.checks import integer, is_bool, one_of
 from cupynet.data import Batch, Batches, BatchFeed
 from cupynet.errors import ConfigError, DataError, DivergedError, annotate
@@ -120,12 +120,12 @@ class Trainer:
         replica.join(self.groups, shares_gradients=self.synchronizer.shares_gradients)
         self.callbacks = list(callbacks)
         self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
-        self._prefetch_buffer = integer("prefetch_buffer", prefetch_buffer, 0)
-        self._on_device = check_on_device(data_on_device, replica.backend.name)
+        self._prefetch_buffer = prefetch_buffer
+        self._on_device = data_on_device
         self._shared = Shared() if shared is None else shared
         self._feed: BatchFeed | None = None  # of the batches that this fit trains on
         self._evaluator = Evaluator(replica, self.groups, self._who, self._open_feed)
-        self.report_every = integer("report_every", report_every, 0)
+        self.report_every = report_every
         self.total_iterations = self.total_epochs = 0
         self.evaluation: Evaluation | None = None
         self.stopped: Stop | None = None
