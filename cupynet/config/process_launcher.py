@@ -146,9 +146,18 @@ class ProcessLauncher(Launcher):
             print(line.replace("cupynet: ", f"cupynet: job {job.number}: ", 1), file=sys.stderr, flush=True)
         errors = [line.removeprefix("cupynet: ") for line in lines if line.startswith("cupynet: ")]
         if code < 0:
-            say_error(f"job {job.number}: ended by {signal.Signals(-code).name}")
-            return 128 - code, f"ended by {signal.Signals(-code).name}"
+            ended = f"ended by {_signal_name(-code)}"
+            say_error(f"job {job.number}: {ended}")
+            return 128 - code, ended
         return code, errors[-1] if code and errors else ""
+
+
+def _signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals have none in Python."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _is_of(override: str, names: Sequence[str]) -> bool:
