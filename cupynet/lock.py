@@ -76,7 +76,7 @@ class Hold:
             return
         with contextlib.suppress(OSError):
             if os.path.samestat(self._path.stat(), self._file):  # not of another folder of this name
-                self._path.unlink()  # while it is held: whoever waits for it finds out that it is gone
+                self._path.unlink()  # while it is held: a waiting process notices that the file is gone
         self._lock.release()
 
 
@@ -90,7 +90,7 @@ def at_work(folder: Path) -> bool:
         lock.acquire(timeout=0)
     except TimeoutError:
         return True
-    except OSError:  # no locks here, or somebody else's folder
+    except OSError:  # no locks here, or another user's folder
         return False
     lock.release()
     return False

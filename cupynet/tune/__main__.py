@@ -148,7 +148,7 @@ def _run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
 
 
 def _trained(plan: Plan, folder: Path, study: Study, trial: Trial) -> tuple[float | None, bool]:
-    """Train a trial into a run folder of its own; its figure, and whether it was pruned."""
+    """Train a trial in its own run folder. Return its figure, and True if it was pruned."""
     from cupynet import config, train
     from cupynet.tune.results import folder_of
     from cupynet.tune.study import PruningCallback

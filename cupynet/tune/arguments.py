@@ -138,7 +138,7 @@ def _refuse_study(arguments: Sequence[str]) -> None:
 
 
 def _extremes(space: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield settings with each choice and each bound, one at a time, beside the first of all others."""
+    """Yield settings with each choice and each bound, one at a time, with the first value of all others."""
     from cupynet.tune.study import ends
 
     first = {key: ends(each)[0] for key, each in space.items()}

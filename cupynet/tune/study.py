@@ -103,7 +103,7 @@ class Study:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every combination of settings has been tried."""
+        """True if every combination of settings has been tried."""
         tried = {tuple(each.params[key] for key in self.space) for each in self.counted if self._is_whole(each)}
         return len(tried) >= self._size
 
@@ -206,7 +206,7 @@ class PruningCallback(Callback):
 
     Attributes:
         figure: of the last evaluation of the fit; None before.
-        pruned: whether training was stopped.
+        pruned: True if the pruner stopped training.
     """
 
     def __init__(self, trial: Trial, objective: str) -> None:
