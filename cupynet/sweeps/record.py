@@ -99,11 +99,15 @@ def ended(sweep: Path, job: Job) -> None:
     try:
         (sweep / ENDED).mkdir(exist_ok=True)
         write_json(sweep / ENDED / f"{job.number}.json", content)
-        write_whole(sweep / NAME, as_csv(Table(jobs_of(sweep)).columns()).encode())
+        _write(sweep, jobs_of(sweep))
     except (OSError, OutputError) as error:
         say_error(f"warning: {NAME}: {one_line(error)}")
     if not job.code:
         say(f"job {job.number}: {outcome(job)}")
+
+
+def _write(sweep: Path, jobs: Sequence[Job]) -> None:
+    write_whole(sweep / NAME, as_csv(Table(jobs).columns()).encode())
 
 
 def jobs_of(sweep: Path) -> list[Job]:
@@ -136,6 +140,8 @@ def finish(sweep: Path) -> int:
     jobs = jobs_of(sweep)
     try:
         if jobs:
+            with contextlib.suppress(OSError, OutputError):  # each job has warned of it
+                _write(sweep, jobs)  # jobs that ended at the same time may have left out each other's rows
             Table(jobs).show(sweep, Screen())
     except Exception as error:  # of the stream, or of Rich
         if not isinstance(error, BrokenPipeError):

@@ -66,6 +66,15 @@ def test_the_file_is_written_as_jobs_end(tmp_path: Path) -> None:
     assert found == [("0", "1", "0", ""), ("2", "2", "3", "loss is nan, at once")]
 
 
+def test_rows_of_jobs_that_ended_at_the_same_time_are_there_at_the_end(tmp_path: Path) -> None:
+    job(tmp_path, 0)
+    early = (tmp_path / "sweep.csv").read_bytes()
+    job(tmp_path, 2)
+    (tmp_path / "sweep.csv").write_bytes(early)  # as by the process of the first job, if it writes last
+    record.finish(tmp_path)
+    assert [row["job"] for row in rows(tmp_path)] == ["0", "2"]
+
+
 def test_a_sweep_in_the_folder_of_an_earlier_one_has_its_own_rows(tmp_path: Path) -> None:
     job(tmp_path, 0)
     job(tmp_path, 2, code=3)
