@@ -90,7 +90,7 @@ def test_whole_runs_have_as_many_workers_whatever_was_typed(monkeypatch: pytest.
 
     def trained(overrides: list[str], ranks: int = 0) -> Any:
         ran.append((overrides, ranks))
-        return SimpleNamespace(images_per_s=1.0), 0
+        return SimpleNamespace(cost=SimpleNamespace(images_per_s=1.0)), 0
 
     monkeypatch.setattr(measure, "trained", trained)
     settings = SimpleNamespace(images=10, repeats=1, peers=None, batch_size=1)

@@ -44,7 +44,7 @@ def test_one_batch_of_everything(asked, batches, tmp_path):
         stdout, _ = run(tmp_path, "resume=trial")
         assert "its epoch is complete: epochs=... asks for more" in stdout
         _, stderr = run(tmp_path, "resume=trial", "fast_dev_run=false", code=2)
-        assert stderr.startswith("cupynet: fast_dev_run=0: the run in trial was made with 1")
+        assert stderr.startswith("cupynet: fast_dev_run=false: the run in trial was made with 1")
 
 
 @pytest.mark.parametrize(

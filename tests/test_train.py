@@ -291,7 +291,7 @@ def test_evaluate_refuses_what_is_no_run_and_damaged_weights(finished, tmp_path)
 BAD = {
     "workrs=4": "did you mean 'workers'?",
     "workers=0": "at least 1",
-    "workers=four": "an integer of at least 1",
+    "workers=four": "could not be converted to Integer",
     "dtype=float16x": "one of half, bfloat16, float, double",
     "parallel.averaging_frequency=0": "at least 1",
     "batch_size=-1": "at least 1",
@@ -495,7 +495,7 @@ def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(
     stdout, _ = run(tmp_path, *arguments, code=143, **signalling)
     (summary,) = tmp_path.glob("outputs/sweeps/*/*/*/summary.json")
     assert json.loads(summary.read_text())["test_accuracy"] is not None
-    assert "job 0 failed: exit code 143: stopped by SIG" in stdout and "job 1" not in stdout
+    assert "job 0 failed with exit code 143: stopped by SIG" in stdout and "job 1" not in stdout
 
 
 def test_a_reader_who_leaves_does_not_end_a_run(tmp_path):

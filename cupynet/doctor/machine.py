@@ -27,7 +27,7 @@ THREADS = (
     "OMP_PLACES",
     "GOMP_CPU_AFFINITY",
 )
-MODULES = {"hydra-core": "hydra"}  # what a package is imported as, where that is not its name
+MODULES = {"hydra-core": "hydra", "pyyaml": "yaml"}  # package -> the module it provides, if the names differ
 
 
 def check_packages(asked: list[str]) -> Iterator[Finding]:
