@@ -1,4 +1,4 @@
-"""The CPU backends: `numpy`, the reference as it stands, and `numba`, which compiles what takes NumPy many passes."""
+"""The CPU backends: `numpy`, the reference itself, and `numba`, which compiles what takes NumPy many passes."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _check_not_pickled(path: PathLike) -> None:
         with open(path, "rb") as file:
             start = file.read(4)
     except OSError:
-        return  # whoever reads it says why
+        return  # load_tensors reports the reason
     if start.startswith((b"PK\x03\x04", b"\x80\x02")):
         raise DataError(
             f"{path}: is a file of torch.save, which can run code. Save the weights with "

@@ -232,7 +232,9 @@ class Statistics:
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
         """Return the record of an epoch. table: `epoch` of all workers, (W, figures + 3); known: its other fields."""
-        last = np.arange(len(table)) % stages == stages - 1  # these stages have the losses, and the first are told them
+        last = (
+            np.arange(len(table)) % stages == stages - 1
+        )  # these stages have the losses; the first stages receive them
         counts, sums = (np.where(last, each, 0) for each in table.T[-3:-1])
         losses = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
         self._losses.mean = float(sums.sum() / counts.sum()) if counts.any() else math.nan

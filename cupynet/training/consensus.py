@@ -73,8 +73,8 @@ class StopConsensus:
             return Agreed(self.wish, 0)
         self.count_bytes(clock)
         apart, pace = begun and self.own is not None, self._pace()
-        told = world.gather_numbers(self._reason, clock.bytes_sent, apart, pace)  # (W, 4)
-        reasons, sent, measured, paces = told.T
+        gathered = world.gather_numbers(self._reason, clock.bytes_sent, apart, pace)  # (W, 4)
+        reasons, sent, measured, paces = gathered.T
         self._often = max(1, int(HEARD_S / max(float(paces.max()), 1e-9)))
         of_all = None
         if measured.any():

@@ -233,7 +233,7 @@ def result_table(summary: Summary, run: Run) -> None:
 
 
 def _rows(summary: Summary) -> dict[str, str]:
-    """What there is to tell of a run, by its name in the table."""
+    """Return the rows of the closing table: name -> text."""
     dataset = f"{summary.setup.dataset} (fallback: not MNIST)" if summary.setup.fallback else summary.setup.dataset
     stages = f" of {summary.setup.stages} stages" if summary.setup.stages > 1 else ""
     count, unit = (

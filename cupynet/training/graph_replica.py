@@ -55,7 +55,7 @@ class GraphReplica(Replica):
         self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by what it does and that size: works done before
         self._workspace: Workspace | None = None  # of the thread that recorded these
         self._spoiled: dict[tuple[str, int], int] = {}  # how often a work was not recorded
-        self._scale: float | None = None  # the loss scale that the device was told, or told; None: nothing yet
+        self._scale: float | None = None  # the loss scale last written to the device or read from it; None before
         self._ahead = False
         self._batch: Batch | None = None  # of the step that `update` launches ahead of the host
         self._launched: dict[int, bool] = {}  # of the steps since the host looked: iteration, whether it had a batch
@@ -112,7 +112,7 @@ class GraphReplica(Replica):
         self._ahead = wanted and not self._singly
 
     def launch_singly(self, wanted: bool) -> None:
-        self._singly, self._scale = wanted, None  # the device is told the loss scale again
+        self._singly, self._scale = wanted, None  # write the loss scale to the device again
         self._ahead = self._wanted_ahead and not wanted
 
     def _launch_ahead(self, iteration: int) -> None:
@@ -132,15 +132,15 @@ class GraphReplica(Replica):
         made = [iteration for iteration, had_batch in launched.items() if had_batch]
         if not made:
             return Settled(len(launched), 0, 0.0, None)
-        told = self._recorder.read()
-        self._scale = self.backend.loss_scale = told[Control.SCALE]
-        self.updates -= int(told[Control.SKIPPED])
+        controls = self._recorder.read()
+        self._scale = self.backend.loss_scale = controls[Control.SCALE]
+        self.updates -= int(controls[Control.SKIPPED])
         if self.scaler is not None:
-            self.scaler.learn(int(told[Control.STEADY]), int(told[Control.SKIPPED]))
-        self._write(used=told[Control.USED])
-        halted = int(told[Control.HALTED])
+            self.scaler.learn(int(controls[Control.STEADY]), int(controls[Control.SKIPPED]))
+        self._write(used=controls[Control.USED])
+        halted = int(controls[Control.HALTED])
         halt = made[halted - 1] if halted else None
-        return Settled(len(launched), int(told[Control.SAMPLES]), told[Control.LOSSES], halt)
+        return Settled(len(launched), int(controls[Control.SAMPLES]), controls[Control.LOSSES], halt)
 
     # what is recorded -----------------------------------------------------------------------------------------------
 
