@@ -1,7 +1,7 @@
 """What a finished run makes of pictures: `python -m cupynet.predict RUN digit.png [more.png | folder]`.
 
 Pictures may be of any size. For a run on MNIST they are brought to what MNIST's digits are, dark on light or light on
-dark (data/centred.py); for others they are resized, as `data=folder` does it.
+dark (data/centering.py); for others they are resized, as `data=folder` does it.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Seeing:
 
     def image(self, path: Path) -> Any:
         """A picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
-        from cupynet.data.centred import centred_as_mnist, is_dark_on_light
-        from cupynet.data.pictures import one_name, picture, resized
+        from cupynet.data.centering import centred_as_mnist, is_dark_on_light
+        from cupynet.data.sources.image_folder import one_name, picture, resized
 
         height, width, channels = self.shape
         pixels = picture(path, channels, drawn=self.on_black)
@@ -125,7 +125,7 @@ class Seeing:
 
 def _files(given: Sequence[Path]) -> Iterator[Path | CupynetError]:
     """The files that are named, and those in folders that are, in order of their names; or why there are none."""
-    from cupynet.data.pictures import ENDINGS, one_name
+    from cupynet.data.sources.image_folder import ENDINGS, one_name
 
     for path in given:
         if not os.path.isdir(path):  # which knows of names that cannot be
@@ -146,7 +146,7 @@ def _tell(model: Model, waiting: Sequence[tuple[Path, Any]], asked: argparse.Nam
     """Print what is seen in these pictures."""
     import numpy as np
 
-    from cupynet.data.pictures import one_name
+    from cupynet.data.sources.image_folder import one_name
 
     if not waiting:
         return

@@ -112,7 +112,7 @@ def test_the_same_files_undamaged_are_trained_on(made: tuple[TinyMNIST, Experime
 
 TINY = """
 from cupynet.data import MNIST
-from cupynet.data.idx import IdxFile
+from cupynet.data.idx_file import IdxFile
 
 class Tiny(MNIST):
     files = ({files})

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from cupynet.data import MNIST
-from cupynet.data.idx import IdxFile
+from cupynet.data.idx_file import IdxFile
 from cupynet.doctor import __main__ as command
 from cupynet.doctor import machine, surroundings
 from cupynet.doctor.finding import Finding

@@ -16,9 +16,10 @@ import pytest
 from PIL import Image as Pictures
 
 from cupynet import ConfigError, DataError, load_model
-from cupynet.data import Synthetic, pictures
-from cupynet.data.centred import centred_as_mnist, is_dark_on_light
-from cupynet.data.pictures import picture
+from cupynet.data import Synthetic
+from cupynet.data.centering import centred_as_mnist, is_dark_on_light
+from cupynet.data.sources import image_folder as pictures
+from cupynet.data.sources.image_folder import picture
 from cupynet.predict import Seeing, _lines, main, shown
 from cupynet.trained import Trained
 from tests.test_train import run, run_folder

@@ -10,19 +10,19 @@ makes them ahead.
 from __future__ import annotations
 
 from cupynet.data.augment import Augmentation, CutOut, Draws, Elastic, HorizontalFlip, Rotate, Shift
-from cupynet.data.cifar import CIFAR10
 from cupynet.data.dataset import Dataset, Labelled
 from cupynet.data.feed import BatchFeed
 from cupynet.data.loader import Batch, Batches, Loader, ShardedLoader, as_loader
-from cupynet.data.mnist import KMNIST, MNIST, FashionMNIST
-from cupynet.data.npz import Npz
-from cupynet.data.own import Idx
-from cupynet.data.pictures import Folder
 from cupynet.data.prefetch import Prefetcher
-from cupynet.data.sharded import Sharded
 from cupynet.data.shards import Shards
-from cupynet.data.source import Data, Source
-from cupynet.data.synthetic import Synthetic
+from cupynet.data.sources.cifar import CIFAR10
+from cupynet.data.sources.image_folder import Folder
+from cupynet.data.sources.mnist import KMNIST, MNIST, FashionMNIST
+from cupynet.data.sources.npz import Npz
+from cupynet.data.sources.sharded import Sharded
+from cupynet.data.sources.source import Data, Source
+from cupynet.data.sources.synthetic import Synthetic
+from cupynet.data.sources.user_files import Idx
 
 __all__ = [
     "Augmentation",

@@ -23,7 +23,7 @@ from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation, augmentations, augmented
 from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
 from cupynet.data.shards import Shards
-from cupynet.data.source import Data, Source
+from cupynet.data.sources.source import Data, Source
 from cupynet.errors import ConfigError, DataError
 
 _LOOKED_AT = 1 << 20  # bytes of images that a signature takes in

@@ -23,7 +23,7 @@ from cupynet import checks
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
 from cupynet.data.dataset import Dataset
-from cupynet.data.idx import expanded, regular
+from cupynet.data.idx_file import expanded, regular
 from cupynet.errors import ConfigError, DataError
 
 _parsing = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time

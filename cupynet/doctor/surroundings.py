@@ -61,7 +61,7 @@ def check_mpi(asked: list[str]) -> Iterator[Finding]:
 def check_data(asked: list[str]) -> Iterator[Finding]:
     """Whether the data of the run are there and whole, byte by byte."""
     from cupynet.data import MNIST
-    from cupynet.data.downloaded import Downloaded, data_folder, offline
+    from cupynet.data.sources.downloaded import Downloaded, data_folder, offline
 
     try:
         source = experiment(asked).source

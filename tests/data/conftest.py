@@ -15,7 +15,7 @@ import pytest
 
 from cupynet.backend import PixelScale
 from cupynet.data import MNIST
-from cupynet.data.idx import IdxFile
+from cupynet.data.idx_file import IdxFile
 
 NAMES = [file.name for file in MNIST.files]
 SHAPES = [(30, 28, 28), (30,), (12, 28, 28), (12,)]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupynet.data.idx import IdxFile
-from cupynet.data.own import IDX_NAMES
+from cupynet.data.idx_file import IdxFile
+from cupynet.data.sources.user_files import IDX_NAMES
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "digits.npz"
 

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from cupynet.data import MNIST, download
 from cupynet.data.download import Downloader, Unavailable
-from cupynet.data.idx import Damaged
+from cupynet.data.idx_file import Damaged
 
 NAME, GOOD = "digits.gz", b"the right bytes" * 10_000
 

@@ -18,8 +18,8 @@ from cupynet.backend.array import Array
 from cupynet.checks import integer
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
-from cupynet.data.source import Data, Source
-from cupynet.data.strokes import Alphabet, alphabet
+from cupynet.data.sources.source import Data, Source
+from cupynet.data.sources.strokes import Alphabet, alphabet
 
 BLOCK = 100  # images that are drawn together: their arrays fit a core's cache
 DOTS = 48  # of ink along a glyph's strokes

@@ -17,9 +17,9 @@ from cupynet.checks import number, setting
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.download import Check, Downloader, Unavailable
-from cupynet.data.idx import Damaged, expanded
-from cupynet.data.source import Data, Source
-from cupynet.data.synthetic import Synthetic
+from cupynet.data.idx_file import Damaged, expanded
+from cupynet.data.sources.source import Data, Source
+from cupynet.data.sources.synthetic import Synthetic
 from cupynet.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import cupynet.data.pictures
 from cupynet.data import Folder, Idx, Npz
-from cupynet.data.own import IDX_NAMES, OwnData
+from cupynet.data.sources import image_folder
+from cupynet.data.sources.user_files import IDX_NAMES, OwnData
 from cupynet.errors import ConfigError, DataError
 from tests.data.own_files import Parts, digits, idx_bytes, write_idx, write_npz, write_pictures
 
@@ -307,8 +307,8 @@ def test_a_quick_look_has_some_of_each_class_and_reads_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: int
 ) -> None:
     folder, read = pictures(tmp_path), list[Path]()
-    decoded = cupynet.data.pictures._decoded
-    monkeypatch.setattr(cupynet.data.pictures, "_decoded", lambda path, *a: (read.append(path), decoded(path, *a))[1])
+    decoded = image_folder._decoded
+    monkeypatch.setattr(image_folder, "_decoded", lambda path, *a: (read.append(path), decoded(path, *a))[1])
     source = Folder(folder, limit=20, validation=validation)
     data = source.load()
     assert len(data.train) == len(data.test) == 20

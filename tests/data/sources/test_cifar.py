@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupynet.data import CIFAR10
-from cupynet.data.cifar import Archive
+from cupynet.data.sources.cifar import Archive
 from cupynet.errors import DataError
 
 RNG = np.random.default_rng(3)

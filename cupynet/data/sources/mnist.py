@@ -17,8 +17,8 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation
-from cupynet.data.downloaded import Downloaded, Irreplaceable, KnownFile
-from cupynet.data.idx import IdxFile, unpack
+from cupynet.data.idx_file import IdxFile, unpack
+from cupynet.data.sources.downloaded import Downloaded, Irreplaceable, KnownFile
 
 NAMES = (  # training images and labels, test images and labels
     "train-images-idx3-ubyte.gz",

@@ -11,9 +11,9 @@ from cupynet import checks
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.normalize import pixels_for
-from cupynet.data.own import path_of
 from cupynet.data.shards import Shards, as_dataset, map_images, map_integers
-from cupynet.data.source import Data, Source
+from cupynet.data.sources.source import Data, Source
+from cupynet.data.sources.user_files import path_of
 from cupynet.errors import ConfigError
 
 

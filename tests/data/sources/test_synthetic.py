@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.data import Dataset, Synthetic
-from cupynet.data.strokes import GLYPHS, alphabet
+from cupynet.data.sources.strokes import GLYPHS, alphabet
 
 GOLDEN_LABELS = [3, 6, 2, 9, 7, 0, 5, 8, 4, 1, 6, 8, 2, 0, 4, 9, 1, 7, 3, 5]
 # the mean of each 4 x 4 pixels of the first image

@@ -18,8 +18,8 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.checks import setting
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx import Damaged, expanded, regular
-from cupynet.data.own import Outline, OwnData, path_of, sha256_of
+from cupynet.data.idx_file import Damaged, expanded, regular
+from cupynet.data.sources.user_files import Outline, OwnData, path_of, sha256_of
 from cupynet.errors import ConfigError, DataError
 
 _parsing = threading.Lock()  # see `stored`

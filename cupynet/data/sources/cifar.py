@@ -16,8 +16,8 @@ from typing import BinaryIO
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.data.downloaded import Irreplaceable, KnownFile
-from cupynet.data.idx import Damaged, regular
+from cupynet.data.idx_file import Damaged, regular
+from cupynet.data.sources.downloaded import Irreplaceable, KnownFile
 from cupynet.errors import DataError
 
 _CHUNK = 1 << 20

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cupynet.data import KMNIST, FashionMNIST
-from cupynet.data.idx import IdxFile
+from cupynet.data.idx_file import IdxFile
 from cupynet.errors import DataError
 from tests.data.conftest import NAMES
 

@@ -17,7 +17,7 @@ import platformdirs
 import pytest
 
 from cupynet.data import MNIST, Data
-from cupynet.data.downloaded import data_folder
+from cupynet.data.sources.downloaded import data_folder
 from cupynet.errors import ConfigError, DataError
 
 NAMES = [file.name for file in MNIST.files]
@@ -96,7 +96,7 @@ def test_a_mirror_with_another_set_is_not_believed(tiny: Any, mirror: Any, monke
 
 def warning(caplog: pytest.LogCaptureFixture) -> str:
     (record,) = caplog.records
-    assert (record.levelno, record.name) == (logging.WARNING, "cupynet.data.downloaded")
+    assert (record.levelno, record.name) == (logging.WARNING, "cupynet.data.sources.downloaded")
     assert "\n" not in record.getMessage()
     return record.getMessage()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.data.pictures import resized
+from cupynet.data.sources.image_folder import resized
 from cupynet.errors import DataError
 
 BOX = 20 / 28  # of the image's side

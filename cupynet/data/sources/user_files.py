@@ -19,8 +19,8 @@ from cupynet import checks
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
-from cupynet.data.idx import Damaged, IdxFile, expanded, opened, read_opened
-from cupynet.data.source import Data, Source
+from cupynet.data.idx_file import Damaged, IdxFile, expanded, opened, read_opened
+from cupynet.data.sources.source import Data, Source
 from cupynet.errors import ConfigError, DataError
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from cupynet import checks
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx import expanded
-from cupynet.data.own import Outline, OwnData, path_of
+from cupynet.data.idx_file import expanded
+from cupynet.data.sources.user_files import Outline, OwnData, path_of
 from cupynet.errors import ConfigError, DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg")
