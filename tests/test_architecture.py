@@ -98,8 +98,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
 HOMES: dict[str, tuple[str, ...]] = {
     "numpy": ("",),
-    "cupy": ("backend/cuda/", "parallel/nccl.py"),
-    "cupy_backends": ("backend/cuda/", "parallel/nccl.py"),
+    "cupy": ("backend/cuda/", "parallel/communicators/nccl.py"),
+    "cupy_backends": ("backend/cuda/", "parallel/communicators/nccl.py"),
     "cupyx": ("backend/cuda/",),
     "cuda": ("backend/cuda/",),
     "ml_dtypes": ("backend/",),
@@ -116,7 +116,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "platformdirs": ("data/",),
     "rich": ("training/console.py", "training/bar.py", "sweeps/table.py", *(f"{command}.py" for command in COMMANDS)),
     "safetensors": ("files.py",),
-    "mpi4py": ("parallel/mpi.py",),
+    "mpi4py": ("parallel/communicators/mpi.py",),
     "onnx": ("interop/onnx.py",),
     "onnxruntime": ("interop/onnx_check.py",),
     "threadpoolctl": ("backend/", "bench.py"),
@@ -359,7 +359,7 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     ),
     (
         import_directions,
-        "parallel/threads.py",
+        "parallel/communicators/threads.py",
         "from cupynet.nn.model import Model",
         "parallel may not import cupynet.nn",
     ),
@@ -393,7 +393,12 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     (third_party_homes, "training/report.py", "__import__('platformdirs')", "platformdirs belongs into data/"),
     (third_party_homes, "training/trainer.py", "from rich.table import Table", "rich belongs into training/console.py"),
     (third_party_homes, "data/loader.py", "import threadpoolctl", "threadpoolctl belongs into backend/"),
-    (third_party_homes, "parallel/ranks.py", "from mpi4py import MPI", "mpi4py belongs into parallel/mpi.py"),
+    (
+        third_party_homes,
+        "parallel/launchers/mpi.py",
+        "from mpi4py import MPI",
+        "mpi4py belongs into parallel/communicators/mpi.py",
+    ),
     (third_party_homes, "nn/conv.py", "import jax", "jax belongs into no file yet"),
     (no_code_from_data, "data/x.py", "import pickle", "pickle runs code"),
     (no_code_from_data, "data/x.py", "from joblib import load", "joblib runs code"),

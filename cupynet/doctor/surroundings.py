@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from cupynet.experiment import Experiment
 
 NETWORK = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "beegfs", "9p", "ceph", "afs")
-HELLO = "import os; from cupynet.parallel.mpi import library as l; m = l(); w = m.COMM_WORLD; w.Barrier(); "
+HELLO = "import os; from cupynet.parallel.communicators.mpi import library as l; "
+HELLO += "m = l(); w = m.COMM_WORLD; w.Barrier(); "
 HELLO += "v = m.Get_library_version().splitlines()[0][:60]; "
 HELLO += "os.write(1, f'rank {w.Get_rank()} of {w.Get_size()} {v}\\n'.encode())"  # at once: the other writes too
 

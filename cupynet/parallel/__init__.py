@@ -1,28 +1,35 @@
 """Replicas side by side: how workers talk, when replicas are brought together, how workers are started."""
 
-from cupynet.parallel.averaging import ParameterAveraging
-from cupynet.parallel.communicator import REDUCES, Communicator, PeerFailed, SerialCommunicator, Traffic, WorkerTimeout
-from cupynet.parallel.devices import check_reduce
-from cupynet.parallel.elastic import ElasticAveraging
-from cupynet.parallel.encoding import (
+from cupynet.parallel.communicators.base import (
+    REDUCES,
+    Communicator,
+    PeerFailed,
+    SerialCommunicator,
+    Traffic,
+    WorkerTimeout,
+)
+from cupynet.parallel.communicators.devices import check_reduce
+from cupynet.parallel.communicators.groups import Groups
+from cupynet.parallel.communicators.mpi import MpiCommunicator
+from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
+from cupynet.parallel.launchers.mpi import MpiJob, MpiLauncher, job
+from cupynet.parallel.launchers.threads import Launcher, ThreadLauncher
+from cupynet.parallel.pipeline import Pipeline, PipelineSpeed, one_forward_one_backward, parts
+from cupynet.parallel.placement import Placement
+from cupynet.parallel.synchronizers.averaging import ParameterAveraging
+from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, is_finite
+from cupynet.parallel.synchronizers.elastic import ElasticAveraging
+from cupynet.parallel.synchronizers.gradients import GradientSharing
+from cupynet.parallel.synchronizers.outer import DiLoCo, Mean, Outer, SlowMo
+from cupynet.parallel.synchronizers.replica_view import ReplicaView
+from cupynet.parallel.synchronizers.schedule import Adaptive, PostLocal, When
+from cupynet.parallel.synchronizers.threshold import (
     AdaptiveThreshold,
     FixedThreshold,
     TargetSparsity,
     Threshold,
     ThresholdEncoding,
 )
-from cupynet.parallel.gradients import GradientSharing
-from cupynet.parallel.groups import Groups
-from cupynet.parallel.launch import Launcher, ThreadLauncher
-from cupynet.parallel.mpi import MpiCommunicator
-from cupynet.parallel.outer import DiLoCo, Mean, Outer, SlowMo
-from cupynet.parallel.pipeline import Pipeline, PipelineSpeed, one_forward_one_backward, parts
-from cupynet.parallel.placement import Placement
-from cupynet.parallel.ranks import MpiJob, MpiLauncher, job
-from cupynet.parallel.replica import ReplicaView
-from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite
-from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
-from cupynet.parallel.when import Adaptive, PostLocal, When
 
 __all__ = [
     "REDUCES",

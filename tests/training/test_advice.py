@@ -10,7 +10,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.nn import BinaryCrossEntropy, Hinge, Huber, MeanSquaredError, SoftmaxNLL
 from cupynet.parallel import Adaptive, PipelineSpeed
-from cupynet.parallel.when import Every
+from cupynet.parallel.synchronizers.schedule import Every
 from cupynet.training import Evaluation, Spent, advise, unlearned
 from cupynet.training.advice import FEW_ROUNDS, MOST_RARELY, STANDS_OUT, WANTED, rarer
 

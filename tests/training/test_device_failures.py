@@ -24,8 +24,8 @@ from cupynet.errors import DeviceError
 from cupynet.nn import Image, Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import Placement, ThreadLauncher, WorkerTimeout
-from cupynet.parallel.devices import DeviceMeans
-from cupynet.parallel.nccl import NcclSum
+from cupynet.parallel.communicators.devices import DeviceMeans
+from cupynet.parallel.communicators.nccl import NcclSum
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, TrainerView
 from cupynet.training.failures import told
 from tests.backends import on_devices

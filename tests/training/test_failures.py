@@ -21,7 +21,8 @@ from cupynet.checkpoints import Checkpoints, read
 from cupynet.data import Loader
 from cupynet.errors import OutputError
 from cupynet.optim import Nesterov
-from cupynet.parallel import WorkerTimeout, launch
+from cupynet.parallel import WorkerTimeout
+from cupynet.parallel.launchers import threads as launch
 from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
 from tests.training.conftest import WAYS, small_dataset, small_model
 

@@ -22,7 +22,7 @@ from cupynet.parallel import (
     PostLocal,
     SlowMo,
 )
-from cupynet.parallel.averaging import spread
+from cupynet.parallel.synchronizers.averaging import spread
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from tests.training.conftest import (
     WAYS,

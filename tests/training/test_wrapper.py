@@ -18,7 +18,8 @@ from cupynet.checkpoints import Checkpoints
 from cupynet.data import Loader
 from cupynet.errors import ConfigError
 from cupynet.optim import SGD, Nesterov, OneCycle
-from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, launch, placement
+from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
+from cupynet.parallel.launchers import threads as launch
 from cupynet.runs import Run
 from cupynet.training import Callback, History, ParallelWrapper, Trainer
 from cupynet.training.checkpoint import save

@@ -21,7 +21,7 @@ from cupynet.backend.policy import stored_dtype
 from cupynet.backend.recording import GIVEN
 from cupynet.backend.targets import TARGET_LOSSES
 from cupynet.errors import ConfigError
-from cupynet.parallel.communicator import SerialCommunicator
+from cupynet.parallel.communicators.base import SerialCommunicator
 from cupynet.training import scaling
 from tests.backends import GPU, Reference
 from tests.standin.host import host_library

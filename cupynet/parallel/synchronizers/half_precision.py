@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cupynet.backend.array import Array
-from cupynet.parallel.communicator import Communicator
+from cupynet.parallel.communicators.base import Communicator
 
 WIRES = ("exact", "half")
 RESOLUTION = 2.0**-10  # of a mean in 16 bits: rounded once when it is sent, and once when it is made

@@ -10,7 +10,7 @@ import pytest
 from cupynet.errors import ConfigError
 from cupynet.optim import SGD
 from cupynet.parallel import DiLoCo, Mean, Outer, SlowMo
-from cupynet.parallel.outer import outer_step
+from cupynet.parallel.synchronizers.outer import outer_step
 from cupynet.training import Replica
 from tests.training.conftest import small_model
 

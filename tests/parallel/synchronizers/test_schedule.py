@@ -9,7 +9,7 @@ import pytest
 
 from cupynet.errors import ConfigError
 from cupynet.parallel import Adaptive, PostLocal, When
-from cupynet.parallel.when import rule
+from cupynet.parallel.synchronizers.schedule import rule
 
 
 def averages(when: When, rounds: int, start: int = 0, divergence: float = math.nan) -> list[int]:

@@ -141,7 +141,8 @@ def test_a_rank_that_waits_hears_signals(tmp_path):
 BEGINNING = """
 import os, sys, time
 from cupynet.mpiexec import started
-from cupynet.parallel import job, ranks
+from cupynet.parallel import job
+from cupynet.parallel.launchers import mpi as ranks
 
 kind = sys.argv[1]
 if kind == "leaves":

@@ -10,7 +10,7 @@ from typing import Any
 
 from cupynet.backend.array import Array
 from cupynet.checks import guess, instance, number, refusal, shown
-from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
+from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
 
 
 class Outer:

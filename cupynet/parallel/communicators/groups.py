@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cupynet.errors import ConfigError
-from cupynet.parallel.communicator import Communicator, SerialCommunicator
+from cupynet.parallel.communicators.base import Communicator, SerialCommunicator
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
-from cupynet.parallel.communicator import Communicator, PeerFailed, Traffic, same_form
-from cupynet.parallel.devices import means_on_devices
-from cupynet.parallel.timeout import LOOK_S, Timeout, timed_out
+from cupynet.parallel.communicators.base import Communicator, PeerFailed, Traffic, same_form
+from cupynet.parallel.communicators.devices import means_on_devices
+from cupynet.parallel.communicators.timeout import LOOK_S, Timeout, timed_out
 
 
 class ThreadTeam:

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 
 from cupynet.backend.array import Array
 from cupynet.checks import flag, integer, one_of
-from cupynet.parallel.communicator import Communicator
-from cupynet.parallel.outer import Mean, Outer, outer_step
-from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
-from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, distance
-from cupynet.parallel.tally import Tally
-from cupynet.parallel.when import When, rule
-from cupynet.parallel.wire import RESOLUTION, WIRES, half_mean
+from cupynet.parallel.communicators.base import Communicator
+from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, distance
+from cupynet.parallel.synchronizers.half_precision import RESOLUTION, WIRES, half_mean
+from cupynet.parallel.synchronizers.outer import Mean, Outer, outer_step
+from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
+from cupynet.parallel.synchronizers.round_statistics import Tally
+from cupynet.parallel.synchronizers.schedule import When, rule
 
 Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # as `Average` has it: the divergence, and by layer
 UNMEASURED: Spread = (math.nan, {})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.parallel.wire import half_mean
+from cupynet.parallel.synchronizers.half_precision import half_mean
 from tests.training.conftest import on_threads
 
 

@@ -13,12 +13,12 @@ from cupynet.backend.array import Array
 from cupynet.checks import flag, integer, one_of
 from cupynet.errors import ConfigError
 from cupynet.nn.params import Params
-from cupynet.parallel.communicator import Communicator
-from cupynet.parallel.encoding import Message, ThresholdEncoding, encoding
-from cupynet.parallel.replica import ReplicaView, by_name, take_by_name
-from cupynet.parallel.synchronizers import Average, Moment, Synchronizer, is_finite, refuse_divergence
-from cupynet.parallel.tally import Tally
-from cupynet.parallel.wire import WIRES, half_mean
+from cupynet.parallel.communicators.base import Communicator
+from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, is_finite, refuse_divergence
+from cupynet.parallel.synchronizers.half_precision import WIRES, half_mean
+from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
+from cupynet.parallel.synchronizers.round_statistics import Tally
+from cupynet.parallel.synchronizers.threshold import Message, ThresholdEncoding, encoding
 
 _encoding = encoding  # the constructor's argument has its name
 

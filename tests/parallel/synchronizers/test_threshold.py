@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cupynet.errors import ConfigError
 from cupynet.parallel import AdaptiveThreshold, FixedThreshold, TargetSparsity, ThresholdEncoding
-from cupynet.parallel.encoding import HEADER, Message, encoding
+from cupynet.parallel.synchronizers.threshold import HEADER, Message, encoding
 
 
 def started(algorithm: Any = None, *, count: int = 100, dtype: Any = np.float32, every: int = 0) -> ThresholdEncoding:

@@ -11,8 +11,10 @@ import time
 
 import pytest
 
-from cupynet.parallel import ThreadLauncher, WorkerTimeout, launch, timeout
-from cupynet.parallel.timeout import LOOK_S, Timeout
+from cupynet.parallel import ThreadLauncher, WorkerTimeout
+from cupynet.parallel.communicators import timeout
+from cupynet.parallel.communicators.timeout import LOOK_S, Timeout
+from cupynet.parallel.launchers import threads as launch
 from tests.mpi import ROOT, mpiexec, needs_mpi
 
 TIMEOUT_S, STOPPED_S = 1.5, 2.5

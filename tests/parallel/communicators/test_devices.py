@@ -16,8 +16,15 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.errors import ConfigError
-from cupynet.parallel import ThreadCommunicator, ThreadGroup, nccl
-from cupynet.parallel.devices import DeviceMeans, RankMeans, check_reduce, means_of_ranks, means_on_devices
+from cupynet.parallel import ThreadCommunicator, ThreadGroup
+from cupynet.parallel.communicators import nccl
+from cupynet.parallel.communicators.devices import (
+    DeviceMeans,
+    RankMeans,
+    check_reduce,
+    means_of_ranks,
+    means_on_devices,
+)
 from tests.backends import on_devices
 from tests.training.conftest import on_threads, small_model
 

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from cupynet.backend.array import Array
-from cupynet.parallel.communicator import Communicator
-from cupynet.parallel.replica import ReplicaView
-from cupynet.parallel.synchronizers import is_finite, refuse_divergence
+from cupynet.parallel.communicators.base import Communicator
+from cupynet.parallel.synchronizers.base import is_finite, refuse_divergence
+from cupynet.parallel.synchronizers.replica_view import ReplicaView
 
 
 class Tally:

@@ -12,7 +12,8 @@ import traceback
 import pytest
 
 from cupynet.errors import ConfigError
-from cupynet.parallel import PeerFailed, ThreadLauncher, launch
+from cupynet.parallel import PeerFailed, ThreadLauncher
+from cupynet.parallel.launchers import threads as launch
 
 
 @pytest.mark.parametrize("workers", [1, 4])

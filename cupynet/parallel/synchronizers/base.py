@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError, DivergedError
-from cupynet.parallel.communicator import Communicator
-from cupynet.parallel.replica import ReplicaView
+from cupynet.parallel.communicators.base import Communicator
+from cupynet.parallel.synchronizers.replica_view import ReplicaView
 
 Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from cupynet.checks import integer, number
 from cupynet.errors import ConfigError, CupynetError, annotate
-from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator
-from cupynet.parallel.threads import ThreadCommunicator, ThreadGroup
-from cupynet.parallel.timeout import LOOK_S, Timeout
+from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator
+from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
+from cupynet.parallel.communicators.timeout import LOOK_S, Timeout
 
 T = TypeVar("T")
 Inbox: TypeAlias = "queue.SimpleQueue[Callable[[Communicator], Any] | None]"

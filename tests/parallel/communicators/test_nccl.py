@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Backend, create_backend
-from cupynet.parallel import SerialCommunicator, ThreadCommunicator, nccl
-from cupynet.parallel.devices import means_of_ranks
+from cupynet.parallel import SerialCommunicator, ThreadCommunicator
+from cupynet.parallel.communicators import nccl
+from cupynet.parallel.communicators.devices import means_of_ranks
 from tests.backends import every_dtype
 from tests.standin import installed, machine
 from tests.training.conftest import on_threads
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MASTERS = {"half": "float16", "float": "float32", "double": "float64"}
 SHARES_A_GPU = 23003  # NCCL 2.30.3, the first in which ranks may: NCCL_MULTI_RANK_GPU_ENABLE
 SIZES = (1, 1000, 431_080)
@@ -88,7 +89,7 @@ def test_two_ranks_that_share_a_gpu_have_one_sum(backend: Backend) -> None:
     if get_version() < SHARES_A_GPU:
         pytest.skip(f"NCCL {get_version()} lets no two ranks share a GPU: that takes {SHARES_A_GPU}")
     made_up = machine.switched_on() is not None  # for this test, or for all: `python -m tests.standin -m pytest`
-    code = f"from tests.parallel import test_nccl; test_nccl.two_on_one(standin={made_up})"
+    code = f"from tests.parallel.communicators import test_nccl; test_nccl.two_on_one(standin={made_up})"
     environment = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "the same on both\n"), done.stdout + done.stderr

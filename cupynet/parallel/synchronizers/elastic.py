@@ -8,11 +8,11 @@ from typing import Any
 from cupynet.backend.array import Array
 from cupynet.checks import number
 from cupynet.errors import ConfigError
-from cupynet.parallel.averaging import UNMEASURED, ParameterAveraging, Spread, spread
-from cupynet.parallel.communicator import Communicator
-from cupynet.parallel.replica import ReplicaView
-from cupynet.parallel.synchronizers import Average, Moment
-from cupynet.parallel.when import When
+from cupynet.parallel.communicators.base import Communicator
+from cupynet.parallel.synchronizers.averaging import UNMEASURED, ParameterAveraging, Spread, spread
+from cupynet.parallel.synchronizers.base import Average, Moment
+from cupynet.parallel.synchronizers.replica_view import ReplicaView
+from cupynet.parallel.synchronizers.schedule import When
 
 SHARE = 0.9  # of the way to the mean of the replicas, which the centre goes where nothing is said: the paper's beta
 

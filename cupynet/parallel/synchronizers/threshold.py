@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cupynet.checks import guess, instance, integer, number, refusal, shown
 from cupynet.errors import ConfigError
-from cupynet.parallel.synchronizers import is_finite
+from cupynet.parallel.synchronizers.base import is_finite
 
 SPARSE, BITMAP = 0, 1
 HEADER = 4  # words

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from cupynet.checks import guess, instance, integer, number, refusal, shown
-from cupynet.parallel.synchronizers import Moment
+from cupynet.parallel.synchronizers.base import Moment
 
 MOMENTS = ("epoch", "end")
 

@@ -23,9 +23,9 @@ from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError
-from cupynet.parallel.communicator import Communicator, PeerFailed, SerialCommunicator, Traffic
-from cupynet.parallel.devices import RankMeans, means_of_ranks
-from cupynet.parallel.timeout import Timeout, timed_out
+from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator, Traffic
+from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
+from cupynet.parallel.communicators.timeout import Timeout, timed_out
 
 GRACE_S = 30.0  # for the other ranks to notice a failure, save what they have and come to their ends
 SPIN_S = 0.0001  # how long a wait only yields before it begins to sleep

@@ -23,9 +23,9 @@ from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.checks import one_of
 from cupynet.errors import ConfigError
-from cupynet.parallel import nccl
-from cupynet.parallel.communicator import REDUCES, Communicator
-from cupynet.parallel.nccl import Hand
+from cupynet.parallel.communicators import nccl
+from cupynet.parallel.communicators.base import REDUCES, Communicator
+from cupynet.parallel.communicators.nccl import Hand
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Communicators: how the workers of a run exchange numbers and arrays."""

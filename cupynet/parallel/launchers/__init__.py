@@ -1,0 +1,1 @@
+"""Launchers: what runs one task on every worker."""

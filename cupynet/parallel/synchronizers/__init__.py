@@ -1,0 +1,1 @@
+"""Synchronizers: what keeps replicas together."""
