@@ -103,8 +103,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "cupyx": ("backend/cuda/",),
     "cuda": ("backend/cuda/",),
     "ml_dtypes": ("backend/",),
-    "numba": ("backend/kernels/",),
-    "llvmlite": ("backend/kernels/",),
+    "numba": ("backend/cpu/kernels/",),
+    "llvmlite": ("backend/cpu/kernels/",),
     "filelock": ("lock.py", "data/download.py"),
     "hydra": ("config/",),
     "omegaconf": ("config/",),
@@ -332,10 +332,10 @@ def test_the_package_keeps(rule: Rule) -> None:
 
 
 BROKEN: list[tuple[Rule, str, str, str]] = [
-    (import_directions, "backend/base.py", "from cupynet.nn import Layer", "backend may not import cupynet.nn"),
+    (import_directions, "backend/backend.py", "from cupynet.nn import Layer", "backend may not import cupynet.nn"),
     (
         import_directions,
-        "backend/base.py",
+        "backend/backend.py",
         "def f():\n    import cupynet.config",
         "line 2: backend may not import cupynet.config",
     ),
@@ -383,9 +383,9 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     (third_party_homes, "backend/cudax.py", "import cupy.cuda", "cupy belongs into backend/cuda/"),
     (
         third_party_homes,
-        "backend/cpu.py",
+        "backend/cpu/numba_backend.py",
         "def f():\n    from numba import njit",
-        "line 2: numba belongs into backend/kernels/",
+        "line 2: numba belongs into backend/cpu/kernels/",
     ),
     (third_party_homes, "train.py", "from hydra.core import x", "hydra belongs into config/"),
     (third_party_homes, "settings.py", "import omegaconf as oc", "omegaconf belongs into config/"),
@@ -604,7 +604,7 @@ def run_without(hidden: tuple[str, ...], modules: list[str], then: str = "") -> 
 
 
 def test_the_package_imports_without_optional_packages() -> None:
-    made_for_them = ("backend/kernels/", "tune/study.py", "tune/results.py")  # cuda/ imports without CuPy
+    made_for_them = ("backend/cpu/kernels/", "tune/study.py", "tune/results.py")  # cuda/ imports without CuPy
     modules = [source.module for source in SOURCES if not source.path.startswith(made_for_them)]
     assert "cupynet.backend" in modules
     run_without(
@@ -614,7 +614,9 @@ def test_the_package_imports_without_optional_packages() -> None:
 
 def test_the_library_needs_no_configuration() -> None:
     modules = [
-        source.module for source in SOURCES if source.room in LIBRARY and not source.path.startswith("backend/kernels/")
+        source.module
+        for source in SOURCES
+        if source.room in LIBRARY and not source.path.startswith("backend/cpu/kernels/")
     ]
     run_without(("hydra", "omegaconf"), modules)
 

@@ -242,7 +242,7 @@ def test_numba_compiles_in_threads(monkeypatch):
     pytest.importorskip("numba")
     (found,) = machine.check_numba([])
     assert found.state == "ok" and "kernels are kept in " in found.text
-    from cupynet.backend.kernels import loops, updates
+    from cupynet.backend.cpu.kernels import loops, updates
 
     monkeypatch.setattr(loops.squared_norm._cache, "trouble", "no folder")  # type: ignore[attr-defined]
     assert "compiled kernels are not kept" in next(machine.check_numba([])).text

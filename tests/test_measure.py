@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cupynet import config, measure
-from cupynet.backend.cpu import NumbaBackend
+from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.data import Loader
 from cupynet.errors import ConfigError, CupynetError
 from cupynet.experiment import Experiment

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 
 from cupynet import checks
-from cupynet.backend.base import Backend
+from cupynet.backend.backend import Backend
 from cupynet.checks import BACKENDS
 from cupynet.errors import ConfigError
 
@@ -77,7 +77,7 @@ def create_backend(
             raise ConfigError(
                 f"backend=cupy: CuPy is not installed ({error}): {CUPY}; take auto for what works here"
             ) from error
-    from cupynet.backend.cpu import NumbaBackend, NumpyBackend
+    from cupynet.backend.cpu.numba_backend import NumbaBackend, NumpyBackend
 
     return NumbaBackend(dtype, device) if name == "numba" else NumpyBackend(dtype, device)
 
@@ -106,7 +106,7 @@ def _missing(name: str, device: int = 0) -> str | None:
         if importlib.util.find_spec("numba") is None:
             return "numba is not installed"
         try:
-            importlib.import_module("cupynet.backend.kernels.loops")
+            importlib.import_module("cupynet.backend.cpu.kernels.loops")
         except (ImportError, RuntimeError) as error:  # too old for this NumPy
             reason = str(error).partition("\n")[0]
             return f"numba cannot be used ({reason})"

@@ -163,8 +163,8 @@ def check_numba(asked: list[str]) -> Iterator[Finding]:
 
     import numpy as np
 
-    from cupynet.backend.kernels import loops, updates
-    from cupynet.backend.rules import Move
+    from cupynet.backend.cpu.kernels import loops, updates
+    from cupynet.backend.update_rules import Move
 
     def work(of: int) -> bool:
         """Another type for each, so that both compile."""

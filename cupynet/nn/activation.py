@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.backend.pointwise import NAMES, OF_INPUT
+from cupynet.backend.reference.activation import NAMES, OF_INPUT
 from cupynet.errors import ConfigError
 
 ACTIVATIONS = ("identity", "relu", "softmax", *NAMES)

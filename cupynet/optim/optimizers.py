@@ -157,7 +157,7 @@ class ByRule(Optimizer):
     """An optimizer that looks at each weight by itself, by a rule of the backend; its state are the rule's vectors.
 
     Attributes:
-        rule: see `cupynet.backend.rules`.
+        rule: see `cupynet.backend.update_rules`.
     """
 
     rule: Rule

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, MaxPool, Move, PixelScale, Window
-from cupynet.backend.pointwise import NAMES, OF_INPUT
-from cupynet.backend.targets import TARGET_LOSSES
+from cupynet.backend.reference.activation import NAMES, OF_INPUT
+from cupynet.backend.reference.loss import TARGET_LOSSES
 
 Array: TypeAlias = Any
 Results: TypeAlias = dict[str, Array]

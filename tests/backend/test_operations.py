@@ -1,7 +1,7 @@
 """Every backend computes what the reference computes: every operation, every precision, odd shapes.
 
 The reference is the base class on NumPy: in double, on the same numbers, for values; in the same precision, for shapes
-and dtypes. tests/backend/test_reference.py compares it with loops that anybody can read.
+and dtypes. tests/backend/reference/test_reference.py compares it with loops that anybody can read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cupynet.backend import Backend, Convolution, DtypePolicy, MaxPool, Pair, Window, create_backend
-from cupynet.backend.cpu import FUSED
-from cupynet.backend.rules import RULES, Move
+from cupynet.backend.cpu.numba_backend import FUSED
+from cupynet.backend.update_rules import RULES, Move
 from tests.backend.comparisons import COMPARISONS, ELSEWHERE, EXACT, Call, Shape
 from tests.backends import CLASSES, Reference, every_backend, every_dtype
 

@@ -38,7 +38,7 @@ REFERENCE = [
     Fault(
         "softmax-gradient-ignores-output",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "wide -= (wide * y).sum(axis=-1, keepdims=True)",
         "wide -= wide.sum(axis=-1, keepdims=True)",
         ("tests/nn/test_dense.py::test_gradients_of_activations",),
@@ -46,7 +46,7 @@ REFERENCE = [
     Fault(
         "loss-gradient-of-the-sum",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "gradient[...] = exponentials * accumulate.type(self.loss_scale / n)",
         "gradient[...] = exponentials * accumulate.type(self.loss_scale)",
         ("tests/nn/test_loss.py::test_the_gradient_is_that_of_the_mean_loss",),
@@ -54,7 +54,7 @@ REFERENCE = [
     Fault(
         "smoothed-loss-forgets-the-even-part",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "exponentials *= (at_label + even.sum())[:, None]",
         "exponentials *= at_label[:, None]",
         ("tests/nn/test_loss.py::test_every_gradient_is_that_of_the_mean_loss",),
@@ -62,7 +62,7 @@ REFERENCE = [
     Fault(
         "one-hot-loss-not-divided-by-outputs",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "accumulate.type(self.loss_scale / (n * outputs))",
         "accumulate.type(self.loss_scale / n)",
         ("tests/nn/test_loss.py::test_every_gradient_is_that_of_the_mean_loss",),
@@ -70,7 +70,7 @@ REFERENCE = [
     Fault(
         "hinge-gradient-beyond-the-margin",
         "reference",
-        "cupynet/backend/targets.py",
+        "cupynet/backend/reference/loss.py",
         "xp.where(margin > 0, -sign, xp.zeros_like(sign))",
         "xp.where(margin > -1, -sign, xp.zeros_like(sign))",
         ("tests/nn/test_loss.py::test_every_gradient_is_that_of_the_mean_loss",),
@@ -78,7 +78,7 @@ REFERENCE = [
     Fault(
         "running-variance-biased",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "running += (1 - momentum) * factor * moment",
         "running += (1 - momentum) * moment",
         ("tests/nn/test_norm.py::test_batch_norm_is_that_of_pytorch",),
@@ -86,7 +86,7 @@ REFERENCE = [
     Fault(
         "batch-norm-gradient-wrong-sign",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "wide *= inverse * sums[1] * (-1 / count)",
         "wide *= inverse * sums[1] * (1 / count)",
         ("tests/nn/test_norm.py::test_derivatives_are_right_with_the_statistics_of_the_batch",),
@@ -94,7 +94,7 @@ REFERENCE = [
     Fault(
         "layer-norm-gradient-along-the-batch",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "normal += wide.mean(axis=1, keepdims=True)",
         "normal += wide.mean(axis=0, keepdims=True)",
         ("tests/nn/test_norm.py::test_layer_norm_is_that_of_pytorch",),
@@ -102,7 +102,7 @@ REFERENCE = [
     Fault(
         "max-pool-drops-nan",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "better = ~(candidate <= y)  # larger, or one of the two is NaN",
         "better = candidate > y",
         ("tests/nn/test_pool.py::test_a_nan_anywhere_in_a_window_is_passed_on",),
@@ -110,7 +110,7 @@ REFERENCE = [
     Fault(
         "max-pool-gradient-counts-overlaps-once",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "target += self.xp.where(winners == place, dy, dy.dtype.type(0))",
         "target[...] = self.xp.where(winners == place, dy, target)",
         ("tests/nn/test_pool.py::test_gradients_for_every_geometry",),
@@ -118,7 +118,7 @@ REFERENCE = [
     Fault(
         "average-pool-counts-padding",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "total *= self._shares(window, height, width)",
         "total /= window.places",
         ("tests/nn/test_pool.py::test_padding_is_never_the_largest_and_no_mean_counts_it",),
@@ -126,7 +126,7 @@ REFERENCE = [
     Fault(
         "dropout-not-rescaled",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "kept = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))",
         "kept = rows.astype(self.policy.accumulate)",
         ("tests/nn/test_dropout.py::test_what_is_kept_makes_up_for_what_is_dropped",),
@@ -134,7 +134,7 @@ REFERENCE = [
     Fault(
         "clipping-lengthens-short-gradients",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "grad *= largest / self.xp.maximum(length, largest)",
         "grad *= largest / length",
         ("tests/optim/test_optimizers.py::test_a_long_gradient_is_shortened_and_a_short_one_is_not",),
@@ -142,7 +142,7 @@ REFERENCE = [
     Fault(
         "group-gradients-pile-up",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "            grad[...] = 0\n            self._add_product(grad, columns[own], of_group[g])",
         "            self._add_product(grad, columns[own], of_group[g])",
         (
@@ -153,7 +153,7 @@ REFERENCE = [
     Fault(
         "decay-without-learning-rate",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "step = step + move.rate * move.decay * weight",
         "step = step + move.decay * weight",
         ("tests/optim/test_golden.py::test_optimizers_move_weights_as_in_pytorch",),
@@ -161,7 +161,7 @@ REFERENCE = [
     Fault(
         "mean-of-replicas-added-up-in-single",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         'total = contributors[0][0].astype("float64") * contributors[0][1]',
         "total = contributors[0][0] * contributors[0][0].dtype.type(contributors[0][1])",
         (
@@ -172,7 +172,7 @@ REFERENCE = [
     Fault(
         "trust-ratio-of-a-zero-step",
         "reference",
-        "cupynet/backend/base.py",
+        "cupynet/backend/backend.py",
         "both = (squares > 0) & (steps > 0)",
         "both = squares > 0",
         (
@@ -184,7 +184,7 @@ REFERENCE = [
     Fault(
         "silu-slope-of-the-wrong-side",
         "reference",
-        "cupynet/backend/pointwise.py",
+        "cupynet/backend/reference/activation.py",
         "(1 + x * _sigmoid(xp, -x))",
         "(1 + x * _sigmoid(xp, x))",
         ("tests/nn/test_dense.py::test_gradients_of_activations",),
@@ -208,7 +208,7 @@ REFERENCE = [
     Fault(
         "amsgrad-forgets-the-largest",
         "reference",
-        "cupynet/backend/rules.py",
+        "cupynet/backend/update_rules.py",
         "return move.rate * (first * m) / (xp.sqrt(largest) * second + epsilon)",
         "return move.rate * (first * m) / (xp.sqrt(v) * second + epsilon)",
         ("tests/optim/test_golden.py::test_optimizers_move_weights_as_in_pytorch",),
@@ -216,7 +216,7 @@ REFERENCE = [
     Fault(
         "nesterov-looks-ahead-too-far",
         "reference",
-        "cupynet/backend/rules.py",
+        "cupynet/backend/update_rules.py",
         "return move.rate * g - move.factors[0] * v",
         "return move.rate * g - v",
         ("tests/optim/test_golden.py::test_optimizers_move_weights_as_in_pytorch",),
@@ -243,7 +243,7 @@ KERNELS = [
     Fault(
         "kernel-max-pool-gradient-counts-overlaps-once",
         "kernels",
-        "cupynet/backend/kernels/loops.py",
+        "cupynet/backend/cpu/kernels/loops.py",
         "target[c] += gradient[c] if place[c] == ky * kernel_size[1] + kx else 0",
         "target[c] = gradient[c] if place[c] == ky * kernel_size[1] + kx else target[c]",
         (f"{OPERATIONS}[max_pool2d_backward-float-numba]",),
@@ -251,7 +251,7 @@ KERNELS = [
     Fault(
         "kernel-relu-passes-at-zero",
         "kernels",
-        "cupynet/backend/kernels/loops.py",
+        "cupynet/backend/cpu/kernels/loops.py",
         "dy[i] = dy[i] if y[i] > 0 else 0",
         "dy[i] = dy[i] if y[i] >= 0 else 0",
         (f"{OPERATIONS}[relu_backward-float-numba]", "tests/nn/test_dense.py::test_relu_has_no_gradient_at_zero"),
@@ -259,7 +259,7 @@ KERNELS = [
     Fault(
         "kernel-bias-gradient-without-the-last-rows",
         "kernels",
-        "cupynet/backend/kernels/loops.py",
+        "cupynet/backend/cpu/kernels/loops.py",
         "for start in range(0, dy.shape[0], 64):",
         "for start in range(0, dy.shape[0] - 63, 64):",
         (f"{OPERATIONS}[dense_backward-float-numba]",),
@@ -267,7 +267,7 @@ KERNELS = [
     Fault(
         "kernel-mean-of-replicas-in-single",
         "kernels",
-        "cupynet/backend/kernels/loops.py",
+        "cupynet/backend/cpu/kernels/loops.py",
         "tile = np.empty(2048, np.float64)",
         "tile = np.empty(2048, np.float32)",
         (
@@ -278,7 +278,7 @@ KERNELS = [
     Fault(
         "kernel-moments-forget-the-spread-of-blocks",
         "kernels",
-        "cupynet/backend/kernels/norms.py",
+        "cupynet/backend/cpu/kernels/norms.py",
         "spread[c] += square[c] + delta * delta * start * weight",
         "spread[c] += square[c]",
         (f"{OPERATIONS}[channel_moments-float-numba]",),
@@ -286,7 +286,7 @@ KERNELS = [
     Fault(
         "kernel-layer-norm-gradient-without-the-mean",
         "kernels",
-        "cupynet/backend/kernels/norms.py",
+        "cupynet/backend/cpu/kernels/norms.py",
         "gradient[c] = inverse * (gradient[c] * scale[c] - first - normal * second)",
         "gradient[c] = inverse * (gradient[c] * scale[c] - normal * second)",
         (f"{OPERATIONS}[normalize_rows_backward-float-numba]",),
@@ -294,7 +294,7 @@ KERNELS = [
     Fault(
         "kernel-depthwise-wrong-filter",
         "kernels",
-        "cupynet/backend/kernels/depthwise.py",
+        "cupynet/backend/cpu/kernels/depthwise.py",
         "out[o] += pixel[c] * factors[o]",
         "out[o] += pixel[c] * factors[c]",
         (
@@ -305,7 +305,7 @@ KERNELS = [
     Fault(
         "kernel-dropout-wrong-place-in-large-examples",
         "kernels",
-        "cupynet/backend/kernels/random.py",
+        "cupynet/backend/cpu/kernels/random.py",
         "begin = lane * quarter + start",
         "begin = lane * count + start",
         ("tests/nn/test_dropout.py",),
@@ -313,7 +313,7 @@ KERNELS = [
     Fault(
         "kernel-gradients-clipped-from-above-alone",
         "kernels",
-        "cupynet/backend/kernels/updates.py",
+        "cupynet/backend/cpu/kernels/updates.py",
         "    g = -clip if g < -clip else g\n",
         "",
         (f"{OPERATIONS}[move_weights-float-numba]",),
@@ -321,7 +321,7 @@ KERNELS = [
     Fault(
         "kernel-adamax-forgets-faster",
         "kernels",
-        "cupynet/backend/kernels/updates.py",
+        "cupynet/backend/cpu/kernels/updates.py",
         "u, size = b * largest[i], abs(g) + c",
         "u, size = b * b * largest[i], abs(g) + c",
         (f"{OPERATIONS}[move_weights-float-numba]",),
@@ -329,7 +329,7 @@ KERNELS = [
     Fault(
         "kernel-fused-pool-last-of-equals-wins",
         "kernels",
-        "cupynet/backend/kernels/windows.py",
+        "cupynet/backend/cpu/kernels/windows.py",
         'better = b.fcmp_ordered(">", sums[p][v], best)',
         'better = b.fcmp_ordered(">=", sums[p][v], best)',
         (
@@ -340,7 +340,7 @@ KERNELS = [
     Fault(
         "kernel-weight-gradient-of-the-first-images",
         "kernels",
-        "cupynet/backend/kernels/rows.py",
+        "cupynet/backend/cpu/kernels/rows.py",
         "base, target, first = start * size + ky * row_step, (o * height + ky) * length, o * most",
         "base, target, first = ky * row_step, (o * height + ky) * length, o * most",
         ("tests/nn/test_pool.py::test_a_fused_pair_sees_every_image_of_a_large_batch",),
@@ -348,7 +348,7 @@ KERNELS = [
     Fault(
         "kernel-tanh-gradient-not-squared",
         "kernels",
-        "cupynet/backend/kernels/curves.py",
+        "cupynet/backend/cpu/kernels/curves.py",
         "dy[i] *= one - y[i] * y[i]",
         "dy[i] *= one - y[i]",
         (f"{OPERATIONS}[pointwise_backward-float-numba]",),
@@ -356,15 +356,15 @@ KERNELS = [
     Fault(
         "direct-convolution-padding-swapped",
         "kernels",
-        "cupynet/backend/direct.py",
+        "cupynet/backend/cpu/direct_conv.py",
         "frame = tiles.Frame(size, top * step + left * channels, height",
         "frame = tiles.Frame(size, left * step + top * channels, height",
-        ("tests/backend/test_direct.py::test_direct_convolution_is_the_references",),
+        ("tests/backend/cpu/test_direct_conv.py::test_direct_convolution_is_the_references",),
     ),
     Fault(
         "padded-pool-is-fused",
         "kernels",
-        "cupynet/backend/convpool.py",
+        "cupynet/backend/cpu/conv_pool.py",
         "if first.window.dilates or first.groups > 1 or pool.pads:",
         "if first.window.dilates or first.groups > 1:",
         ("tests/nn/test_pool.py::test_a_convolution_and_a_padded_pool_are_the_references",),
@@ -372,7 +372,7 @@ KERNELS = [
     Fault(
         "normalized-images-scaled-by-the-first-channel",
         "kernels",
-        "cupynet/backend/cpu.py",
+        "cupynet/backend/cpu/numba_backend.py",
         "if len(pixels.scale) == 1:",
         "if len(pixels.scale) <= 3:",
         (
@@ -466,7 +466,7 @@ CUDA = [
     Fault(
         "graph-step-keeps-an-old-learning-rate",
         "cuda",
-        "cupynet/backend/cuda/recording.py",
+        "cupynet/backend/cuda/graph_capture.py",
         "if numbers != self._given:",
         "if numbers[1:] != self._given[1:]:",
         ("tests/training/test_graph_replica.py::test_recorded_steps_are_those_of_single_launches",),

@@ -651,7 +651,7 @@ def test_a_recording_that_others_spoiled_is_tried_again(
     error: Exception, times: int, recorded_after_all: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the steps meanwhile are made all the same."""
-    from cupynet.backend.cuda.recording import Recorder
+    from cupynet.backend.cuda.graph_capture import Recorder
 
     left, original = [times], Recorder.record
 

@@ -10,24 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import checks, philox
+from cupynet.backend import philox, shapes
 from cupynet.backend.array import Array
-from cupynet.backend.base import Backend
-from cupynet.backend.cuda.convpool import ConvPool
+from cupynet.backend.backend import Backend
+from cupynet.backend.cuda.conv_pool import ConvPool
 from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
+from cupynet.backend.cuda.graph_capture import Recorder
 from cupynet.backend.cuda.launch import KIND_OF, MOST_BLOCKS_DOWN, TERMS, Kernels, first_use, power_of_two
-from cupynet.backend.cuda.recording import Recorder
 from cupynet.backend.cuda.resident import ResidentTransfer, resident
 from cupynet.backend.cuda.ring import RingTransfer
 from cupynet.backend.cuda.staging import check_rows
 from cupynet.backend.failure import Failure
-from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
+from cupynet.backend.fusion import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.pixels import FRACTIONS, PixelScale
-from cupynet.backend.pointwise import NAMES
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.rules import Layers, Move, Rule
+from cupynet.backend.reference.activation import NAMES
 from cupynet.backend.transfer import Shared, Transfer
+from cupynet.backend.update_rules import Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.checks import tf32_products
 from cupynet.errors import ConfigError
@@ -245,7 +245,7 @@ class CupyBackend(Backend):
             raise
 
     def convert(self, source: Array, target: Array) -> None:
-        checks.alike("convert", source, target)
+        shapes.alike("convert", source, target)
         storage, wide = self.policy.storage, self.policy.accumulate
         if not self._contiguous(source, target) or {source.dtype, target.dtype} != {storage, wide}:
             return super().convert(source, target)
@@ -337,7 +337,7 @@ class CupyBackend(Backend):
     # windows --------------------------------------------------------------------------------------------------------
 
     def im2col(self, x: Array, window: Window) -> Array:
-        checks.windows("im2col", x.shape, window)
+        shapes.windows("im2col", x.shape, window)
         n, _, _, channels = x.shape
         geometry, values = self._geometry(x.shape, window), self._values(x.shape, window)
         if values is None or not self._stores(x) or self.policy.compute != self.policy.storage:
@@ -349,13 +349,13 @@ class CupyBackend(Backend):
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
-        checks.windows("col2im", shape, window)
+        shapes.windows("col2im", shape, window)
         n, height, width, channels = shape
         geometry, values = self._geometry(shape, window), self._values(shape, window)
         if values is None or not self._stores(columns):
             return super().col2im(columns, shape, window)
         rows, cols = window.output(height, width)
-        checks.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
+        shapes.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
         x = self.borrow(shape)
         self.kernels.images(
             f"col2im_{self._kind}", n, height * width * channels, columns, x, n, *geometry, *window.dilation
@@ -408,7 +408,7 @@ class CupyBackend(Backend):
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         if not self._stores(x) or x.ndim != 4 or self._values(x.shape, window) is None:
             return super().max_pool2d(x, window)
-        checks.windows("max_pool2d", x.shape, window, pool=True)
+        shapes.windows("max_pool2d", x.shape, window, pool=True)
         return self._pool(x, None, window, self.winner_dtype(window), relu=False)
 
     def _pool(self, x: Array, bias: Array | None, window: Window, numbers: Any, *, relu: bool) -> tuple[Array, Array]:
@@ -422,19 +422,19 @@ class CupyBackend(Backend):
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
-        checks.windows("max_pool2d_backward", shape, window, pool=True)
+        shapes.windows("max_pool2d_backward", shape, window, pool=True)
         if not self._stores(dy) or not self._contiguous(winners) or self._values(shape, window) is None:
             return super().max_pool2d_backward(dy, winners, shape, window)
         n, height, width, channels = shape
-        checks.shape_of("max_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
-        checks.alike("max_pool2d_backward", dy, winners)
+        shapes.shape_of("max_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
+        shapes.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow(shape)
         name, geometry = f"max_pool_backward_{self._kind}_{winners.dtype.name}", self._geometry(shape, window)
         self.kernels.images(name, n, height * width * channels, dy, winners, dx, n, *geometry)
         return dx
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:
-        checks.windows("avg_pool2d", x.shape, window, pool=True)
+        shapes.windows("avg_pool2d", x.shape, window, pool=True)
         if not self._stores(x) or self._values(x.shape, window) is None:
             return super().avg_pool2d(x, window)
         n, height, width, channels = x.shape
@@ -444,11 +444,11 @@ class CupyBackend(Backend):
         return y
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
-        checks.windows("avg_pool2d_backward", shape, window, pool=True)
+        shapes.windows("avg_pool2d_backward", shape, window, pool=True)
         if not self._stores(dy) or self._values(shape, window) is None:
             return super().avg_pool2d_backward(dy, shape, window)
         n, height, width, channels = shape
-        checks.shape_of("avg_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
+        shapes.shape_of("avg_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
         dx, name = self.borrow(shape), f"avg_pool_backward_{self._kind}"
         self.kernels.images(name, n, height * width * channels, dy, dx, n, *self._geometry(shape, window))
         return dx
@@ -466,7 +466,7 @@ class CupyBackend(Backend):
         return x
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
-        checks.alike("relu_backward", dy, y)
+        shapes.alike("relu_backward", dy, y)
         if not self._stores(dy, y):
             return super().relu_backward(dy, y)
         self._flat(f"relu_backward_{self._kind}", dy.size, dy, y)
@@ -489,14 +489,14 @@ class CupyBackend(Backend):
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
-        checks.alike("pointwise", x, out)
+        shapes.alike("pointwise", x, out)
         if not self._stores(x, out) or name not in NAMES:
             return super().pointwise(name, x, out, slope)
         self._flat(f"pointwise_{self._kind}", x.size, x, out, NAMES.index(name), slope)
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
-        checks.alike("pointwise_backward", dy, kept)
+        shapes.alike("pointwise_backward", dy, kept)
         if not self._stores(dy, kept) or name not in NAMES:
             return super().pointwise_backward(name, dy, kept, slope)
         self._flat(f"pointwise_backward_{self._kind}", dy.size, dy, kept, NAMES.index(name), slope)
@@ -511,7 +511,7 @@ class CupyBackend(Backend):
             return super().softmax_cross_entropy(logits, labels, smoothing, weights)
         own = None if weights is None else self.constants(weights)
         if own is not None:
-            checks.shape_of("softmax_cross_entropy", "weights", own, logits.shape[1:])
+            shapes.shape_of("softmax_cross_entropy", "weights", own, logits.shape[1:])
         return self._loss("softmax_cross_entropy", logits, labels, (own,), smoothing, len(logits))
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
@@ -526,7 +526,7 @@ class CupyBackend(Backend):
     ) -> tuple[Array, Array]:
         """The losses (N,) and the gradient (N, O) of a kernel; `count`: what a mean is taken over."""
         n, outputs = prediction.shape
-        checks.shape_of(name, "labels", labels, (n,))
+        shapes.shape_of(name, "labels", labels, (n,))
         labels = self.asarray(labels, np.int64)
         if n not in self._losses:  # none is given up: a recorded step writes there
             self._losses[n] = self.allocate((n,), self.policy.accumulate)
@@ -541,7 +541,7 @@ class CupyBackend(Backend):
 
     def _normalises(self, x: Array, *others: Array) -> bool:
         """Whether kernels take these activations, and vectors of their channels in the storage precision."""
-        checks.channels("normalisation", x, *others)
+        shapes.channels("normalisation", x, *others)
         return self._stores(x, *others) and x.shape[-1] < MOST_VALUES
 
     def _chunks(self, rows: int) -> tuple[int, int]:
@@ -582,8 +582,8 @@ class CupyBackend(Backend):
         return moments
 
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
-        checks.shape_of("track_moments", "moments", moments, (2, *mean.shape))
-        checks.alike("track_moments", mean, variance)
+        shapes.shape_of("track_moments", "moments", moments, (2, *mean.shape))
+        shapes.alike("track_moments", mean, variance)
         if not self._updates(mean, variance, moments):
             return super().track_moments(mean, variance, moments, momentum, unbiased)
         size = mean.size
@@ -592,7 +592,7 @@ class CupyBackend(Backend):
     def normalize(
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
     ) -> Array:
-        checks.channels("normalize", x, mean, variance)
+        shapes.channels("normalize", x, mean, variance)
         if not self._normalises(x, scale, shift) or not self._updates(mean, variance):
             return super().normalize(x, mean, variance, scale, shift, epsilon, relu=relu)
         y, columns = self.borrow(x.shape), x.shape[-1]
@@ -609,8 +609,8 @@ class CupyBackend(Backend):
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        checks.alike("normalize_sums", dy, x, *([] if y is None else [y]))
-        checks.channels("normalize_sums", x, mean, variance)
+        shapes.alike("normalize_sums", dy, x, *([] if y is None else [y]))
+        shapes.channels("normalize_sums", x, mean, variance)
         if not self._normalises(x) or not self._stores(dy, x if y is None else y) or not self._updates(mean, variance):
             return super().normalize_sums(dy, x, y, mean, variance, epsilon)
         columns = x.shape[-1]
@@ -622,9 +622,9 @@ class CupyBackend(Backend):
     def normalize_backward(
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
     ) -> Array:
-        checks.alike("normalize_backward", dy, x)
-        checks.channels("normalize_backward", x, mean, variance)
-        checks.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
+        shapes.alike("normalize_backward", dy, x)
+        shapes.channels("normalize_backward", x, mean, variance)
+        shapes.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
         if not self._normalises(x, scale) or not self._stores(dy) or not self._updates(mean, variance, sums):
             return super().normalize_backward(dy, x, mean, variance, scale, sums, count, epsilon)
         columns = x.shape[-1]
@@ -644,9 +644,9 @@ class CupyBackend(Backend):
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        checks.alike("normalize_rows_backward", dy, x)
-        checks.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
-        checks.channels("normalize_rows_backward", x, scale_grad, shift_grad)
+        shapes.alike("normalize_rows_backward", dy, x)
+        shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
+        shapes.channels("normalize_rows_backward", x, scale_grad, shift_grad)
         if not self._normalises(x, scale) or not self._stores(dy) or not self._updates(moments, scale_grad, shift_grad):
             return super().normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx=need_dx)
         rows, columns = x.shape
@@ -669,8 +669,8 @@ class CupyBackend(Backend):
         if not self._stores(x) or (out is not None and not self._stores(out)) or max(size, len(x)) >= MOST_VALUES - 4:
             return super().dropout(x, samples, epoch, key, rate, out)
         out = self.borrow(x.shape) if out is None else out
-        checks.alike("dropout", x, out)
-        checks.shape_of("dropout", "samples", samples, x.shape[:1])
+        shapes.alike("dropout", x, out)
+        shapes.shape_of("dropout", "samples", samples, x.shape[:1])
         when = self.asarray(np.full(1, epoch, np.int64)) if isinstance(epoch, int) else epoch
         draw = key & philox.MASK, key >> 32, philox.dropped_below(rate), 1 / (1 - rate)
         arguments = x, out, self.asarray(samples), when, *draw, len(x), size
@@ -686,7 +686,7 @@ class CupyBackend(Backend):
         if kind is None:
             super().weighted_sum(out, parts, shares)
             return
-        checks.alike("weighted_sum", out, *parts)
+        shapes.alike("weighted_sum", out, *parts)
         some, rest = counted[:TERMS], counted[TERMS:]
         lacking = TERMS - len(some)
         terms = [part for part, _ in some] + [None] * lacking
@@ -728,7 +728,7 @@ class CupyBackend(Backend):
         self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
     ) -> None:
         vectors = weight, grad, *states
-        checks.alike(rule.name, *vectors, *(() if stored is None else (stored,)))
+        shapes.alike(rule.name, *vectors, *(() if stored is None else (stored,)))
         if not self._updates(*vectors) or not self._copies(stored):
             self._not_steered(rule.name)
             return super().move_weights(rule, weight, grad, states, move, stored)
@@ -766,7 +766,7 @@ class CupyBackend(Backend):
         self, weight: Array, grad: Array, norms: tuple[Array, Array], layers: Layers, rate: float,
         stored: Array | None = None,
     ) -> None:  # fmt: skip
-        checks.alike("trust_weights", weight, grad, *(() if stored is None else (stored,)))
+        shapes.alike("trust_weights", weight, grad, *(() if stored is None else (stored,)))
         if not self._updates(weight, grad, *norms) or not self._copies(stored):
             self._not_steered("trust_weights")
             return super().trust_weights(weight, grad, norms, layers, rate, stored)

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.policy import stored_dtype
-from cupynet.backend.rules import RULES
-from cupynet.backend.targets import TARGET_LOSSES
+from cupynet.backend.reference.loss import TARGET_LOSSES
+from cupynet.backend.update_rules import RULES
 from cupynet.checks import block_size, grid_size
 from cupynet.errors import ConfigError
 

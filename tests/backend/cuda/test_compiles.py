@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cupynet.backend.cuda.launch import FOLDER, INSTANCES, OPTIONS, source
-from cupynet.backend.rules import RULES
+from cupynet.backend.update_rules import RULES
 from tests.standin.host import kept
 
 QUICKLY = "--Ofast-compile=max"  # less is optimized, which takes a third of the time; what is refused is the same

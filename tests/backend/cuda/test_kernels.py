@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import RULES, Control, Move, Rule, Window, create_backend, philox, pointwise
+from cupynet.backend import RULES, Control, Move, Rule, Window, create_backend, philox
 from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
+from cupynet.backend.graph_capture import GIVEN
 from cupynet.backend.policy import stored_dtype
-from cupynet.backend.recording import GIVEN
-from cupynet.backend.targets import TARGET_LOSSES
+from cupynet.backend.reference import activation as pointwise
+from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.errors import ConfigError
 from cupynet.parallel.communicators.base import SerialCommunicator
 from cupynet.training import scaling

@@ -13,7 +13,7 @@ import pytest
 from cupynet.backend import Control, create_backend
 from cupynet.backend.cuda import launch
 from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, OPTIONS, Kernels, power_of_two, source
-from cupynet.backend.pointwise import NAMES
+from cupynet.backend.reference.activation import NAMES
 from cupynet.errors import ConfigError
 from tests.standin.host import host_library
 

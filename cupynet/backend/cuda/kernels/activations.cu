@@ -55,7 +55,7 @@ __device__ void relu_backward(S* dy, const S* y, long long n) {
   each<16 / sizeof(S)>(n, close, Change<S>{dy}, Read<S>{y});
 }
 
-// The others, in the order of backend/pointwise.py. Each has y from x, and dy/dx from y, of Gelu and Silu from x. All are
+// The others, in the order of backend/reference/activation.py. Each has y from x, and dy/dx from y, of Gelu and Silu from x. All are
 // computed in the wide precision, without an exp that could overflow.
 enum Activation { LEAKY_RELU, ELU, TANH, SIGMOID, SOFTPLUS, GELU, SILU };
 

@@ -19,9 +19,9 @@ pytest.importorskip("numba")
 
 import numba
 
-from cupynet.backend.kernels import cache, loops
+from cupynet.backend.cpu.kernels import cache, loops
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 COMPILE = """
 import logging, sys, time
@@ -80,7 +80,7 @@ def test_a_whole_network_is_found_again(tmp_path):
     code = (
         "from cupynet import Conv2D, Dense, Image, Loader, MaxPool2D, Model, ParallelWrapper, Sequential\n"
         "from cupynet import Synthetic, create_backend\n"
-        "from cupynet.backend.kernels.cache import KernelCache\n"
+        "from cupynet.backend.cpu.kernels.cache import KernelCache\n"
         "found, load = [], KernelCache.load_overload\n"
         "def asked(self, *arguments):\n"
         "    found.append(load(self, *arguments))\n"
@@ -159,11 +159,13 @@ def compiled(check: bool = True, **more: Any) -> subprocess.CompletedProcess[str
 def test_where_no_folder_can_be_written_kernels_are_compiled_all_the_same(tmp_path):
     """A read-only package and no home, as in a container: NumPy instead would be a seventh as fast."""
     shutil.copytree(ROOT / "cupynet", tmp_path / "cupynet", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "cupynet" / "backend" / "kernels" / "__pycache__").touch()  # no folder, for root neither
+    (tmp_path / "cupynet" / "backend" / "cpu" / "kernels" / "__pycache__").touch()  # no folder, for root neither
     done = compiled(cwd=tmp_path, HOME="/dev/null", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     warning, hits = done.stdout.splitlines()
-    assert warning.startswith("cupynet.backend.kernels.cache WARNING compiled kernels cannot be kept, and each start")
+    assert warning.startswith(
+        "cupynet.backend.cpu.kernels.cache WARNING compiled kernels cannot be kept, and each start"
+    )
     assert "NUMBA_CACHE_DIR" in warning and f"neither {tmp_path}" in warning
     assert hits == "hits"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.launch import Kernels, first_use
-from cupynet.backend.recording import GIVEN, Control, Scaling
+from cupynet.backend.graph_capture import GIVEN, Control, Scaling
 
 
 class Gpu(Protocol):
@@ -41,7 +41,7 @@ def _refuse(nbytes: int) -> Any:
 
 
 class Recorder:
-    """See `cupynet.backend.recording.Recorder`."""
+    """See `cupynet.backend.graph_capture.Recorder`."""
 
     def __init__(self, backend: Gpu) -> None:
         self._backend = backend

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import checks, convpool, philox
+from cupynet.backend import philox, shapes
 from cupynet.backend.array import Array
-from cupynet.backend.base import Backend
-from cupynet.backend.direct import DirectConvolution, passes
-from cupynet.backend.pairs import Convolution, MaxPool, Operation, Pair
+from cupynet.backend.backend import Backend
+from cupynet.backend.cpu import conv_pool
+from cupynet.backend.cpu.direct_conv import DirectConvolution, passes
+from cupynet.backend.fusion import Convolution, MaxPool, Operation, Pair
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.rules import Move, Rule
+from cupynet.backend.update_rules import Move, Rule
 from cupynet.backend.window import Window
 from cupynet.errors import ConfigError
 
@@ -54,7 +55,7 @@ class NumbaBackend(NumpyBackend):
 
     def __init__(self, dtype: str = "float", device: int = 0) -> None:
         super().__init__(dtype, device)
-        from cupynet.backend.kernels import (
+        from cupynet.backend.cpu.kernels import (
             curves,
             depthwise,
             loops,
@@ -103,7 +104,7 @@ class NumbaBackend(NumpyBackend):
     def im2col(self, x: Array, window: Window) -> Array:
         if window.pads or window.dilates or not self._stores(x):
             return super().im2col(x, window)
-        checks.windows("im2col", x.shape, window)
+        shapes.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
         rows, cols = window.output(height, width)
         columns = self.borrow((n * rows * cols, window.places * channels))
@@ -114,10 +115,10 @@ class NumbaBackend(NumpyBackend):
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
         if window.pads or window.dilates or not self._stores(columns):
             return super().col2im(columns, shape, window)
-        checks.windows("col2im", shape, window)
+        shapes.windows("col2im", shape, window)
         n, height, width, channels = shape
         rows, cols = window.output(height, width)
-        checks.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
+        shapes.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
         x = self.borrow(shape)
         windows = columns.reshape(n * rows, cols, window.kernel[0], window.kernel[1] * channels)
         self.kernels.col2im(windows, x.reshape(n, height, width * channels), rows, window.stride, channels)
@@ -133,12 +134,12 @@ class NumbaBackend(NumpyBackend):
     def conv2d(
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
     ) -> tuple[Array, Array]:
-        checks.convolution("conv2d", x.shape, weight, window, groups)
+        shapes.convolution("conv2d", x.shape, weight, window, groups)
         convolution = self._direct(x, weight, window) if groups == 1 else None
         if convolution is None:
             return super().conv2d(x, weight, bias, window, groups=groups)
         if bias is not None:
-            checks.shape_of("conv2d", "the bias", bias, weight.shape[3:])
+            shapes.shape_of("conv2d", "the bias", bias, weight.shape[3:])
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
         convolution.forward(x, weight, bias, y)
         return y, None
@@ -147,14 +148,14 @@ class NumbaBackend(NumpyBackend):
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1,
     ) -> Array | None:  # fmt: skip
-        checks.convolution("conv2d_backward", x.shape, weight, window, groups)
+        shapes.convolution("conv2d_backward", x.shape, weight, window, groups)
         convolution = self._direct(x, weight, window) if groups == 1 and columns is None else None
         if convolution is None:
             given = dy, columns, x, weight, weight_grad, bias_grad, window
             return super().conv2d_backward(*given, need_dx=need_dx, groups=groups)
         filters = weight.shape[3]
-        checks.shape_of("conv2d_backward", "dy", dy, (len(x), *window.output(*x.shape[1:3]), filters))
-        checks.alike("conv2d_backward", weight, weight_grad)
+        shapes.shape_of("conv2d_backward", "dy", dy, (len(x), *window.output(*x.shape[1:3]), filters))
+        shapes.alike("conv2d_backward", weight, weight_grad)
         if not self._compiles(weight, weight_grad):
             raise ConfigError(f"conv2d_backward: the weight's gradient must be contiguous, in {weight.dtype}")
         dy = np.ascontiguousarray(dy, x.dtype)
@@ -194,7 +195,7 @@ class NumbaBackend(NumpyBackend):
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         if not self._stores(x):
             return super().max_pool2d(x, window)
-        checks.windows("max_pool2d", x.shape, window, pool=True)
+        shapes.windows("max_pool2d", x.shape, window, pool=True)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
         winners = self.borrow(y.shape, self.winner_dtype(window))
         self.kernels.max_pool(x, y, winners, *self._moves(window))
@@ -203,9 +204,9 @@ class NumbaBackend(NumpyBackend):
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         if not self._stores(dy) or not winners.flags.c_contiguous:
             return super().max_pool2d_backward(dy, winners, shape, window)
-        checks.windows("max_pool2d_backward", shape, window, pool=True)
-        checks.shape_of("max_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
-        checks.alike("max_pool2d_backward", dy, winners)
+        shapes.windows("max_pool2d_backward", shape, window, pool=True)
+        shapes.shape_of("max_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
+        shapes.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow(shape)
         self.kernels.max_pool_backward(dy, winners, dx, *self._moves(window))
         return dx
@@ -213,7 +214,7 @@ class NumbaBackend(NumpyBackend):
     def avg_pool2d(self, x: Array, window: Window) -> Array:
         if not self._stores(x):
             return super().avg_pool2d(x, window)
-        checks.windows("avg_pool2d", x.shape, window, pool=True)
+        shapes.windows("avg_pool2d", x.shape, window, pool=True)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
         self.kernels.avg_pool(x, y, *self._moves(window))
         return y
@@ -221,8 +222,8 @@ class NumbaBackend(NumpyBackend):
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
         if not self._stores(dy):
             return super().avg_pool2d_backward(dy, shape, window)
-        checks.windows("avg_pool2d_backward", shape, window, pool=True)
-        checks.shape_of("avg_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
+        shapes.windows("avg_pool2d_backward", shape, window, pool=True)
+        shapes.shape_of("avg_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
         dx = self.borrow(shape)
         self.kernels.avg_pool_backward(dy, dx, *self._moves(window))
         return dx
@@ -257,7 +258,7 @@ class NumbaBackend(NumpyBackend):
 
     def _normalises(self, x: Array, *vectors: Array) -> bool:
         """Whether compiled code takes these activations and vectors of their channels; that they fit is checked."""
-        checks.channels("normalisation", x, *vectors)
+        shapes.channels("normalisation", x, *vectors)
         return self._stores(x, *vectors)
 
     def channel_moments(self, x: Array) -> Array:
@@ -281,7 +282,7 @@ class NumbaBackend(NumpyBackend):
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
         others = [dy] if y is None else [dy, y]
-        checks.alike("normalize_sums", x, *others)
+        shapes.alike("normalize_sums", x, *others)
         if not self._normalises(x, mean, variance) or not self._stores(*others):
             return super().normalize_sums(dy, x, y, mean, variance, epsilon)
         sums, flat = self.borrow((2, x.shape[-1]), self.policy.accumulate), (-1, x.shape[-1])
@@ -295,8 +296,8 @@ class NumbaBackend(NumpyBackend):
     def normalize_backward(
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
     ) -> Array:
-        checks.alike("normalize_backward", dy, x)
-        checks.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
+        shapes.alike("normalize_backward", dy, x)
+        shapes.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
         if not self._normalises(x, mean, variance, scale) or not self._stores(dy, sums):
             return super().normalize_backward(dy, x, mean, variance, scale, sums, count, epsilon)
         inverse, flat = 1 / np.sqrt(variance + epsilon), (-1, x.shape[-1])
@@ -315,8 +316,8 @@ class NumbaBackend(NumpyBackend):
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        checks.alike("normalize_rows_backward", dy, x)
-        checks.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
+        shapes.alike("normalize_rows_backward", dy, x)
+        shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
         if not self._normalises(x, scale, scale_grad, shift_grad) or not self._stores(dy, moments):
             return super().normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx=need_dx)
         self.norms.normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx)
@@ -326,8 +327,8 @@ class NumbaBackend(NumpyBackend):
         if not self._stores(x) or not x.size or (out is not None and not self._stores(out)):
             return super().dropout(x, samples, epoch, key, rate, out)
         out = self.borrow(x.shape) if out is None else out
-        checks.alike("dropout", x, out)
-        checks.shape_of("dropout", "samples", samples, x.shape[:1])
+        shapes.alike("dropout", x, out)
+        shapes.shape_of("dropout", "samples", samples, x.shape[:1])
         flat, samples = (len(x), -1), np.ascontiguousarray(samples, np.int64)
         draw = (
             int(np.reshape(epoch, -1)[0]),
@@ -340,7 +341,7 @@ class NumbaBackend(NumpyBackend):
         return out
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        checks.alike("mean_in_place", *parts)
+        shapes.alike("mean_in_place", *parts)
         small = parts[0].dtype == np.float16  # no compiled code for these: NumPy's takes them
         if small or not self._compiles(*parts) or len(parts) != len(shares):
             return super().mean_in_place(parts, shares)
@@ -360,7 +361,7 @@ class NumbaBackend(NumpyBackend):
     def move_weights(
         self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
     ) -> None:
-        checks.alike(rule.name, weight, grad, *states)
+        shapes.alike(rule.name, weight, grad, *states)
         if not self._compiles(weight, grad, *states):
             return super().move_weights(rule, weight, grad, states, move, stored)
         numbers = tuple(map(weight.dtype.type, move.in_order()))
@@ -371,5 +372,5 @@ class NumbaBackend(NumpyBackend):
 
 # What is faster as one operation here, by what the first and the second are.
 FUSED: dict[tuple[type, type], Callable[[Backend, Any, Any], Pair | None]] = {
-    (Convolution, MaxPool): convpool.fuse,
+    (Convolution, MaxPool): conv_pool.fuse,
 }

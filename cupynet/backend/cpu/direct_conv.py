@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.base import Backend
+from cupynet.backend.backend import Backend
 from cupynet.backend.window import Window
 
 if TYPE_CHECKING:
-    from cupynet.backend.kernels.tiles import Frame, Sums
+    from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 
 LARGEST = 1 << 31  # places that 32 bits can number
 
@@ -45,7 +45,7 @@ def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: 
 
     Nor are there any where no window sees a pixel.
     """
-    from cupynet.backend.kernels import tiles  # numba is imported only where it is used
+    from cupynet.backend.cpu.kernels import tiles  # numba is imported only where it is used
 
     (height, width, channels), (rows, cols) = image, window.output(*image[:2])
     padded, step = window.padded(height, width), window.padded(height, width)[1] * channels
@@ -95,7 +95,7 @@ def _seen(
 
 def _sums(parts: list[tuple[Array, Array, Array]], columns: int, itemsize: int) -> Sums:
     """(starts, outs, table) of each part as kernels take them: tiles are filled up with the last of their rows."""
-    from cupynet.backend.kernels import tiles
+    from cupynet.backend.cpu.kernels import tiles
 
     height, _, _ = tiles.tile(columns, itemsize)
     numbers, row, value = np.zeros((len(parts), 5), np.int64), 0, 0
@@ -118,7 +118,7 @@ class DirectConvolution:
     """
 
     def __init__(self, backend: Backend, passes: Passes) -> None:
-        from cupynet.backend.kernels import tiles
+        from cupynet.backend.cpu.kernels import tiles
 
         self.backend, self.passes, self.tiles = backend, passes, tiles
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupynet.backend import checks
+from cupynet.backend import shapes
 from cupynet.backend.array import Array
-from cupynet.backend.base import Backend
-from cupynet.backend.pairs import Convolution, MaxPool, Pair, Weights
+from cupynet.backend.backend import Backend
+from cupynet.backend.fusion import Convolution, MaxPool, Pair, Weights
 from cupynet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cupynet.backend.kernels.patches import Passed, Patches
+    from cupynet.backend.cpu.kernels.patches import Passed, Patches
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values: a patch's row below this fills no vector
@@ -51,7 +51,13 @@ class ConvPool(Pair):
     """
 
     def __init__(self, backend: Backend, first: Convolution, second: MaxPool) -> None:
-        from cupynet.backend.kernels import loops, outer, patches, rows, windows  # numba is imported only where used
+        from cupynet.backend.cpu.kernels import (
+            loops,
+            outer,
+            patches,
+            rows,
+            windows,  # numba is imported only where used
+        )
 
         self.loops, self.outer, self.rows, self.windows, self.groups = loops, outer, rows, windows, patches
         self.backend, self.conv, self.pool, self.filters = backend, first, second.window, first.filters
@@ -84,10 +90,10 @@ class ConvPool(Pair):
     def _check(self, x: Array, weight: Array, bias: Array | None) -> None:
         """Refuse arrays that the kernels would read beyond the end of."""
         name = "conv2d and max_pool2d"
-        checks.shape_of(name, "the batch of images", x, (len(x), *self.conv.image))
-        checks.shape_of(name, "the weight", weight, (*self.conv.window.kernel, self.channels, self.filters))
+        shapes.shape_of(name, "the batch of images", x, (len(x), *self.conv.image))
+        shapes.shape_of(name, "the weight", weight, (*self.conv.window.kernel, self.channels, self.filters))
         if bias is not None:
-            checks.shape_of(name, "the bias", bias, (self.filters,))
+            shapes.shape_of(name, "the bias", bias, (self.filters,))
 
     def _read(self, a: Array) -> Array:
         """`a` as kernels read it, contiguous and in their precision: itself, or a borrowed copy."""
@@ -165,14 +171,14 @@ class ConvPool(Pair):
     ) -> Array | None:
         (weight, bias), (weight_grad, bias_grad) = weights, grads
         self._check(x, weight, bias)
-        checks.shape_of("conv2d and max_pool2d", "dy", dy, (len(x), *self.pooled, self.filters))
-        checks.alike("conv2d and max_pool2d", dy, saved[0])
+        shapes.shape_of("conv2d and max_pool2d", "dy", dy, (len(x), *self.pooled, self.filters))
+        shapes.alike("conv2d and max_pool2d", dy, saved[0])
         wide, by_window = self._read(dy), (len(x), len(self.patches.corners), self.filters)
         passed = self.groups.Passed(wide.reshape(by_window), saved[0].reshape(by_window))
         images = saved[1] if len(saved) > 1 else x
         self._add_weight_gradient(images.reshape(len(x), self.size[0] * self.patches.step), passed, weight, weight_grad)
         if bias_grad is not None:
-            checks.shape_of("conv2d and max_pool2d", "the bias's gradient", bias_grad, (self.filters,))
+            shapes.shape_of("conv2d and max_pool2d", "the bias's gradient", bias_grad, (self.filters,))
             self.loops.add_column_sums(wide.reshape(-1, self.filters), bias_grad)
         dx = None
         if need_dx:
@@ -186,7 +192,7 @@ class ConvPool(Pair):
         """Adds to weight_grad (K_h, K_w, C, O); images padded, (N, F)."""
         if weight_grad is None or weight_grad.dtype != self.dtype or not weight_grad.flags.c_contiguous:
             raise ConfigError(f"conv2d and max_pool2d: the weight's gradient must be contiguous, in {self.dtype}")
-        checks.alike("conv2d and max_pool2d", weight, weight_grad)
+        shapes.alike("conv2d and max_pool2d", weight, weight_grad)
         patches = self.patches
         if patches.row < SHORT_ROW:
             self._short_rows(images, passed, weight_grad.reshape(-1, self.filters))

@@ -18,17 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import checks, philox, pointwise
+from cupynet.backend import philox, shapes
 from cupynet.backend.array import Array
 from cupynet.backend.environment import memory
 from cupynet.backend.failure import Failure
-from cupynet.backend.pairs import Operation, Pair
+from cupynet.backend.fusion import Operation, Pair
+from cupynet.backend.graph_capture import Recorder
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.recording import Recorder
-from cupynet.backend.rules import Layers, Move, Rule
-from cupynet.backend.targets import TARGET_LOSSES
+from cupynet.backend.reference import activation as pointwise
+from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.backend.transfer import Shared, Transfer
+from cupynet.backend.update_rules import Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
 from cupynet.checks import amount, one_line
@@ -177,7 +178,7 @@ class Backend:
 
     def convert(self, source: Array, target: Array) -> None:
         """target = source, in the precision of target; both of any shape that is the same."""
-        checks.alike("convert", source, target)
+        shapes.alike("convert", source, target)
         target[...] = source
 
     # products -------------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ class Backend:
 
         Chellapilla et al. 2006.
         """
-        checks.windows("im2col", x.shape, window)
+        shapes.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
         columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
@@ -270,10 +271,10 @@ class Backend:
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
         """The transpose of im2col, windows added back to their places: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
-        checks.windows("col2im", shape, window)
+        shapes.windows("col2im", shape, window)
         n, height, width, channels = shape
         output = window.output(height, width)
-        checks.shape_of("col2im", "columns", columns, (n * output[0] * output[1], window.places * channels))
+        shapes.shape_of("col2im", "columns", columns, (n * output[0] * output[1], window.places * channels))
         padded = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
         padded[...] = 0
         windows = columns.reshape(n, *output, *window.kernel, channels)
@@ -292,7 +293,7 @@ class Backend:
         Raises:
             ConfigError: the images have no room for a window, or other channels than the weight.
         """
-        checks.convolution("conv2d", x.shape, weight, window, groups)
+        shapes.convolution("conv2d", x.shape, weight, window, groups)
         outputs = weight.shape[3]
         if groups > 1:
             y, kept = self._grouped(x, weight, window, groups)
@@ -313,11 +314,11 @@ class Backend:
 
         `columns` is what `conv2d` returned beside y.
         """
-        checks.convolution("conv2d_backward", x.shape, weight, window, groups)
+        shapes.convolution("conv2d_backward", x.shape, weight, window, groups)
         outputs = weight.shape[3]
-        checks.shape_of("conv2d_backward", "dy", dy, (x.shape[0], *window.output(*x.shape[1:3]), outputs))
+        shapes.shape_of("conv2d_backward", "dy", dy, (x.shape[0], *window.output(*x.shape[1:3]), outputs))
         if groups > 1:
-            checks.alike("conv2d_backward", weight, weight_grad)
+            shapes.alike("conv2d_backward", weight, weight_grad)
             if bias_grad is not None:
                 self._add_column_sums(bias_grad, dy.reshape(-1, outputs))
             return self._grouped_backward(dy, columns, x, weight, weight_grad, window, groups, need_dx=need_dx)
@@ -407,7 +408,7 @@ class Backend:
         gradient path. A window that holds NaN has NaN as its largest, the first of them. What is around the image is
         never the largest.
         """
-        checks.windows("max_pool2d", x.shape, window, pool=True)
+        shapes.windows("max_pool2d", x.shape, window, pool=True)
         output = window.output(*x.shape[1:3])
         y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
         winners = self.borrow(y.shape, self.winner_dtype(window))
@@ -431,11 +432,11 @@ class Backend:
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
-        checks.windows("max_pool2d_backward", shape, window, pool=True)
+        shapes.windows("max_pool2d_backward", shape, window, pool=True)
         n, height, width, channels = shape
         output = window.output(height, width)
-        checks.shape_of("max_pool2d_backward", "dy", dy, (n, *output, channels))
-        checks.alike("max_pool2d_backward", dy, winners)
+        shapes.shape_of("max_pool2d_backward", "dy", dy, (n, *output, channels))
+        shapes.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow((n, *window.padded(height, width), channels), dy.dtype)
         dx[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
@@ -448,7 +449,7 @@ class Backend:
 
         What is around the image does not count. Added up in the accumulation precision.
         """
-        checks.windows("avg_pool2d", x.shape, window, pool=True)
+        shapes.windows("avg_pool2d", x.shape, window, pool=True)
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
         total = self.borrow((n, *output, channels), self.policy.accumulate)
@@ -461,10 +462,10 @@ class Backend:
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
         """Each pixel's share of the gradient of the windows that see it: (N, H', W', C) -> (N, H, W, C)."""
-        checks.windows("avg_pool2d_backward", shape, window, pool=True)
+        shapes.windows("avg_pool2d_backward", shape, window, pool=True)
         n, height, width, channels = shape
         output = window.output(height, width)
-        checks.shape_of("avg_pool2d_backward", "dy", dy, (n, *output, channels))
+        shapes.shape_of("avg_pool2d_backward", "dy", dy, (n, *output, channels))
         dx = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
         dx[...] = 0
         shared = dy * self._shares(window, height, width)
@@ -512,7 +513,7 @@ class Backend:
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
         """dy where the output y is positive, else 0; in place, of any shape."""
-        checks.alike("relu_backward", dy, y)
+        shapes.alike("relu_backward", dy, y)
         self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # no product: 0 times NaN is NaN
         return dy
 
@@ -538,7 +539,7 @@ class Backend:
 
         leaky_relu (below zero, `slope` times x), elu, tanh, sigmoid, softplus, gelu, silu: see `nn.activation`.
         """
-        checks.alike("pointwise", x, out)
+        shapes.alike("pointwise", x, out)
         out[...] = pointwise.forward(self.xp, name, x.astype(self.policy.accumulate), slope)
         return out
 
@@ -547,7 +548,7 @@ class Backend:
 
         kept: the output y; for gelu and silu the input x.
         """
-        checks.alike("pointwise_backward", dy, kept)
+        shapes.alike("pointwise_backward", dy, kept)
         factor = pointwise.derivative(self.xp, name, kept.astype(self.policy.accumulate), slope)
         dy[...] = dy * factor
         return dy
@@ -556,7 +557,7 @@ class Backend:
 
     def channel_moments(self, x: Array) -> Array:
         """Mean and biased variance of each channel: (..., C) -> (2, C), in the accumulation precision."""
-        checks.channels("channel_moments", x)
+        shapes.channels("channel_moments", x)
         rows = x.reshape(-1, x.shape[-1]).astype("float64")
         moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
         mean = rows.mean(axis=0)
@@ -570,8 +571,8 @@ class Backend:
 
         unbiased: the factor on the moments' variance, n / (n - 1).
         """
-        checks.shape_of("track_moments", "moments", moments, (2, *mean.shape))
-        checks.alike("track_moments", mean, variance)
+        shapes.shape_of("track_moments", "moments", moments, (2, *mean.shape))
+        shapes.alike("track_moments", mean, variance)
         for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
             running *= momentum
             running += (1 - momentum) * factor * moment
@@ -583,7 +584,7 @@ class Backend:
 
         (..., C); mean and variance (C,) in the accumulation precision, scale and shift (C,) in that of x.
         """
-        checks.channels("normalize", x, mean, variance, scale, shift)
+        shapes.channels("normalize", x, mean, variance, scale, shift)
         wide = x.astype(self.policy.accumulate)
         wide -= mean
         wide *= scale.astype(self.policy.accumulate) / self.xp.sqrt(variance + epsilon)
@@ -599,8 +600,8 @@ class Backend:
 
         y: the output behind ReLU: where it is not positive dy becomes 0, in place; None without ReLU.
         """
-        checks.channels("normalize_sums", x, mean, variance)
-        checks.alike("normalize_sums", dy, x, *([] if y is None else [y]))
+        shapes.channels("normalize_sums", x, mean, variance)
+        shapes.alike("normalize_sums", dy, x, *([] if y is None else [y]))
         if y is not None:
             dy = self.relu_backward(dy, y)
         wide = x.astype("float64")
@@ -619,9 +620,9 @@ class Backend:
 
         count: how many values of each channel the moments, and the sums, are of.
         """
-        checks.channels("normalize_backward", x, mean, variance, scale)
-        checks.alike("normalize_backward", dy, x)
-        checks.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
+        shapes.channels("normalize_backward", x, mean, variance, scale)
+        shapes.alike("normalize_backward", dy, x)
+        shapes.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
         accumulate = self.policy.accumulate
         inverse = 1 / self.xp.sqrt(variance + epsilon)
         wide = x.astype(accumulate)
@@ -638,7 +639,7 @@ class Backend:
 
         (R, D), (D,), (D,) -> (R, D), (R, 2) in the accumulation precision.
         """
-        checks.channels("normalize_rows", x, scale, shift)
+        shapes.channels("normalize_rows", x, scale, shift)
         accumulate = self.policy.accumulate
         wide = x.astype(accumulate)
         moments = self.borrow((len(x), 2), accumulate)
@@ -659,9 +660,9 @@ class Backend:
 
         moments: (N, 2), of the forward pass.
         """
-        checks.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
-        checks.alike("normalize_rows_backward", dy, x)
-        checks.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
+        shapes.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
+        shapes.alike("normalize_rows_backward", dy, x)
+        shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
         accumulate = self.policy.accumulate
         wide, normal = dy.astype(accumulate), x.astype(accumulate)
         normal -= moments[:, :1]
@@ -691,8 +692,8 @@ class Backend:
             out: what is overwritten, x itself perhaps; by default borrowed.
         """
         out = self.borrow(x.shape) if out is None else out
-        checks.alike("dropout", x, out)
-        checks.shape_of("dropout", "samples", samples, x.shape[:1])
+        shapes.alike("dropout", x, out)
+        shapes.shape_of("dropout", "samples", samples, x.shape[:1])
         rows = x.reshape(len(x), -1)
         drawn = philox.of_examples(self.xp, samples, epoch, key, rows.shape[1])
         kept = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))
@@ -768,7 +769,7 @@ class Backend:
 
         Flat vectors (P,) on the host, whatever the backend: averages are computed there.
         """
-        checks.alike("mean_in_place", *parts)
+        shapes.alike("mean_in_place", *parts)
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
         # in double: shares in single precision do not add up to one
         total = contributors[0][0].astype("float64") * contributors[0][1]
@@ -782,7 +783,7 @@ class Backend:
 
         Flat vectors (P,) of this device and of one dtype; `out` may be one of them. Added up in double precision.
         """
-        checks.alike("weighted_sum", out, *parts)
+        shapes.alike("weighted_sum", out, *parts)
         total = self.xp.zeros(out.shape, "float64")
         for part, share in zip(parts, shares, strict=True):
             if share:
@@ -821,7 +822,7 @@ class Backend:
             states: the rule's own vectors, which it changes.
             stored: the copy of the weights that layers read, written too; None where they read the weights themselves.
         """
-        checks.alike(rule.name, weight, grad, *states)
+        shapes.alike(rule.name, weight, grad, *states)
         xp = self.xp
         if move.scale != 1.0:
             grad *= move.scale
@@ -872,7 +873,7 @@ class Backend:
             norms: |w|² and |g|² of each layer (L,). Where one of them is zero, the ratio counts as one.
             stored: as in `move_weights`.
         """
-        checks.alike("trust_weights", weight, grad)
+        shapes.alike("trust_weights", weight, grad)
         xp, (squares, steps) = self.xp, norms
         both = (squares > 0) & (steps > 0)
         ratios = xp.sqrt(xp.where(both, squares, 1) / xp.where(both, steps, 1))

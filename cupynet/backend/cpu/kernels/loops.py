@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.kernels.cache import KernelCache
+from cupynet.backend.cpu.kernels.cache import KernelCache
 from cupynet.backend.window import Pair
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])

@@ -16,9 +16,9 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
-from cupynet.backend.kernels.loops import kernel
-from cupynet.backend.kernels.patches import Block, Passed, Patches
-from cupynet.backend.kernels.vectors import (
+from cupynet.backend.cpu.kernels.loops import kernel
+from cupynet.backend.cpu.kernels.patches import Block, Passed, Patches
+from cupynet.backend.cpu.kernels.vectors import (
     I64,
     bytes_like,
     constants,

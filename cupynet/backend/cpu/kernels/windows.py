@@ -16,9 +16,9 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
-from cupynet.backend.kernels.loops import kernel
-from cupynet.backend.kernels.patches import Patches
-from cupynet.backend.kernels.vectors import (
+from cupynet.backend.cpu.kernels.loops import kernel
+from cupynet.backend.cpu.kernels.patches import Patches
+from cupynet.backend.cpu.kernels.vectors import (
     bytes_like,
     constants,
     load,

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend, pointwise
+from cupynet.backend import create_backend
+from cupynet.backend.reference import activation as pointwise
 from cupynet.errors import ConfigError
 from cupynet.nn.activation import ACTIVATIONS, activation_function
 from tests.backends import every_backend

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("numba")
 
 from cupynet.backend import create_backend
-from cupynet.backend.direct import passes
-from cupynet.backend.kernels import tiles
+from cupynet.backend.cpu.direct_conv import passes
+from cupynet.backend.cpu.kernels import tiles
 from cupynet.backend.window import Window
 
 ROOM = ((1, 1), (1, 1))

@@ -14,8 +14,8 @@ pytest.importorskip("numba")
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from cupynet.backend.kernels import loops, outer, rows, windows
-from cupynet.backend.kernels.vectors import multiply_add
+from cupynet.backend.cpu.kernels import loops, outer, rows, windows
+from cupynet.backend.cpu.kernels.vectors import multiply_add
 
 
 def test_kernels_for_other_constants_have_other_cache_files() -> None:
@@ -48,10 +48,10 @@ def test_nothing_is_compiled_before_training() -> None:
         "layers = {'conv1': Conv2D(4, 3), 'pool1': MaxPool2D(2), 'output': Dense(3)}\n"
         "model = Model(Sequential(layers), Image(8, 8, 1), create_backend('numba'))\n"
         "model.summary()\n"
-        "from cupynet.backend.kernels import loops\n"
+        "from cupynet.backend.cpu.kernels import loops\n"
         "assert not loops.compiled()\n"
         "import numpy\n"
         "model.predict(numpy.zeros((1, 8, 8, 1), numpy.uint8))\n"
         "assert loops.compiled()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[3])

@@ -1,4 +1,4 @@
-"""Updates of flat vectors as compiled loops: what `cupynet.backend.rules` says, in one pass."""
+"""Updates of flat vectors as compiled loops: what `cupynet.backend.update_rules` says, in one pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.kernels.loops import inlined, kernel
+from cupynet.backend.cpu.kernels.loops import inlined, kernel
 
 # Numbers, in this order: rate, first, second, third, scale, clip, l1, l2, decay, a, b, c; see `Move.in_order`.
 

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import overload
 
 from cupynet.backend.array import Array
-from cupynet.backend.kernels.loops import kernel
+from cupynet.backend.cpu.kernels.loops import kernel
 
 # Nothing here is reassociated: n · ln 2 in two parts is not n times their sum.
 STRICT = {"fastmath": {"contract"}}

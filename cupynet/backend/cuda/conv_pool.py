@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cupynet.backend import checks
+from cupynet.backend import shapes
 from cupynet.backend.array import Array
-from cupynet.backend.base import Backend
-from cupynet.backend.pairs import Convolution, MaxPool, Pair, Weights
+from cupynet.backend.backend import Backend
+from cupynet.backend.fusion import Convolution, MaxPool, Pair, Weights
 from cupynet.errors import ConfigError
 
 NO_PLACE = 255  # in 8 bits: windows of fewer places can say that ReLU closed
@@ -41,10 +41,10 @@ class ConvPool(Pair):
     def _check(self, x: Array, weight: Array | None, bias: Array | None) -> None:
         """Refuse arrays that the kernels would read beyond the end of."""
         name, filters = "conv2d and max_pool2d", self.conv.filters
-        checks.shape_of(name, "the batch of images", x, (len(x), *self.conv.image))
-        checks.shape_of(name, "the weight", weight, (*self.conv.window.kernel, self.conv.image[2], filters))
+        shapes.shape_of(name, "the batch of images", x, (len(x), *self.conv.image))
+        shapes.shape_of(name, "the weight", weight, (*self.conv.window.kernel, self.conv.image[2], filters))
         if bias is not None:
-            checks.shape_of(name, "the bias", bias, (filters,))
+            shapes.shape_of(name, "the bias", bias, (filters,))
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """(N, H, W, C) -> (N, H', W', O); saved are the winners and the im2col rows."""
@@ -66,9 +66,9 @@ class ConvPool(Pair):
         self._check(x, weight, bias)
         if weight_grad is None:
             raise ConfigError("conv2d and max_pool2d: there is no gradient to add to")
-        checks.alike("conv2d and max_pool2d", weight, weight_grad)
+        shapes.alike("conv2d and max_pool2d", weight, weight_grad)
         if bias_grad is not None:
-            checks.shape_of("conv2d and max_pool2d", "the bias's gradient", bias_grad, (self.conv.filters,))
+            shapes.shape_of("conv2d and max_pool2d", "the bias's gradient", bias_grad, (self.conv.filters,))
         backend, shape = self.backend, (len(x), *self.convolved, self.conv.filters)
         through = backend.max_pool2d_backward(dy, winners, shape, self.pool)
         dx = backend.conv2d_backward(

@@ -1,0 +1,1 @@
+"""The operations on a CPU: compiled by numba, products by BLAS."""

@@ -1,0 +1,1 @@
+"""Every operation once, written against an array module: NumPy or CuPy."""
