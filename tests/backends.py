@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cupynet.backend import BACKENDS, Backend, DtypePolicy, select_backend
-from cupynet.backend.cpu.numba_backend import NumbaBackend, NumpyBackend
+from cupynet.backend.cpu.numba_backend import NumbaBackend
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.cuda import CupyBackend
 from cupynet.errors import ConfigError
 from tests.standin import machine

@@ -7,6 +7,7 @@ import importlib.util
 
 from cupynet import checks
 from cupynet.backend.backend import Backend
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.checks import BACKENDS
 from cupynet.errors import ConfigError
 
@@ -77,9 +78,11 @@ def create_backend(
             raise ConfigError(
                 f"backend=cupy: CuPy is not installed ({error}): {CUPY}; take auto for what works here"
             ) from error
-    from cupynet.backend.cpu.numba_backend import NumbaBackend, NumpyBackend
+    if name == "numba":
+        from cupynet.backend.cpu.numba_backend import NumbaBackend  # numba is imported only if it is used
 
-    return NumbaBackend(dtype, device) if name == "numba" else NumpyBackend(dtype, device)
+        return NumbaBackend(dtype, device)
+    return NumpyBackend(dtype, device)
 
 
 def device_count(name: str) -> int:

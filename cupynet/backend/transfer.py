@@ -20,7 +20,7 @@ from cupynet.errors import ConfigError
 Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same number of images, augmented
 
 
-class Device(Protocol):
+class TransferTarget(Protocol):
     """The methods of a backend that a transfer calls."""
 
     def load_images(self, images: Array, samples: Array, pixels: PixelScale, /) -> Array:
@@ -61,7 +61,9 @@ class Transfer:
 
     ahead, steady = True, False
 
-    def __init__(self, device: Device, images: Array | None, labels: Array, pixels: PixelScale = FRACTIONS) -> None:
+    def __init__(
+        self, device: TransferTarget, images: Array | None, labels: Array, pixels: PixelScale = FRACTIONS
+    ) -> None:
         self._device, self._images, self._labels, self._pixel_scale = device, images, labels, pixels
 
     def begin(self, rows: Sequence[Array]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cupynet import checks
-from cupynet.backend import FRACTIONS, Device, PixelScale, Transfer
+from cupynet.backend import FRACTIONS, PixelScale, Transfer, TransferTarget
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation, augmentations, augmented
 from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
@@ -110,7 +110,7 @@ class Batches(ABC):
     def epoch(
         self,
         epoch: int,
-        backend: Device,
+        backend: TransferTarget,
         rank: int = 0,
         size: int = 1,
         start: int = 0,

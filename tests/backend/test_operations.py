@@ -159,7 +159,7 @@ def test_a_comparison_sees_an_operation_that_is_wrong(operation: str, monkeypatc
 
 # by reflection --------------------------------------------------------------------------------------------------------
 
-PUBLIC = {name for name, value in vars(Backend).items() if inspect.isfunction(value) and not name.startswith("_")}
+PUBLIC = {name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")}
 
 
 @every_backend
@@ -191,7 +191,7 @@ def own_methods(backend: type[Backend]) -> dict[str, Any]:
     return {
         name: value
         for ancestor in backend.__mro__[::-1]
-        if ancestor not in (Backend, object)
+        if ancestor not in Backend.__mro__
         for name, value in vars(ancestor).items()
         if not name.startswith("_")
         and (callable(value) or isinstance(value, (property, staticmethod, classmethod)))

@@ -38,7 +38,7 @@ REFERENCE = [
     Fault(
         "softmax-gradient-ignores-output",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/activation.py",
         "wide -= (wide * y).sum(axis=-1, keepdims=True)",
         "wide -= wide.sum(axis=-1, keepdims=True)",
         ("tests/nn/test_dense.py::test_gradients_of_activations",),
@@ -46,7 +46,7 @@ REFERENCE = [
     Fault(
         "loss-gradient-of-the-sum",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/loss.py",
         "gradient[...] = exponentials * accumulate.type(self.loss_scale / n)",
         "gradient[...] = exponentials * accumulate.type(self.loss_scale)",
         ("tests/nn/test_loss.py::test_the_gradient_is_that_of_the_mean_loss",),
@@ -54,7 +54,7 @@ REFERENCE = [
     Fault(
         "smoothed-loss-forgets-the-even-part",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/loss.py",
         "exponentials *= (at_label + even.sum())[:, None]",
         "exponentials *= at_label[:, None]",
         ("tests/nn/test_loss.py::test_every_gradient_is_that_of_the_mean_loss",),
@@ -62,7 +62,7 @@ REFERENCE = [
     Fault(
         "one-hot-loss-not-divided-by-outputs",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/loss.py",
         "accumulate.type(self.loss_scale / (n * outputs))",
         "accumulate.type(self.loss_scale / n)",
         ("tests/nn/test_loss.py::test_every_gradient_is_that_of_the_mean_loss",),
@@ -78,7 +78,7 @@ REFERENCE = [
     Fault(
         "running-variance-biased",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/norm.py",
         "running += (1 - momentum) * factor * moment",
         "running += (1 - momentum) * moment",
         ("tests/nn/test_norm.py::test_batch_norm_is_that_of_pytorch",),
@@ -86,7 +86,7 @@ REFERENCE = [
     Fault(
         "batch-norm-gradient-wrong-sign",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/norm.py",
         "wide *= inverse * sums[1] * (-1 / count)",
         "wide *= inverse * sums[1] * (1 / count)",
         ("tests/nn/test_norm.py::test_derivatives_are_right_with_the_statistics_of_the_batch",),
@@ -94,7 +94,7 @@ REFERENCE = [
     Fault(
         "layer-norm-gradient-along-the-batch",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/norm.py",
         "normal += wide.mean(axis=1, keepdims=True)",
         "normal += wide.mean(axis=0, keepdims=True)",
         ("tests/nn/test_norm.py::test_layer_norm_is_that_of_pytorch",),
@@ -102,7 +102,7 @@ REFERENCE = [
     Fault(
         "max-pool-drops-nan",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/pool.py",
         "better = ~(candidate <= y)  # larger, or one of the two is NaN",
         "better = candidate > y",
         ("tests/nn/test_pool.py::test_a_nan_anywhere_in_a_window_is_passed_on",),
@@ -110,7 +110,7 @@ REFERENCE = [
     Fault(
         "max-pool-gradient-counts-overlaps-once",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/pool.py",
         "target += self.xp.where(winners == place, dy, dy.dtype.type(0))",
         "target[...] = self.xp.where(winners == place, dy, target)",
         ("tests/nn/test_pool.py::test_gradients_for_every_geometry",),
@@ -118,7 +118,7 @@ REFERENCE = [
     Fault(
         "average-pool-counts-padding",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/pool.py",
         "total *= self._shares(window, height, width)",
         "total /= window.places",
         ("tests/nn/test_pool.py::test_padding_is_never_the_largest_and_no_mean_counts_it",),
@@ -126,7 +126,7 @@ REFERENCE = [
     Fault(
         "dropout-not-rescaled",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/dropout.py",
         "kept = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))",
         "kept = rows.astype(self.policy.accumulate)",
         ("tests/nn/test_dropout.py::test_what_is_kept_makes_up_for_what_is_dropped",),
@@ -134,7 +134,7 @@ REFERENCE = [
     Fault(
         "clipping-lengthens-short-gradients",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/update.py",
         "grad *= largest / self.xp.maximum(length, largest)",
         "grad *= largest / length",
         ("tests/optim/test_optimizers.py::test_a_long_gradient_is_shortened_and_a_short_one_is_not",),
@@ -142,7 +142,7 @@ REFERENCE = [
     Fault(
         "group-gradients-pile-up",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/conv.py",
         "            grad[...] = 0\n            self._add_product(grad, columns[own], of_group[g])",
         "            self._add_product(grad, columns[own], of_group[g])",
         (
@@ -153,7 +153,7 @@ REFERENCE = [
     Fault(
         "decay-without-learning-rate",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/update.py",
         "step = step + move.rate * move.decay * weight",
         "step = step + move.decay * weight",
         ("tests/optim/test_golden.py::test_optimizers_move_weights_as_in_pytorch",),
@@ -161,7 +161,7 @@ REFERENCE = [
     Fault(
         "mean-of-replicas-added-up-in-single",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/update.py",
         'total = contributors[0][0].astype("float64") * contributors[0][1]',
         "total = contributors[0][0] * contributors[0][0].dtype.type(contributors[0][1])",
         (
@@ -172,7 +172,7 @@ REFERENCE = [
     Fault(
         "trust-ratio-of-a-zero-step",
         "reference",
-        "cupynet/backend/backend.py",
+        "cupynet/backend/reference/update.py",
         "both = (squares > 0) & (steps > 0)",
         "both = squares > 0",
         (
@@ -372,7 +372,7 @@ KERNELS = [
     Fault(
         "normalized-images-scaled-by-the-first-channel",
         "kernels",
-        "cupynet/backend/cpu/numba_backend.py",
+        "cupynet/backend/cpu/device.py",
         "if len(pixels.scale) == 1:",
         "if len(pixels.scale) <= 3:",
         (

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
+from cupynet.backend.cpu.kernels import loops, outer, rows, windows
+from cupynet.backend.cpu.kernels.patches import Block, Passed, Patches
 from cupynet.backend.fusion import Convolution, MaxPool, Pair, Weights
 from cupynet.errors import ConfigError
-
-if TYPE_CHECKING:
-    from cupynet.backend.cpu.kernels.patches import Passed, Patches
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values: a patch's row below this fills no vector
@@ -51,15 +49,6 @@ class ConvPool(Pair):
     """
 
     def __init__(self, backend: Backend, first: Convolution, second: MaxPool) -> None:
-        from cupynet.backend.cpu.kernels import (
-            loops,
-            outer,
-            patches,
-            rows,
-            windows,  # numba is imported only where used
-        )
-
-        self.loops, self.outer, self.rows, self.windows, self.groups = loops, outer, rows, windows, patches
         self.backend, self.conv, self.pool, self.filters = backend, first, second.window, first.filters
         self.dtype = backend.policy.compute
         height, width, self.channels = first.image
@@ -72,7 +61,7 @@ class ConvPool(Pair):
         window, pool, step = self.conv.window, self.pool, self.size[1] * self.channels
         apart = (window.stride[0] * pool.stride[0], window.stride[1] * pool.stride[1])
         corners, places = self._corners(self.pooled, apart, step), self._corners(pool.kernel, window.stride, step)
-        return self.groups.Patches(corners, places, window.kernel[0], window.kernel[1] * self.channels, step)
+        return Patches(corners, places, window.kernel[0], window.kernel[1] * self.channels, step)
 
     @cached_property
     def table(self) -> Array:
@@ -152,12 +141,12 @@ class ConvPool(Pair):
         y = backend.borrow((n, *self.pooled, self.filters), self.dtype)
         winners = backend.borrow(y.shape, backend.winner_dtype(self.pool))
         blocks, by_window = (
-            self.windows.blocks(pixels, self.filters, y.itemsize),
+            windows.blocks(pixels, self.filters, y.itemsize),
             (n, len(self.patches.corners), self.filters),
         )
         images, weight = images.reshape(n, self.size[0] * self.patches.step), weight.reshape(-1, self.filters)
         for nan in (0, 1):  # the second is compiled and run only where the first has seen that there may be a NaN
-            forward = self.windows.conv_pool(pixels, *blocks, nan)
+            forward = windows.conv_pool(pixels, *blocks, nan)
             if forward(
                 images, self.patches, self.table, weight, bias, y.reshape(by_window), winners.reshape(by_window)
             ):
@@ -174,12 +163,12 @@ class ConvPool(Pair):
         shapes.shape_of("conv2d and max_pool2d", "dy", dy, (len(x), *self.pooled, self.filters))
         shapes.alike("conv2d and max_pool2d", dy, saved[0])
         wide, by_window = self._read(dy), (len(x), len(self.patches.corners), self.filters)
-        passed = self.groups.Passed(wide.reshape(by_window), saved[0].reshape(by_window))
+        passed = Passed(wide.reshape(by_window), saved[0].reshape(by_window))
         images = saved[1] if len(saved) > 1 else x
         self._add_weight_gradient(images.reshape(len(x), self.size[0] * self.patches.step), passed, weight, weight_grad)
         if bias_grad is not None:
             shapes.shape_of("conv2d and max_pool2d", "the bias's gradient", bias_grad, (self.filters,))
-            self.loops.add_column_sums(wide.reshape(-1, self.filters), bias_grad)
+            loops.add_column_sums(wide.reshape(-1, self.filters), bias_grad)
         dx = None
         if need_dx:
             factors = self._read(weight)
@@ -199,21 +188,21 @@ class ConvPool(Pair):
             return
         grad = self.backend.borrow((self.filters * patches.height, patches.row), self.dtype)
         grad[...] = 0
-        gradient = self.rows.weight_gradient(*self.rows.blocks(patches.row, grad.itemsize))
+        gradient = rows.weight_gradient(*rows.blocks(patches.row, grad.itemsize))
         gradient(images, patches, passed, grad)
         weight_grad += grad.reshape(self.filters, -1).T.reshape(weight_grad.shape)
         self.backend.give_back(grad)
 
     def _short_rows(self, images: Array, passed: Passed, grad: Array) -> None:
         """The same where rows are shorter than a vector: the vectors lie along the filters. grad (K_h·K_w·C, O)."""
-        pixels, rows, row = self.pool.places, self.patches.height, self.patches.row
-        for filter_at, filters, length, height in self.outer.blocks(self.filters, row, grad.itemsize):
+        pixels, tall, row = self.pool.places, self.patches.height, self.patches.row
+        for filter_at, filters, length, height in outer.blocks(self.filters, row, grad.itemsize):
             for value in range(0, row, length):
-                values, rest = min(length, row - value), rows % height
-                for line, lines, most in ((0, rows - rest, height), (rows - rest, rest, rest)):
+                values, rest = min(length, row - value), tall % height
+                for line, lines, most in ((0, tall - rest, height), (tall - rest, rest, rest)):
                     if lines:
-                        block = self.groups.Block(line, lines, value, filter_at)
-                        gradient = self.outer.weight_gradient(pixels, most, values, filters)
+                        block = Block(line, lines, value, filter_at)
+                        gradient = outer.weight_gradient(pixels, most, values, filters)
                         gradient(images, self.patches, passed, block, grad)
 
     def _input_gradient(self, passed: Passed, weight: Array) -> Array:
@@ -223,7 +212,7 @@ class ConvPool(Pair):
         by_row = backend.borrow((patches.height, self.filters, -(-patches.row // per_line) * per_line), self.dtype)
         by_row[:, :, : patches.row] = weight.reshape(patches.height, patches.row, self.filters).transpose(0, 2, 1)
         dx = backend.borrow((n, *self.size), self.dtype)
-        gradient = self.rows.input_gradient(*self.rows.blocks(patches.row, weight.itemsize))
+        gradient = rows.input_gradient(*rows.blocks(patches.row, weight.itemsize))
         gradient(by_row, patches, passed, dx.reshape(n, self.size[0] * patches.step))
         backend.give_back(by_row)
         if not self.conv.window.pads:

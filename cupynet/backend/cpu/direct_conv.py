@@ -7,16 +7,15 @@ gradient of the images is a product for each place of the window, added to the p
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.backend import Backend
+from cupynet.backend.cpu.kernels import tiles
+from cupynet.backend.cpu.kernels.tiles import Frame, Sums
+from cupynet.backend.device import Device
 from cupynet.backend.window import Window
-
-if TYPE_CHECKING:
-    from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 
 LARGEST = 1 << 31  # places that 32 bits can number
 
@@ -45,8 +44,6 @@ def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: 
 
     Nor are there any where no window sees a pixel.
     """
-    from cupynet.backend.cpu.kernels import tiles  # numba is imported only where it is used
-
     (height, width, channels), (rows, cols) = image, window.output(*image[:2])
     padded, step = window.padded(height, width), window.padded(height, width)[1] * channels
     if max(padded[0] * step, rows * cols * filters) >= LARGEST:
@@ -95,8 +92,6 @@ def _seen(
 
 def _sums(parts: list[tuple[Array, Array, Array]], columns: int, itemsize: int) -> Sums:
     """(starts, outs, table) of each part as kernels take them: tiles are filled up with the last of their rows."""
-    from cupynet.backend.cpu.kernels import tiles
-
     height, _, _ = tiles.tile(columns, itemsize)
     numbers, row, value = np.zeros((len(parts), 5), np.int64), 0, 0
     filled = []
@@ -117,10 +112,8 @@ class DirectConvolution:
         passes: those of the size of image.
     """
 
-    def __init__(self, backend: Backend, passes: Passes) -> None:
-        from cupynet.backend.cpu.kernels import tiles
-
-        self.backend, self.passes, self.tiles = backend, passes, tiles
+    def __init__(self, backend: Device, passes: Passes) -> None:
+        self.backend, self.passes = backend, passes
 
     def forward(self, x: Array, weight: Array, bias: Array | None, y: Array) -> None:
         """y (N, H', W', O) = the convolution of x (N, H, W, C), plus the bias."""
@@ -144,8 +137,8 @@ class DirectConvolution:
         """Sums of x with `factors` (rows, columns), a row for each value of the table."""
         columns = factors.shape[1]
         packed, start = (self.backend.borrow((size,), x.dtype) for size in (factors.size, columns))
-        _, width, _ = self.tiles.tile(columns, x.itemsize)
-        self.tiles.pack(factors, sums.parts, width, packed)
+        _, width, _ = tiles.tile(columns, x.itemsize)
+        tiles.pack(factors, sums.parts, width, packed)
         start[...] = 0 if bias is None else bias
         self._run(frame, sums, x, packed.reshape(1, 1, -1), start, y)
         self.backend.give_back(packed, start)
@@ -154,7 +147,7 @@ class DirectConvolution:
         columns = y.shape[-1]
         zeros = self.backend.borrow((frame.size,), x.dtype) if frame.size else x.reshape(-1)[:0]
         zeros[...] = 0
-        products = self.tiles.products(*self.tiles.tile(columns, x.itemsize))
+        products = tiles.products(*tiles.tile(columns, x.itemsize))
         factors = factors.reshape(len(factors), -1, factors.shape[-1])
         y = y.reshape(len(y), -1, columns)
         products(x.reshape(len(x), -1), zeros, frame, sums, factors, start, y)

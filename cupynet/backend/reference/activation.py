@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from cupynet.backend import shapes
 from cupynet.backend.array import Array
+from cupynet.backend.device import Device
 from cupynet.checks import one_of
 
 Function: TypeAlias = Callable[[Any, Array, float], Array]
@@ -124,3 +126,53 @@ def forward(xp: ModuleType, name: str, x: Array, slope: float) -> Array:
 def derivative(xp: ModuleType, name: str, kept: Array, slope: float) -> Array:
     """dy/dx from y or from x, see `OF_INPUT`; a new array."""
     return POINTWISE[one_of("pointwise", name, NAMES)].derivative(xp, kept, slope)
+
+
+class ActivationOps(Device):
+    """Activations and their derivatives."""
+
+    def relu(self, x: Array) -> Array:
+        """max(x, 0), in place."""
+        return self.xp.maximum(x, 0, out=x)
+
+    def relu_backward(self, dy: Array, y: Array) -> Array:
+        """dy where the output y is positive, else 0; in place, of any shape."""
+        shapes.alike("relu_backward", dy, y)
+        self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # no product: 0 times NaN is NaN
+        return dy
+
+    def softmax(self, x: Array) -> Array:
+        """exp(x) / sum exp(x) over the last axis of x (..., O), in place, shifted by the largest: nothing overflows."""
+        wide = x.astype(self.policy.accumulate)
+        wide -= wide.max(axis=-1, keepdims=True)
+        self.xp.exp(wide, out=wide)
+        wide /= wide.sum(axis=-1, keepdims=True)
+        x[...] = wide
+        return x
+
+    def softmax_backward(self, dy: Array, y: Array) -> Array:
+        """y · (dy - sum(dy · y)) over the last axis of (..., O), in place in dy."""
+        wide = dy.astype(self.policy.accumulate)
+        wide -= (wide * y).sum(axis=-1, keepdims=True)
+        wide *= y
+        dy[...] = wide
+        return dy
+
+    def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
+        """out = the activation of this name of each value of x, of any shape; `out` may be x, and is returned.
+
+        leaky_relu (below zero, `slope` times x), elu, tanh, sigmoid, softplus, gelu, silu: see `nn.activation`.
+        """
+        shapes.alike("pointwise", x, out)
+        out[...] = forward(self.xp, name, x.astype(self.policy.accumulate), slope)
+        return out
+
+    def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
+        """dy, of any shape, times the derivative of the activation, in place.
+
+        kept: the output y; for gelu and silu the input x.
+        """
+        shapes.alike("pointwise_backward", dy, kept)
+        factor = derivative(self.xp, name, kept.astype(self.policy.accumulate), slope)
+        dy[...] = dy * factor
+        return dy

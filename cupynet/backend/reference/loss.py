@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from cupynet.backend.array import Array
+from cupynet.backend.device import Device
 
 
 def _squared(xp: ModuleType, z: Array, t: Array, parameter: float) -> tuple[Array, Array]:
@@ -41,3 +42,60 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
     "hinge": _hinge,
     "huber": _huber,
 }
+
+
+class LossOps(Device):
+    """Losses of each example, and the gradient of their mean."""
+
+    def softmax_cross_entropy(
+        self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
+    ) -> tuple[Array, Array]:
+        """-sum_c t_c · log softmax(logits)_c of each example (N,); the gradient of their mean (N, O).
+
+        The gradient is times the loss scale. The target t is (1 - smoothing) · weight at the label, and smoothing / O ·
+        weight of the class at every class. The losses are read before the next call, which may overwrite them.
+
+        Args:
+            weights: of the classes; 1 without.
+        """
+        xp, (n, classes), accumulate = self.xp, logits.shape, self.policy.accumulate
+        shifted = logits.astype(accumulate)
+        shifted -= shifted.max(axis=1, keepdims=True)  # (N, O)
+        exponentials = xp.exp(shifted)
+        sums = exponentials.sum(axis=1, keepdims=True)  # (N, 1)
+        rows = xp.arange(n)
+        losses = xp.log(sums[:, 0]) - shifted[rows, labels]
+        exponentials /= sums
+        if weights is None and not smoothing:
+            exponentials[rows, labels] -= 1
+        else:
+            own = xp.ones(classes, accumulate) if weights is None else self.constants(weights)  # (O,)
+            at_label, even = (1 - smoothing) * own[labels], smoothing / classes * own  # (N,), (O,)
+            losses *= at_label
+            if smoothing:
+                losses += ((xp.log(sums) - shifted) * even).sum(axis=1)
+            exponentials *= (at_label + even.sum())[:, None]
+            exponentials -= even
+            exponentials[rows, labels] -= at_label
+        gradient = self.borrow(logits.shape)
+        gradient[...] = exponentials * accumulate.type(self.loss_scale / n)
+        return losses, gradient
+
+    def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
+        """The mean over the outputs of a loss that compares each with 1 at the label and 0 elsewhere, of each example.
+
+        (N, O), (N,) -> (N,), and the gradient of the mean of these (N, O), times the loss scale. The losses are read
+        before the next call, which may overwrite them.
+
+        Args:
+            kind: `squared`, `logistic`, `hinge` or `huber`, see `targets`.
+            parameter: of the kind.
+        """
+        n, outputs = prediction.shape
+        wide = prediction.astype(self.policy.accumulate)
+        target = self.xp.zeros_like(wide)
+        target[self.xp.arange(n), labels] = 1
+        values, slopes = TARGET_LOSSES[kind](self.xp, wide, target, parameter)
+        gradient = self.borrow(prediction.shape)
+        gradient[...] = slopes * self.policy.accumulate.type(self.loss_scale / (n * outputs))
+        return values.mean(axis=1), gradient

@@ -1,0 +1,17 @@
+"""Dense layers on the CPU: products by BLAS, sums over rows by numba."""
+
+from __future__ import annotations
+
+from cupynet.backend.array import Array
+from cupynet.backend.cpu.device import NumbaDevice
+from cupynet.backend.cpu.kernels import loops
+from cupynet.backend.reference.dense import DenseOps
+
+
+class NumbaDense(NumbaDevice, DenseOps):
+    """See `DenseOps`."""
+
+    def _add_column_sums(self, grad: Array, dy: Array) -> None:
+        if not self._compiles(grad, dy) or grad.shape != dy.shape[1:]:
+            return super()._add_column_sums(grad, dy)
+        loops.add_column_sums(dy, grad)

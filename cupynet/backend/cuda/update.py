@@ -1,0 +1,124 @@
+"""Averages, norms and updates of flat vectors on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cupynet.backend import shapes
+from cupynet.backend.array import Array
+from cupynet.backend.cuda.dense import MOST_PARTS
+from cupynet.backend.cuda.device import SIXTEEN, CudaDevice
+from cupynet.backend.cuda.launch import KIND_OF, MOST_BLOCKS_DOWN, TERMS
+from cupynet.backend.reference.update import UpdateOps
+from cupynet.backend.update_rules import Layers, Move, Rule
+
+MOST_ALONG = 32  # blocks along a layer's weights
+
+
+class CudaUpdate(CudaDevice, UpdateOps):
+    """See `UpdateOps`."""
+
+    def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
+        """See `Backend.weighted_sum`. Of more than 16 parts each 16 are rounded to the vectors' precision."""
+        counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
+        kind = KIND_OF.get(out.dtype.name)
+        if kind is None:
+            super().weighted_sum(out, parts, shares)
+            return
+        shapes.alike("weighted_sum", out, *parts)
+        some, rest = counted[:TERMS], counted[TERMS:]
+        lacking = TERMS - len(some)
+        terms = [part for part, _ in some] + [None] * lacking
+        factors = [share for _, share in some] + [0.0] * lacking
+        self._flat(f"weighted_sum_{kind}", out.size, out, *terms, *factors, len(some))
+        if rest:
+            self.weighted_sum(out, [out, *(part for part, _ in rest)], [1.0, *(share for _, share in rest)])
+
+    def squared_norm(self, grad: Array) -> Array:
+        return self._total("squares", grad, squares=True) if self._updates(grad) else super().squared_norm(grad)
+
+    def total(self, vector: Array) -> Array:
+        return self._total("values", vector, squares=False) if self._updates(vector) else super().total(vector)
+
+    def _total(self, what: str, vector: Array, *, squares: bool) -> Array:
+        """The sum of a vector or of its squares: parts first, then their sums, always in the same order."""
+        if what not in self._totals:
+            self._totals[what] = self.allocate((), self.policy.accumulate)
+        total, name, threads = self._totals[what], f"sum_vector_{self._wide}", self.kernels.threads
+        at_once = SIXTEEN // vector.dtype.itemsize
+        blocks = max(1, min(-(-vector.size // (threads * at_once)), 2 * MOST_PARTS, self.kernels.blocks))
+        if blocks == 1:
+            self.kernels.launch(name, (1,), (threads,), vector, total, vector.size, int(squares))
+            return total
+        sums = self.borrow((blocks,), self.policy.accumulate)
+        self.kernels.launch(name, (blocks,), (threads,), vector, sums, vector.size, int(squares))
+        self.kernels.launch(name, (1,), (threads,), sums, total, blocks, 0)
+        self.give_back(sums)
+        return total
+
+    def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
+        if not self._updates(grad):
+            self._not_steered("clip_norm")
+            return super().clip_norm(grad, squared_norm, largest)
+        norm = self.asarray(squared_norm, grad.dtype)
+        self._flat(f"clip_norm_{self._wide}", grad.size, grad, norm, largest, self.controls)
+
+    def move_weights(
+        self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
+    ) -> None:
+        vectors = weight, grad, *states
+        shapes.alike(rule.name, *vectors, *(() if stored is None else (stored,)))
+        if not self._updates(*vectors) or not self._copies(stored):
+            self._not_steered(rule.name)
+            return super().move_weights(rule, weight, grad, states, move, stored)
+        arguments = *vectors, stored, *move.in_order(), self.controls
+        self._flat(f"{rule.name}_update_{self._kind}", weight.size, *arguments)
+
+    def squared_norms(self, vector: Array, layers: Layers) -> Array:
+        if not self._updates(vector):
+            self._not_steered("squared_norms")
+            return super().squared_norms(vector, layers)
+        found = self.borrow((layers.count,), self.policy.accumulate)
+        parts, down = self._stretches(layers)
+        sums = self.borrow((len(layers.bounds), parts), self.policy.accumulate)
+        count, threads = len(layers.bounds), self.kernels.threads
+        if count:
+            name = f"stretch_squares_{self._wide}"
+            self.kernels.launch(name, (parts, down), (threads,), vector, layers.table, sums, count)
+            arguments = sums, layers.table, found, count, parts, layers.count
+            self.kernels.flat(f"layer_squares_{self._wide}", layers.count, *arguments)
+        self.give_back(sums)
+        return found
+
+    def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
+        if not self._updates(grad, squared_norms):
+            self._not_steered("clip_norms")
+            return super().clip_norms(grad, squared_norms, layers, largest)
+        if layers.bounds:
+            name, grid = f"clip_norms_{self._wide}", self._stretches(layers)
+            arguments = grad, squared_norms, layers.table, largest, self.controls, len(layers.bounds)
+            self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
+
+    def trust_weights(
+        self, weight: Array, grad: Array, norms: tuple[Array, Array], layers: Layers, rate: float,
+        stored: Array | None = None,
+    ) -> None:  # fmt: skip
+        shapes.alike("trust_weights", weight, grad, *(() if stored is None else (stored,)))
+        if not self._updates(weight, grad, *norms) or not self._copies(stored):
+            self._not_steered("trust_weights")
+            return super().trust_weights(weight, grad, norms, layers, rate, stored)
+        if layers.bounds:
+            name, grid = f"trust_weights_{self._kind}", self._stretches(layers)
+            arguments = weight, grad, stored, *norms, layers.table, rate, self.controls, len(layers.bounds)
+            self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
+
+    def _stretches(self, layers: Layers) -> tuple[int, int]:
+        """Blocks along each stretch, of which there are as many as the longest has use for, and along all of them."""
+        longest = max((stop - start for start, stop in layers.bounds), default=1)
+        down = max(1, min(len(layers.bounds), MOST_BLOCKS_DOWN, self.kernels.blocks))
+        across = min(-(-longest // (4 * self.kernels.threads)), MOST_ALONG, self.kernels.blocks // down)
+        return max(1, across), down
+
+    def _copies(self, stored: Array | None) -> bool:
+        """Whether kernels take this copy of the weights, or there is none."""
+        return stored is None or self._stores(stored)

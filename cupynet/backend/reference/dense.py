@@ -1,0 +1,66 @@
+"""Matrix products and dense layers: the reference."""
+
+from __future__ import annotations
+
+from cupynet.backend.array import Array
+from cupynet.backend.device import Device
+
+
+class DenseOps(Device):
+    """Products of matrices, on which dense layers and convolutions are built."""
+
+    def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+        """The product a @ b of (I, J) and (J, K), or of what is to be transposed: (I, K), in the storage precision."""
+        return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
+
+    def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        """x W + b: (N, F), (F, O), (O,) -> (N, O)."""
+        y = self.matmul(x, weight)
+        if bias is not None:
+            self._add_bias(y, bias)
+        return y
+
+    def dense_backward(
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None, *, need_dx: bool
+    ) -> Array | None:
+        """Adds the gradients of weight and bias, returns dx (N, F) or None."""
+        self._add_product(weight_grad, x, dy)
+        if bias_grad is not None:
+            self._add_column_sums(bias_grad, dy)
+        return self.matmul(dy, weight, transpose_b=True) if need_dx else None
+
+    def _operand(self, a: Array) -> tuple[Array, bool]:
+        """`a` in the compute precision, and whether that is a borrowed copy."""
+        if a.dtype == self.policy.compute:
+            return a, False
+        copy = self.borrow(a.shape, self.policy.compute)
+        copy[...] = a
+        return copy, True
+
+    def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
+        """The 2-D product in the compute precision."""
+        a, a_copied = self._operand(a)
+        b, b_copied = self._operand(b)
+        left, right = (a.T if transpose_a else a), (b.T if transpose_b else b)
+        out = self.borrow((left.shape[0], right.shape[1]), self.policy.compute)
+        self._gemm(left, right, out)
+        self.give_back(a if a_copied else None, b if b_copied else None)
+        return out
+
+    def _gemm(self, left: Array, right: Array, out: Array) -> None:
+        """out = left right; every product passes here, 2-D and in one precision (3-D ones are a trap on the GPU)."""
+        self.xp.matmul(left, right, out=out)
+
+    def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
+        """grad += aᵀ dy."""
+        product = self._product(a, dy, transpose_a=True)
+        grad += product
+        self.give_back(product)
+
+    def _add_bias(self, y: Array, bias: Array) -> None:
+        """y += bias in each row, in place; (R, O), (O,)."""
+        y += bias
+
+    def _add_column_sums(self, grad: Array, dy: Array) -> None:
+        """grad += the sum of dy over its rows; (O,) += (R, O)."""
+        grad += dy.sum(axis=0, dtype=self.policy.accumulate)

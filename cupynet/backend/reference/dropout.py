@@ -1,0 +1,33 @@
+"""Dropout: the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupynet.backend import philox, shapes
+from cupynet.backend.array import Array
+from cupynet.backend.device import Device
+
+
+class DropoutOps(Device):
+    """Dropout whose random numbers follow from seed, epoch, sample and position."""
+
+    def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
+        """Each value of x is 0 with probability `rate`, else x / (1 - rate): (N, ...), (N,) int64.
+
+        Which are 0 follows from (key, epoch, sample, place in the example), see philox.py: alike on all backends.
+
+        Args:
+            epoch: a number, or an array of one element on the device.
+            key: 64 bits.
+            out: what is overwritten, x itself perhaps; by default borrowed.
+        """
+        out = self.borrow(x.shape) if out is None else out
+        shapes.alike("dropout", x, out)
+        shapes.shape_of("dropout", "samples", samples, x.shape[:1])
+        rows = x.reshape(len(x), -1)
+        drawn = philox.of_examples(self.xp, samples, epoch, key, rows.shape[1])
+        kept = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))
+        zero = self.policy.accumulate.type(0)  # no product: 0 times NaN is NaN
+        out.reshape(len(x), -1)[...] = self.xp.where(drawn >= philox.dropped_below(rate), kept, zero)
+        return out

@@ -1,0 +1,135 @@
+"""Batch and layer normalization: the reference."""
+
+from __future__ import annotations
+
+from cupynet.backend import shapes
+from cupynet.backend.array import Array
+from cupynet.backend.reference.activation import ActivationOps
+
+
+class NormOps(ActivationOps):
+    """Normalization by channel or by row, with ReLU behind it if asked, and its derivative."""
+
+    def channel_moments(self, x: Array) -> Array:
+        """Mean and biased variance of each channel: (..., C) -> (2, C), in the accumulation precision."""
+        shapes.channels("channel_moments", x)
+        rows = x.reshape(-1, x.shape[-1]).astype("float64")
+        moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
+        mean = rows.mean(axis=0)
+        rows -= mean
+        rows *= rows
+        moments[0], moments[1] = mean, rows.mean(axis=0)
+        return moments
+
+    def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
+        """running = momentum · running + (1 - momentum) · moment, in place, for both; (C,), (C,), (2, C).
+
+        unbiased: the factor on the moments' variance, n / (n - 1).
+        """
+        shapes.shape_of("track_moments", "moments", moments, (2, *mean.shape))
+        shapes.alike("track_moments", mean, variance)
+        for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
+            running *= momentum
+            running += (1 - momentum) * factor * moment
+
+    def normalize(
+        self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
+    ) -> Array:
+        """(x - mean) / sqrt(variance + epsilon) · scale + shift in each channel, and max(., 0) with `relu`.
+
+        (..., C); mean and variance (C,) in the accumulation precision, scale and shift (C,) in that of x.
+        """
+        shapes.channels("normalize", x, mean, variance, scale, shift)
+        wide = x.astype(self.policy.accumulate)
+        wide -= mean
+        wide *= scale.astype(self.policy.accumulate) / self.xp.sqrt(variance + epsilon)
+        wide += shift.astype(self.policy.accumulate)
+        y = self.borrow(x.shape)
+        y[...] = self.xp.maximum(wide, 0) if relu else wide
+        return y
+
+    def normalize_sums(
+        self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
+    ) -> Array:
+        """The sums of dy and of dy · x̂ in each channel, for what was normalised to x̂: (2, C), accumulated.
+
+        y: the output behind ReLU: where it is not positive dy becomes 0, in place; None without ReLU.
+        """
+        shapes.channels("normalize_sums", x, mean, variance)
+        shapes.alike("normalize_sums", dy, x, *([] if y is None else [y]))
+        if y is not None:
+            dy = self.relu_backward(dy, y)
+        wide = x.astype("float64")
+        wide -= mean
+        wide /= self.xp.sqrt(variance + epsilon)
+        wide *= dy
+        sums = self.borrow((2, x.shape[-1]), self.policy.accumulate)
+        sums[0] = dy.reshape(-1, x.shape[-1]).sum(axis=0, dtype="float64")
+        sums[1] = wide.reshape(-1, x.shape[-1]).sum(axis=0)
+        return sums
+
+    def normalize_backward(
+        self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
+    ) -> Array:
+        """scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), in place in dy (..., C); see `normalize_sums`.
+
+        count: how many values of each channel the moments, and the sums, are of.
+        """
+        shapes.channels("normalize_backward", x, mean, variance, scale)
+        shapes.alike("normalize_backward", dy, x)
+        shapes.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
+        accumulate = self.policy.accumulate
+        inverse = 1 / self.xp.sqrt(variance + epsilon)
+        wide = x.astype(accumulate)
+        wide -= mean
+        wide *= inverse * sums[1] * (-1 / count)
+        wide += dy.astype(accumulate)
+        wide -= sums[0] * (1 / count)
+        wide *= scale.astype(accumulate) * inverse
+        dy[...] = wide
+        return dy
+
+    def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
+        """(x - mean) / sqrt(variance + epsilon) · scale + shift in each row, and each row's mean and 1 / sqrt(...).
+
+        (R, D), (D,), (D,) -> (R, D), (R, 2) in the accumulation precision.
+        """
+        shapes.channels("normalize_rows", x, scale, shift)
+        accumulate = self.policy.accumulate
+        wide = x.astype(accumulate)
+        moments = self.borrow((len(x), 2), accumulate)
+        moments[:, 0] = wide.mean(axis=1)
+        wide -= moments[:, :1]
+        moments[:, 1] = 1 / self.xp.sqrt((wide * wide).mean(axis=1) + epsilon)
+        wide *= moments[:, 1:]
+        wide *= scale.astype(accumulate)
+        wide += shift.astype(accumulate)
+        y = self.borrow(x.shape)
+        y[...] = wide
+        return y, moments
+
+    def normalize_rows_backward(
+        self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
+    ) -> Array | None:
+        """Adds the gradients of scale and shift (F,); returns dx (N, F), in place in dy, or None.
+
+        moments: (N, 2), of the forward pass.
+        """
+        shapes.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
+        shapes.alike("normalize_rows_backward", dy, x)
+        shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
+        accumulate = self.policy.accumulate
+        wide, normal = dy.astype(accumulate), x.astype(accumulate)
+        normal -= moments[:, :1]
+        normal *= moments[:, 1:]
+        scale_grad += (wide * normal).sum(axis=0)
+        shift_grad += wide.sum(axis=0)
+        if not need_dx:
+            return None
+        wide *= scale.astype(accumulate)
+        normal *= (wide * normal).mean(axis=1, keepdims=True)
+        normal += wide.mean(axis=1, keepdims=True)
+        wide -= normal
+        wide *= moments[:, 1:]
+        dy[...] = wide
+        return dy

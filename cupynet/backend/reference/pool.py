@@ -1,0 +1,94 @@
+"""Max-pooling and average pooling: the reference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend import shapes
+from cupynet.backend.array import Array
+from cupynet.backend.device import Device
+from cupynet.backend.window import Window
+
+
+class PoolOps(Device):
+    """Pooling over windows, and its derivative."""
+
+    def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
+        """The largest value of each window, and which it was: (N, H, W, C) -> 2 x (N, H', W', C).
+
+        A winner is its place in the window, ky·K_w + kx; among equals the first in that order wins, so ties have one
+        gradient path. A window that holds NaN has NaN as its largest, the first of them. What is around the image is
+        never the largest.
+        """
+        shapes.windows("max_pool2d", x.shape, window, pool=True)
+        output = window.output(*x.shape[1:3])
+        y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
+        winners = self.borrow(y.shape, self.winner_dtype(window))
+        padded = self._surrounded(x, window, -math.inf)
+        y[...] = padded[window.seen(0, 0, output)]
+        winners[...] = 0
+        for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
+            if place > 0:
+                candidate = padded[window.seen(ky, kx, output)]
+                with np.errstate(invalid="ignore"):  # ml_dtypes warns of NaN
+                    better = ~(candidate <= y)  # larger, or one of the two is NaN
+                better &= y == y  # the first NaN stays
+                self.xp.copyto(winners, winners.dtype.type(place), where=better)
+                self.xp.copyto(y, candidate, where=better)
+        self.give_back(padded if padded is not x else None)
+        return y, winners
+
+    def winner_dtype(self, window: Window) -> Any:
+        """The smallest integer that numbers the places of a window."""
+        return self.xp.dtype(self.xp.uint8 if window.places <= 256 else self.xp.int32)
+
+    def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
+        """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
+        shapes.windows("max_pool2d_backward", shape, window, pool=True)
+        n, height, width, channels = shape
+        output = window.output(height, width)
+        shapes.shape_of("max_pool2d_backward", "dy", dy, (n, *output, channels))
+        shapes.alike("max_pool2d_backward", dy, winners)
+        dx = self.borrow((n, *window.padded(height, width), channels), dy.dtype)
+        dx[...] = 0
+        for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
+            target = dx[window.seen(ky, kx, output)]
+            target += self.xp.where(winners == place, dy, dy.dtype.type(0))  # no product: 0 times NaN is NaN
+        return self._within(dx, shape, window)
+
+    def avg_pool2d(self, x: Array, window: Window) -> Array:
+        """The mean of the pixels of the image that each window sees: (N, H, W, C) -> (N, H', W', C).
+
+        What is around the image does not count. Added up in the accumulation precision.
+        """
+        shapes.windows("avg_pool2d", x.shape, window, pool=True)
+        n, height, width, channels = x.shape
+        output, padded = window.output(height, width), self._surrounded(x, window, 0)
+        total = self.borrow((n, *output, channels), self.policy.accumulate)
+        total[...] = 0
+        for ky, kx in np.ndindex(*window.kernel):
+            total += padded[window.seen(ky, kx, output)]
+        total *= self._shares(window, height, width)
+        self.give_back(padded if padded is not x else None)
+        return self._stored_copy(total)
+
+    def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
+        """Each pixel's share of the gradient of the windows that see it: (N, H', W', C) -> (N, H, W, C)."""
+        shapes.windows("avg_pool2d_backward", shape, window, pool=True)
+        n, height, width, channels = shape
+        output = window.output(height, width)
+        shapes.shape_of("avg_pool2d_backward", "dy", dy, (n, *output, channels))
+        dx = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
+        dx[...] = 0
+        shared = dy * self._shares(window, height, width)
+        for ky, kx in np.ndindex(*window.kernel):
+            dx[window.seen(ky, kx, output)] += shared
+        return self._within(dx, shape, window)
+
+    def _shares(self, window: Window, height: int, width: int) -> Array:
+        """What each pixel counts in the mean of each window, (H', W', 1)."""
+        rows, cols = (np.array(counts, np.float64) for counts in window.pixels(height, width))
+        return self.asarray((1 / np.outer(rows, cols))[..., None].astype(self.policy.accumulate))

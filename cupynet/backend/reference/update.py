@@ -1,0 +1,134 @@
+"""Averages, norms and updates of flat vectors: the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cupynet.backend import shapes
+from cupynet.backend.array import Array
+from cupynet.backend.device import Device
+from cupynet.backend.update_rules import Layers, Move, Rule
+
+
+class UpdateOps(Device):
+    """What moves weights: means, norms, clipping and optimizer steps over flat vectors."""
+
+    def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
+        """Overwrite all of `parts` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
+
+        Flat vectors (P,) on the host, whatever the backend: averages are computed there.
+        """
+        shapes.alike("mean_in_place", *parts)
+        contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
+        # in double: shares in single precision do not add up to one
+        total = contributors[0][0].astype("float64") * contributors[0][1]
+        for part, share in contributors[1:]:
+            total += part.astype("float64") * share
+        for part in parts:
+            part[...] = total
+
+    def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
+        """Overwrite `out` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
+
+        Flat vectors (P,) of this device and of one dtype; `out` may be one of them. Added up in double precision.
+        """
+        shapes.alike("weighted_sum", out, *parts)
+        total = self.xp.zeros(out.shape, "float64")
+        for part, share in zip(parts, shares, strict=True):
+            if share:
+                total += part.astype("float64") * share
+        out[...] = total
+
+    def squared_norm(self, grad: Array) -> Array:
+        """The sum of squares of a (P,) vector, on the device: a number, or a 0-d array that the next call changes."""
+        return (grad * grad).sum()
+
+    def total(self, vector: Array) -> Array:
+        """The sum of a vector, on the device: a number, or a 0-d array that the next call overwrites."""
+        return vector.sum()
+
+    def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
+        """Shorten the gradient to the length `largest` if it is longer, in place (Pascanu et al. 2013).
+
+        Args:
+            grad: (P,), all of the gradient or a part of it.
+            squared_norm: of the whole gradient; parts add theirs up.
+            largest: the length it may have.
+        """
+        length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
+        grad *= largest / self.xp.maximum(length, largest)
+
+    def move_weights(
+        self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
+    ) -> None:
+        """One update by a rule that looks at each weight by itself, in place; (P,) vectors.
+
+            g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
+
+        Where the rule does not move weights at once, grad = step(g) + decay · w instead, for `trust_weights`.
+
+        Args:
+            states: the rule's own vectors, which it changes.
+            stored: the copy of the weights that layers read, written too; None where they read the weights themselves.
+        """
+        shapes.alike(rule.name, weight, grad, *states)
+        xp = self.xp
+        if move.scale != 1.0:
+            grad *= move.scale
+        if move.clip < math.inf:
+            xp.clip(grad, -move.clip, move.clip, out=grad)
+        if move.l2:
+            grad += move.l2 * weight
+        if move.l1:
+            grad += move.l1 * xp.sign(weight)
+        step = rule.step(xp, move, grad, *states)
+        if not rule.moves:
+            grad[...] = step + move.decay * weight if move.decay else step
+            return
+        if move.decay:
+            step = step + move.rate * move.decay * weight
+        weight -= step
+        grad[...] = 0
+        if stored is not None:
+            self.convert(weight, stored)
+
+    def layers(self, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> Layers:
+        """Stretches of a flat vector by the layer that they are of, see `Layers`; made once."""
+        table = np.array([(*each, layer) for each, layer in zip(bounds, group, strict=True)], np.int64).reshape(-1, 3)
+        return Layers(tuple(bounds), tuple(group), max(group, default=-1) + 1, self.asarray(table))
+
+    def squared_norms(self, vector: Array, layers: Layers) -> Array:
+        """The sum of squares of each layer's part of a (P,) vector: (L,), borrowed, in the vector's precision."""
+        found = self.borrow((layers.count,), vector.dtype)
+        found[...] = 0
+        for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
+            found[layer] += self.squared_norm(vector[start:stop])
+        return found
+
+    def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
+        """Shorten each layer's part of the gradient (P,) to the length `largest` if it is longer, in place."""
+        for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
+            self.clip_norm(grad[start:stop], squared_norms[layer], largest)
+
+    def trust_weights(
+        self, weight: Array, grad: Array, norms: tuple[Array, Array], layers: Layers, rate: float,
+        stored: Array | None = None,
+    ) -> None:  # fmt: skip
+        """w -= rate · |w| / |g| · g, layer by layer and in place; g is set to zero (You et al. 2020, LAMB).
+
+        Args:
+            norms: |w|² and |g|² of each layer (L,). Where one of them is zero, the ratio counts as one.
+            stored: as in `move_weights`.
+        """
+        shapes.alike("trust_weights", weight, grad)
+        xp, (squares, steps) = self.xp, norms
+        both = (squares > 0) & (steps > 0)
+        ratios = xp.sqrt(xp.where(both, squares, 1) / xp.where(both, steps, 1))
+        for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):
+            weight[start:stop] -= rate * ratios[layer] * grad[start:stop]
+            grad[start:stop] = 0
+            if stored is not None:
+                self.convert(weight[start:stop], stored[start:stop])
