@@ -181,7 +181,7 @@ def check_modules(names: Iterable[str]) -> None:
     """Refuse trusted modules that do not exist. Nothing is imported. ConfigError."""
     for name in names:
         package = name.partition(".")[0]
-        if package not in sys.modules and find_spec(package) is None:
+        if not package or (package not in sys.modules and find_spec(package) is None):
             raise ConfigError(f"trusted_modules={written(list(names))}: there is no module '{package}'")
 
 

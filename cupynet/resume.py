@@ -28,7 +28,7 @@ MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "
 def asked(arguments: Sequence[str]) -> str | None:
     """What `resume=` asks for on a command line: a path, or `latest`; None where nothing is to be gone on with."""
     found = [value for name, _, value in map(_parts, arguments) if name == "resume"]
-    return None if not found or found[-1] in ("", "null") else unquoted(found[-1])
+    return None if not found or found[-1] == "null" else unquoted(found[-1])
 
 
 def find(value: str, arguments: Sequence[str]) -> Path | None:
@@ -51,7 +51,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         if run_there is not None:
             refuse_links(run_there)
         return run_there
-    if not os.path.isfile(run_of(Path(value)) / ".hydra" / "config.yaml"):  # which knows of names that cannot be
+    if not value or not os.path.isfile(run_of(Path(value)) / ".hydra" / "config.yaml"):  # accepts impossible names
         raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
     path = _where_it_leads(Path(value))
     refuse_links(run_of(path))

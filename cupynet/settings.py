@@ -1,7 +1,8 @@
 """The settings of a run: the name, type, default and rule of each.
 
-`Settings` holds plain Python values. It is also the schema of the configuration (config/). A group is a dataclass of
-its own. Parts are not described here: the constructor of a layer or an optimizer validates its arguments (parts.py).
+`Settings` holds plain Python values. It is also the schema of the configuration (config/), which checks names and
+types. A rule checks a value if nothing else does so before the run has a folder. Parts are not described here: the
+constructor of a layer or an optimizer validates its arguments (parts.py).
 """
 
 from __future__ import annotations
@@ -19,14 +20,8 @@ from cupynet.errors import ConfigError
 
 Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value to keep, or a ConfigError
 
-MOST_WORKERS = 10_000
-MOST_PREFETCHED = 100_000
-MOST_FORECAST = 1_000_000
-MOST_REPEATS = 1_000
-MOST_MEASURED = 100_000_000
-MOST_PROFILED = 10_000
-MOST_TRIALS = 100_000
-FOR_EVER = "measuring would take for ever"
+MOST_WORKERS = 10_000  # every worker is a thread with its own replica
+MOST_IMAGES = 100_000_000  # of a measurement, which makes them
 AS_RANKS = "parallel.launcher=mpi"  # a command that mpiexec starts needs it
 
 
@@ -38,7 +33,12 @@ class Group:
 G = TypeVar("G", bound=Group)
 
 
-def setting(default: Any, rule: Rule) -> Any:
+def as_is(key: str, value: Any) -> Any:
+    """Accept every value that the schema accepts."""
+    return value
+
+
+def setting(default: Any, rule: Rule = as_is) -> Any:
     """Declare a setting with a default and a rule."""
     if isinstance(default, list):
         return field(default_factory=partial(list, default), metadata={"rule": rule})
@@ -52,16 +52,15 @@ def group(kind: type[Group]) -> Any:
 
 def part(**default: Any) -> Any:
     """Declare a part, which is built from its `_target_`. default: `default=None`, or nothing if it is required."""
-    return field(metadata={"rule": lambda key, value: value}, **default)
+    return field(metadata={"rule": as_is}, **default)
 
 
 # rules ----------------------------------------------------------------------------------------------------------------
 
 
-def integer(minimum: int | None, *, null: str = "", also: str = "", **bounds: Any) -> Rule:
-    """An integer of at least `minimum`, or null if `null` says what that means. `bounds`: see `checks.integer`."""
-    tail = (f", or null for {null}" if null else "") + also
-    return lambda key, value: None if null and value is None else checks.integer(key, value, minimum, tail, **bounds)
+def integer(minimum: int, **bounds: Any) -> Rule:
+    """An integer of at least `minimum`. `bounds`: see `checks.integer`."""
+    return lambda key, value: checks.integer(key, value, minimum, **bounds)
 
 
 def one_of(*names: str) -> Rule:
@@ -69,15 +68,16 @@ def one_of(*names: str) -> Rule:
     return lambda key, value: checks.one_of(key, value, names)
 
 
-def only(name: str, *, null: str) -> Rule:
-    """The name, or null, which means `null`."""
+def optional(rule: Rule, null: str) -> Rule:
+    """Accept null, which means `null`, in addition to what another rule accepts."""
 
-    def rule(key: str, value: Any) -> str | None:
-        if value not in (None, name):
-            raise refusal(key, written(value), f"must be {name}, or null for {null}")
-        return None if value is None else name
+    def checked(key: str, value: Any) -> Any:
+        try:
+            return None if value is None else rule(key, value)
+        except checks.Refusal as wrong:
+            raise refusal(key, shown(value, written), f"{wrong.reason}, or null for {null}") from None
 
-    return rule
+    return checked
 
 
 def seconds(key: str, value: Any) -> float:
@@ -95,126 +95,48 @@ def memory(*, share: bool) -> Rule:
 
     def rule(key: str, value: Any) -> Any:
         try:
-            return value if value is None else (size(value, share), value)[1]
+            if value is not None:
+                size(value, share)
         except ValueError:
             form = f"bytes, an amount such as 2GiB{', a share of the device such as 80%' * share}, or null"
             raise refusal(key, written(value), f"must be {form}") from None
-
-    return rule
-
-
-def frequency(key: str, value: Any) -> int | str | None:
-    """Iterations between averages, `epoch` or `end`; null if the synchronizer does not average."""
-    moments = ("epoch", "end")
-    if value is None or (isinstance(value, str) and value in moments):
         return value
-    return checks.integer(key, value, 1, f", epoch or end{guess(value, moments)}")
-
-
-def profile(key: str, value: Any) -> bool | int:
-    """true, false, or the number of rounds to profile."""
-    if checks.is_bool(value):
-        return bool(value)
-    return checks.integer(key, value, 1, ", or true or false", most=MOST_PROFILED, why="the file grows with them")
-
-
-def integers(most: int | None = None) -> Rule:
-    """Integers of at least 1, sorted and without duplicates; or null for the default."""
-
-    def rule(key: str, value: Any) -> list[int] | None:
-        given = value if isinstance(value, list) else [value]
-        try:
-            found = sorted({checks.integer(key, each, 1, most=most) for each in given})
-        except ConfigError:
-            found = []
-        if value is not None and not found:
-            bound = "" if most is None else f" and at most {most}"
-            what = f"must be an integer of at least 1{bound}, a list of them such as [2,8,64], or null"
-            raise refusal(key, shown(value, written), what)
-        return found or None
 
     return rule
+
+
+def count_or_flag(key: str, value: Any) -> bool | int:
+    """true, false, or a number of at least 1."""
+    return bool(value) if checks.is_bool(value) else checks.integer(key, value, 1, ", or true or false")
+
+
+def integers(key: str, value: Any) -> list[int] | None:
+    """Integers of at least 1, sorted and without duplicates; or null for the default."""
+    if value is None:
+        return None
+    try:
+        found = sorted({checks.integer(key, each, 1) for each in (value if isinstance(value, list) else [value])})
+    except ConfigError:
+        found = []
+    if not found:
+        what = "must be an integer of at least 1, a list of them such as [2,8,64], or null"
+        raise refusal(key, shown(value, written), what)
+    return found
 
 
 def link(key: str, value: Any) -> str | dict[str, float]:
     """A link by name, or by its bandwidth and latency."""
     if isinstance(value, str) and value in checks.LINKS:
         return value
-    wanted = {"bandwidth_gbit_s", "latency_us"}
-    if not isinstance(value, Mapping) or set(value) != wanted:
+    if not isinstance(value, Mapping) or set(value) != {"bandwidth_gbit_s", "latency_us"}:
         forms = f"{', '.join(checks.LINKS)}, or {{bandwidth_gbit_s:10,latency_us:25}}"
-        form = f"must be one of {forms}{guess(value, checks.LINKS)}"
-        raise refusal(key, shown(value, written), form)
+        raise refusal(key, shown(value, written), f"must be one of {forms}{guess(value, checks.LINKS)}")
     try:
-        bandwidth = checks.number("bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0)
-        latency = checks.number("latency_us", value["latency_us"], minimum=0)
+        bandwidth = checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0)
+        latency = checks.number(f"{key}.latency_us", value["latency_us"], minimum=0)
     except checks.Refusal as wrong:
-        raise refusal(key, shown(value, written), str(wrong)) from None
+        raise ConfigError(str(wrong)) from None
     return {"bandwidth_gbit_s": bandwidth, "latency_us": latency}
-
-
-def devices(key: str, value: Any) -> list[int] | None:
-    """Device numbers, none twice, or null."""
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value or any(type(number) is not int or number < 0 for number in value):
-        raise refusal(key, written(value), "must be a list of device numbers such as [0,2], or null for all")
-    if len(set(value)) < len(value):
-        raise refusal(key, written(value), "names a device twice")
-    return value
-
-
-def few_batches(key: str, value: Any) -> bool | int:
-    """The number of batches; 1 for true; or false."""
-    if isinstance(value, bool):
-        return int(value) or False
-    return checks.integer(key, value, 1, ", true for 1 or false")
-
-
-def resumed(key: str, value: Any) -> str | None:
-    """A path, or null."""
-    if value is not None and (not isinstance(value, str) or not value):
-        raise refusal(key, written(value), "must be latest, the folder of a run or of a checkpoint, or null")
-    return value
-
-
-def unless_null(rule: Rule, null: str) -> Rule:
-    """Accept null in addition to what another rule accepts."""
-
-    def checked(key: str, value: Any) -> Any:
-        try:
-            return None if value is None else rule(key, value)
-        except checks.Refusal as wrong:
-            raise refusal(key, shown(value, written), f"{wrong.reason}, or null for {null}") from None
-
-    return checked
-
-
-def texts(key: str, value: Any) -> list[str]:
-    """A list of texts."""
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise refusal(key, shown(value, written), "must be a list of texts such as ['batch_size=choice(32,64)']")
-    return list(value)
-
-
-def modules(key: str, value: Any) -> list[str]:
-    """Dotted names of Python modules."""
-    if not isinstance(value, list) or not all(
-        isinstance(name, str) and all(part.isidentifier() for part in name.split(".")) for name in value
-    ):
-        raise refusal(key, written(value), "must be a list of Python modules such as [mynet,mynet.layers]")
-    return value
-
-
-def parts(key: str, value: Any) -> dict[str, Any]:
-    """Parts by name; null for one that was removed."""
-    if not isinstance(value, Mapping):
-        raise refusal(key, written(value), "must be parts by name, each with a _target_, or null")
-    for name, item in value.items():
-        if item is not None and not isinstance(item, Mapping):
-            wrong = f"{_below(key, name)}={shown(item, written)}"
-            raise ConfigError(f"{wrong}: must be a part with a _target_, or null for none")
-    return dict(value)
 
 
 def size(value: object, share: bool = False) -> int | float:
@@ -230,15 +152,10 @@ def size(value: object, share: bool = False) -> int | float:
         if not share or not 0 < number <= 100:
             raise ValueError(f"{value} is not a share of the device's memory")
         return number / 100
-    if "." in match[1] and unit in ("", "b"):
-        raise ValueError(f"{value} is not a whole number of bytes")
     amount = number * (1024 if "i" in unit else 1000) ** "bkmgt".index(unit[:1] or "b")
-    if amount >= checks.LONGEST:
-        raise ValueError(f"{value} is more than memory is counted in")
-    amount = int(amount)
-    if amount < 1:
-        raise ValueError(f"{value} is no memory at all")
-    return amount
+    if not 1 <= amount < checks.LONGEST or ("." in match[1] and unit in ("", "b")):
+        raise ValueError(f"{value} is not a whole number of bytes")
+    return int(amount)
 
 
 # the settings ---------------------------------------------------------------------------------------------------------
@@ -248,8 +165,8 @@ def size(value: object, share: bool = False) -> int | float:
 class PrioritySettings(Group):
     """`auto` chooses the available kind of backend with the highest priority."""
 
-    gpu: int = setting(100, integer(None, also="; by default it is BACKEND_PRIORITY_GPU of the environment"))
-    cpu: int = setting(0, integer(None, also="; by default it is BACKEND_PRIORITY_CPU of the environment"))
+    gpu: int = setting(100)
+    cpu: int = setting(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +186,7 @@ class MemorySettings(Group):
 
     device_pool_limit: int | str | None = setting(None, memory(share=True))
     device_pool_trim_above: int | str | None = setting(None, memory(share=False))
-    pinned_pool_trim_above: int | None = setting(None, integer(0, null="never"))
+    pinned_pool_trim_above: int | None = setting(None, optional(integer(0), "never"))
     data_on_device: bool | str = setting("auto", checks.on_device)
 
 
@@ -277,8 +194,8 @@ class MemorySettings(Group):
 class ParallelSettings(Group):
     """How replicas are synchronized, or cut into stages. The parts refer to these settings."""
 
-    averaging_frequency: int | str | None = setting(3, frequency)
-    prefetch_buffer: int = setting(24, integer(0, most=MOST_PREFETCHED, why="every batch prepared ahead takes memory"))
+    averaging_frequency: int | str | None = setting(3)
+    prefetch_buffer: int = setting(24, integer(0))
     report_score_after_averaging: bool = setting(True, checks.flag)
     average_updaters: bool = setting(True, checks.flag)
     learning_rate_scale: float | str = setting("none", checks.learning_rate_scale)
@@ -293,21 +210,19 @@ class ParallelSettings(Group):
 class Settings(Group):
     """The settings of a run; conf/config.yaml explains each."""
 
-    workers: int | None = setting(
-        None, integer(1, null="one per device", most=MOST_WORKERS, why="every worker is a thread with its own replica")
-    )
+    workers: int | None = setting(None, optional(integer(1, most=MOST_WORKERS), "one per device"))
     dtype: str = setting("float", checks.dtype)
     seed: int = setting(123, checks.seed)
     epochs: int = setting(10, integer(1))
     batch_size: int = setting(128, integer(1))
     accumulate: int = setting(1, integer(1))
-    devices: list[int] | None = setting(None, devices)
+    devices: list[int] | None = setting(None)
     evaluate_every_epochs: int = setting(1, integer(1))
     report_every_iterations: int = setting(50, integer(1))
-    trusted_modules: list[str] = setting([], modules)
-    fast_dev_run: bool | int = setting(False, few_batches)
-    profile: bool | int = setting(False, profile)
-    resume: str | None = setting(None, resumed)
+    trusted_modules: list[str] = setting([])
+    fast_dev_run: bool | int = setting(False, count_or_flag)
+    profile: bool | int = setting(False, count_or_flag)
+    resume: str | None = setting(None)
     backend: BackendSettings = group(BackendSettings)
     memory: MemorySettings = group(MemorySettings)
     data: Any = part()
@@ -315,19 +230,19 @@ class Settings(Group):
     loss: Any = part()
     optimizer: Any = part()
     parallel: ParallelSettings = group(ParallelSettings)
-    callbacks: dict[str, Any] = field(metadata={"rule": parts})
+    callbacks: dict[str, Any] = part()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings(Settings):
     """The settings of `cupynet.bench`: those of the measured run, and those of conf/bench.yaml."""
 
-    peers: str | None = setting(None, only("torch", null="none"))
-    repeats: int = setting(5, integer(1, most=MOST_REPEATS, why=FOR_EVER))
-    images: int = setting(60000, integer(1, most=MOST_MEASURED, why=FOR_EVER))
+    peers: str | None = setting(None, optional(one_of("torch"), "none"))
+    repeats: int = setting(5, integer(1))
+    images: int = setting(60000, integer(1, most=MOST_IMAGES))
     workers_memory: bool = setting(False, checks.flag)
     gpu: bool = setting(False, checks.flag)
-    seeds: int = setting(5, integer(1, most=MOST_REPEATS, why=FOR_EVER))
+    seeds: int = setting(5, integer(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,14 +252,14 @@ class PlanSettings(Settings):
     `workers` is a list here: the numbers of workers to forecast. See `asked` and `every` for null.
     """
 
-    workers: Any = setting(None, integers(most=MOST_FORECAST))
+    workers: Any = setting(None, integers)
     link: str | dict[str, float] = setting("10gbe", link)
-    frequencies: Any = setting(None, integers())
-    machines: int | None = setting(None, integer(1, null="as many as the workers fill"))
-    cores_per_machine: int | None = setting(None, integer(1, null="as many as here"))
+    frequencies: Any = setting(None, integers)
+    machines: int | None = setting(None, optional(integer(1), "as many as the workers fill"))
+    cores_per_machine: int | None = setting(None, optional(integer(1), "as many as here"))
     check: bool = setting(False, checks.flag)
-    repeats: int = setting(3, integer(1, most=MOST_REPEATS, why=FOR_EVER))
-    images: int = setting(20000, integer(1, most=MOST_MEASURED, why=FOR_EVER))
+    repeats: int = setting(3, integer(1))
+    images: int = setting(20000, integer(1, most=MOST_IMAGES))
 
     @property
     def asked(self) -> list[int]:
@@ -370,9 +285,9 @@ def own_names(kind: type[Settings]) -> list[str]:
 class TuneSettings(Settings):
     """The settings of `cupynet.tune`: those that all trials share, and those of conf/tune.yaml."""
 
-    search: list[str] = setting([], texts)
-    trials: int = setting(20, integer(1, most=MOST_TRIALS, why=FOR_EVER))
-    timeout_s: float | None = setting(None, unless_null(seconds, "no limit"))
+    search: list[str] = setting([])
+    trials: int = setting(20, integer(1))
+    timeout_s: float | None = setting(None, optional(seconds, "no limit"))
     objective: str = setting("accuracy", one_of(*checks.OBJECTIVES))
     sampler: str = setting("tpe", one_of("tpe", "random", "grid"))
     sampler_seed: int = setting(0, checks.seed)
@@ -385,39 +300,36 @@ class RateSettings(Settings):
 
     lowest: float = setting(1e-6, positive)
     highest: float = setting(10.0, positive)
-    iterations: int = setting(200, integer(10, most=MOST_TRIALS, why=FOR_EVER))
+    iterations: int = setting(200, integer(10))
 
 
 # reading --------------------------------------------------------------------------------------------------------------
 
 
-def read(kind: type[G], given: Any, above: str = "") -> G:
-    """Make settings of a mapping of plain values.
+def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
+    """Make settings of plain values, whose types the schema has checked.
 
     Args:
-        given: the mapping; groups are mappings inside it.
+        given: the values; groups are mappings inside it.
         above: the dotted key of the mapping; "" for a whole run.
 
     Raises:
         ConfigError: a setting is unknown or missing, or a value breaks its rule. The message begins with the key.
     """
     known = {each.name: each for each in fields(kind)}
-    if not isinstance(given, Mapping):
-        what = f"must be a group of settings: {', '.join(known)}"
-        raise refusal(above, shown(given, written), what)
-    for name, value in given.items():
-        if name not in known:
-            key = _below(above, name)
-            hint = nearest(key, (_below(above, other) for other in known))
-            raise ConfigError(f"{key}={shown(value, written)}: there is no setting '{key}'{hint}")
-    values = {}
-    for name, each in known.items():
+    for name in (name for name in given if name not in known):  # Hydra adds them with +
         key = _below(above, name)
-        if name in given:
+        hint = nearest(key, (_below(above, other) for other in known))
+        raise ConfigError(f"{key}={shown(given[name], written)}: there is no setting '{key}'{hint}")
+    values = {}
+    for each in known.values():
+        key = _below(above, each.name)
+        if each.name in given:
+            value = given[each.name]
             try:
-                values[name] = each.metadata["rule"](key, given[name])
+                values[each.name] = each.metadata["rule"](key, value)
             except checks.Refusal as wrong:
-                raise ConfigError(f"{key}={shown(given[name], written)}: {wrong.reason}") from None
+                raise ConfigError(f"{key}={shown(value, written)}: {wrong.reason}") from None
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ConfigError(f"{key}: is missing")
     return kind(**values)
@@ -445,5 +357,5 @@ def rules(kind: type[Group], above: str = "") -> Iterator[tuple[str, Rule]]:
             yield from rules(each.metadata["group"], key)
 
 
-def _below(above: str, name: Any) -> str:
-    return f"{above}.{name}" if above else str(name)
+def _below(above: str, name: str) -> str:
+    return f"{above}.{name}" if above else name

@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from cupynet import __version__, config
 from cupynet.config import GROUPS, composing
 from cupynet.errors import ConfigError, DataError, DivergedError, Interrupted, OutputError, annotate
+from cupynet.experiment import Experiment
 from cupynet.parts import build, build_as
 from cupynet.settings import (
     BackendSettings,
@@ -145,8 +146,6 @@ REFUSED = {
     "workers=four": "workers",
     "seed=x": "seed",
     "dtype=float16x": "did you mean 'bfloat16'",
-    "devices=[0,0]": "devices",
-    "parallel.averaging_frequency=0": "epoch or end",
     "parallel.averaging_freqency=3": "did you mean 'parallel.averaging_frequency'",
     "+parallel.averaging_freqency=3": "did you mean 'parallel.averaging_frequency'",
     "~parallel.timeout_s": "parallel.timeout_s",
@@ -196,15 +195,11 @@ WRONG = {
     "seed=null": "seed",
     "dtype=null": "dtype",
     "devices=[a]": "devices",
-    "devices=[]": "devices",
     "devices={a:1}": "devices",
     "model.layers=[a]": "model.layers",
-    "trusted_modules=[os,1x]": "trusted_modules",
-    "parallel.averaging_frequency=epoc": "did you mean 'epoch'",
     "parallel.timeout_s=inf": "parallel.timeout_s",
     "parallel.average_updaters=yess": "parallel.average_updaters",
     "parallel.average_updaters=2": "parallel.average_updaters",
-    "callbacks.progress=bars": "callbacks.progress",
     "memory.device_pool_limit=120%": "memory.device_pool_limit",
     "memory.device_pool_trim_above=80%": "memory.device_pool_trim_above",
     "memory.data_on_device=always": "memory.data_on_device",
@@ -941,6 +936,25 @@ def test_load_holds_settings_against_the_same_rules(run_folder: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             config.load(run_folder, [override])
         assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trusted_modules=[os,1x]", "trusted_modules=[os,1x]: "),
+        ("trusted_modules=['']", "trusted_modules=[]: "),
+        ("parallel.averaging_frequency=epoc", "did you mean 'epoch'"),
+        ("parallel.averaging_frequency=0", "parallel.averaging_frequency=0: "),
+        ("callbacks.progress=bars", "callbacks.progress=bars: "),
+        ("devices=[0,0]", "devices=[0, 0]: "),
+        ("devices=[]", "devices=[]: "),
+    ],
+)
+def test_constructors_refuse_the_rest_by_the_same_names(override: str, said: str) -> None:
+    settings = config.compose(["data=synthetic", "backend=numpy", override])
+    with pytest.raises(ConfigError) as caught:
+        Experiment(settings)
+    assert said in str(caught.value)
 
 
 def test_load_of_what_is_no_run(run_folder: Path, tmp_path: Path) -> None:

@@ -95,9 +95,9 @@ REFUSED = [
     ("link", {"bandwidth_gbit_s": 1}, "link={bandwidth_gbit_s:1}: must be one of wan"),
     (
         *("link", {"bandwidth_gbit_s": 0, "latency_us": 1}),
-        "link={bandwidth_gbit_s:0,latency_us:1}: bandwidth_gbit_s=0: must be a number above 0",
+        "link.bandwidth_gbit_s=0: must be a number above 0",
     ),
-    ("workers", [2, 0], "workers=[2,0]: must be an integer of at least 1 and at most 1000000, a list"),
+    ("workers", [2, 0], "workers=[2,0]: must be an integer of at least 1, a list"),
     ("workers", [], "workers=[]: must be an integer of at least 1"),
     ("frequencies", "often", "frequencies=often: must be an integer of at least 1, a list"),
     ("machines", 0, "machines=0: must be an integer of at least 1, or null for as many as the workers fill"),
@@ -117,7 +117,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path) -> None:
         ("link=10gb", "link=10gb: must be one of wan"),
         (
             "link={bandwidth_gbit_s:1,latency_us:-1}",
-            "link={bandwidth_gbit_s:1,latency_us:-1}: latency_us=-1: must be a",
+            "link.latency_us=-1: must be a",
         ),
         ("modes=[pipeline]", "modes=[pipeline]: was removed; "),
         ("stages=2", "stages=2: was removed; "),
