@@ -1,0 +1,30 @@
+"""The method on one page: the example trains, and does what `ParallelWrapper` does."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupynet import Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, Synthetic, create_backend
+from cupynet.backend import blas
+from cupynet.guides import lenet_replicas
+from cupynet.guides.lenet_replicas import AVERAGING_FREQUENCY, EPOCHS, LENET, WORKERS
+
+
+@pytest.mark.parametrize(
+    ("backend", "digits", "least"),
+    [("numba", 2000, 0.9), pytest.param("cupy", 320, 0.2, id="standin", marks=pytest.mark.standin)],
+)
+def test_it_learns(backend: str, digits: int, least: float) -> None:
+    assert lenet_replicas.main(backend, digits) >= least
+
+
+def test_it_is_what_the_wrapper_does() -> None:
+    data = Synthetic(train=1000, test=125).load()
+    model = Model(Sequential(LENET), Image(28, 28, 1), create_backend("numba"), seed=123)
+    with ParallelWrapper(
+        model, WORKERS, AVERAGING_FREQUENCY, optimizer=Nesterov(0.01, 0.9), blas_threads=1, progress="none"
+    ) as wrapper:
+        wrapper.fit(Loader(data.train, batch_size=32, seed=12345), EPOCHS)
+        found = wrapper.evaluate(data.test).accuracy
+    with blas.limited(1):  # another number of threads may round products differently
+        assert lenet_replicas.main("numba", 1000) == found
