@@ -16,13 +16,13 @@ from cupynet.data.loader import Batch, Batches, Loader, ShardedLoader, as_loader
 from cupynet.data.prefetch import Prefetcher
 from cupynet.data.shards import Shards
 from cupynet.data.sources.cifar import CIFAR10
+from cupynet.data.sources.idx import Idx
 from cupynet.data.sources.image_folder import Folder
 from cupynet.data.sources.mnist import KMNIST, MNIST, FashionMNIST
 from cupynet.data.sources.npz import Npz
 from cupynet.data.sources.sharded import Sharded
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.synthetic import Synthetic
-from cupynet.data.sources.user_files import Idx
 
 __all__ = [
     "Augmentation",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupynet.data.idx_file import IdxFile
-from cupynet.data.sources.user_files import IDX_NAMES
+from cupynet.data.sources.idx import IDX_NAMES
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "digits.npz"
 

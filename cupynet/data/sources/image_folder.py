@@ -16,7 +16,7 @@ from cupynet import checks
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import expanded
-from cupynet.data.sources.user_files import Outline, OwnData, path_of
+from cupynet.data.sources.user_files import Outline, UserFiles, path_of
 from cupynet.errors import ConfigError, DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg")
@@ -29,7 +29,7 @@ PART = 1 << 20  # pixels that are computed with at once
 COLOURS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits in each channel, or brought to it
 
 
-class Folder(OwnData):
+class Folder(UserFiles):
     """`<folder>/train/<class>/*.png` and `<folder>/test/<class>/*.png`, or .jpg; needs Pillow (the extra `images`).
 
     Classes are numbered in the order of their folders' names, and images come in that of their files'. Where there is a

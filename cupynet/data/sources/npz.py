@@ -19,14 +19,14 @@ from cupynet.backend.array import Array
 from cupynet.checks import setting
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import Damaged, expanded, regular
-from cupynet.data.sources.user_files import Outline, OwnData, path_of, sha256_of
+from cupynet.data.sources.user_files import Outline, UserFiles, path_of, sha256_of
 from cupynet.errors import ConfigError, DataError
 
 _parsing = threading.Lock()  # see `stored`
 KEYS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
 
 
-class Npz(OwnData):
+class Npz(UserFiles):
     """A .npz file, compressed or not: images (S, H, W) or (S, H, W, C) of bytes, labels (S,) or (S, 1) of integers.
 
     Args:

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from cupynet import checks
 from cupynet.backend.array import Array
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
-from cupynet.data.idx_file import Damaged, IdxFile, expanded, opened, read_opened
+from cupynet.data.idx_file import Damaged
 from cupynet.data.sources.source import Data, Source
 from cupynet.errors import ConfigError, DataError
 
@@ -35,7 +34,7 @@ class Outline:
     class_names: tuple[str, ...] = ()
 
 
-class OwnData(Source):
+class UserFiles(Source):
     """What one has in files of one's own. `image_shape` and `classes` are read from them when they are first asked for.
 
     `classes` None: as many as the largest label of the training images says, or as there are folders of them.
@@ -76,7 +75,7 @@ class OwnData(Source):
             if not images:
                 raise DataError(f"{self._place(part, 'images')}: expected images to {part} on, found none")
         if 0 in found.image_shape:
-            place, size = self._place("train", "images"), _by(found.image_shape)
+            place, size = self._place("train", "images"), by(found.image_shape)
             raise DataError(f"{place}: expected pixels, found images of {size} (H x W x C)")
         self._check_validation(found.train, self.name)
         return found
@@ -99,7 +98,7 @@ class OwnData(Source):
         images, labels, test_images, test_labels = self._read()
         parts = []
         for part, pixels, numbers in (("train", images, labels), ("test", test_images, test_labels)):
-            with _told(self._place(part)):
+            with reported_at(self._place(part)):
                 parts.append(Dataset(f"{self.name}-{part}", pixels, numbers, outline.classes))
         return self._divided(self.name, *parts)
 
@@ -124,118 +123,12 @@ class OwnData(Source):
 
 
 @contextmanager
-def _told(place: object) -> Iterator[None]:
-    """What is wrong with data as an error that names the place where they are."""
+def reported_at(place: object) -> Iterator[None]:
+    """Raise DataError that names `place` for an error in the data."""
     try:
         yield
     except (ConfigError, Damaged) as error:
         raise DataError(f"{place}: {error}") from error.__cause__
-
-
-IDX_NAMES = {
-    "train_images": "train-images-idx3-ubyte",
-    "train_labels": "train-labels-idx1-ubyte",
-    "test_images": "t10k-images-idx3-ubyte",
-    "test_labels": "t10k-labels-idx1-ubyte",
-}
-
-
-class Idx(OwnData):
-    """Four IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
-
-    Args:
-        folder: holds them under the names that MNIST's have, with or without .gz.
-        train_images, train_labels, test_images, test_labels: paths in place of those names; relative ones lie in
-            `folder`, if there is one.
-        classes: how many there are; None: as the training labels say.
-        sha256: name of one of these four arguments -> SHA-256 of the file, or of what is unpacked.
-    """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str] | None = None,
-        train_images: str | os.PathLike[str] | None = None,
-        train_labels: str | os.PathLike[str] | None = None,
-        test_images: str | os.PathLike[str] | None = None,
-        test_labels: str | os.PathLike[str] | None = None,
-        classes: int | None = None,
-        sha256: Mapping[str, str] | None = None,
-        seed: int = 12345,
-        validation: int = 0,
-        limit: int | None = None,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        given = dict(zip(IDX_NAMES, (train_images, train_labels, test_images, test_labels), strict=True))
-        self.folder = path_of("folder", folder)
-        self._given = {part: path_of(part, path) for part, path in given.items()}
-        known = self.folder or self._given["train_images"]
-        name = Path(known).resolve().name.partition(".")[0] if known else "idx"
-        super().__init__(name, classes, seed, validation, limit, normalize, augment)
-        if not isinstance(sha256, Mapping | None):
-            found = checks.shown(sha256)
-            raise ConfigError(f"sha256={found}: must say which file's it is, such as {{train_images: ...}}, or null")
-        if unknown := [name for name in sha256 or {} if name not in IDX_NAMES]:
-            raise ConfigError(f"sha256: {checks.shown(unknown[0], str)} is none of {', '.join(IDX_NAMES)}")
-        self._sha256 = {part: sha256_of(f"sha256.{part}", value) for part, value in (sha256 or {}).items()}
-
-    @cached_property
-    def _paths(self) -> dict[str, Path]:
-        """Where each of the four files is."""
-        if self.folder is None and None in self._given.values():
-            unnamed = checks.setting("data", "folder", None)
-            raise ConfigError(f"{unnamed}: name the folder with the four IDX files, or the files one by one")
-        folder, found = Path("." if self.folder is None else expanded(self.folder)), {}
-        for part, given in self._given.items():
-            usual = [f"{IDX_NAMES[part]}.gz", IDX_NAMES[part]]
-            names = [os.fspath(expanded(given))] if given else usual
-            there = [folder / name for name in names if os.path.lexists(folder / name)]
-            if not there:
-                other = f", nor without .gz: bring it there, or name a file in {checks.setting('data', part)}"
-                raise DataError(f"{folder / names[0]}: is not there{'' if given else other}")
-            found[part] = there[0]
-        return found
-
-    def _place(self, part: str, what: str = "") -> str:
-        return str(self._paths[f"{part}_{what or 'labels'}"])
-
-    @cached_property
-    def _headers(self) -> dict[str, IdxFile]:
-        """What each file says of itself, images and labels fitting each other."""
-        found = {}
-        for part, path in self._paths.items():
-            with _told(path):
-                found[part] = opened(path, (3, 4) if part.endswith("images") else (1,))
-        for part in ("train", "test"):
-            images, labels = found[f"{part}_images"].shape, found[f"{part}_labels"].shape
-            if images[0] != labels[0]:
-                where = self._paths[f"{part}_labels"]
-                raise DataError(
-                    f"{where}: expected {images[0]} labels, one for each image of "
-                    f"{self._paths[f'{part}_images']}, found {labels[0]}"
-                )
-        train, test = found["train_images"].shape[1:], found["test_images"].shape[1:]
-        if train != test:
-            place = self._paths["test_images"]
-            raise DataError(f"{place}: expected images of {_by(train)}, as those to train on, found {_by(test)}")
-        return found
-
-    def _part(self, part: str) -> Array:
-        with _told(self._paths[part]):
-            return read_opened(self._paths[part], self._headers[part], self._sha256.get(part) or "")
-
-    def _look(self) -> Outline:
-        shape = self._headers["train_images"].shape
-        return Outline(
-            (shape[1], shape[2], shape[3] if len(shape) == 4 else 1),
-            self._classes_of(self._part("train_labels")),
-            shape[0],
-            self._headers["test_images"].shape[0],
-        )
-
-    def _read(self) -> tuple[Array, Array, Array, Array]:
-        first, second, third, fourth = (self._part(part) for part in IDX_NAMES)
-        return first, second, third, fourth
 
 
 def sha256_of(name: str, value: str | None) -> str | None:
@@ -252,5 +145,6 @@ def path_of(name: str, value: str | os.PathLike[str] | None) -> str | os.PathLik
     return value
 
 
-def _by(axes: Sequence[int]) -> str:
+def by(axes: Sequence[int]) -> str:
+    """Axes as text: 28 x 28."""
     return " x ".join(map(str, axes))

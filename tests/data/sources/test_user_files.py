@@ -18,7 +18,8 @@ from PIL import Image
 
 from cupynet.data import Folder, Idx, Npz
 from cupynet.data.sources import image_folder
-from cupynet.data.sources.user_files import IDX_NAMES, OwnData
+from cupynet.data.sources.idx import IDX_NAMES
+from cupynet.data.sources.user_files import UserFiles
 from cupynet.errors import ConfigError, DataError
 from tests.data.own_files import Parts, digits, idx_bytes, write_idx, write_npz, write_pictures
 
@@ -29,7 +30,7 @@ COLOURS = Parts(
     np.random.default_rng(2).integers(0, 256, (6, 5, 7, 3), np.uint8),
     np.arange(6, dtype=np.uint8) // 2,
 )
-WAYS: dict[str, Callable[[Path, Parts], OwnData]] = {
+WAYS: dict[str, Callable[[Path, Parts], UserFiles]] = {
     "idx": lambda path, parts: Idx(write_idx(path / "mine", parts)),
     "plain idx": lambda path, parts: Idx(write_idx(path / "mine", parts, packed=False)),
     "npz": lambda path, parts: Npz(write_npz(path / "mine.npz", parts)),

@@ -1,0 +1,120 @@
+"""Images and labels in IDX files of the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from cupynet import checks
+from cupynet.backend.array import Array
+from cupynet.data.augment import Augmentation
+from cupynet.data.idx_file import IdxFile, expanded, opened, read_opened
+from cupynet.data.sources.user_files import Outline, UserFiles, by, path_of, reported_at, sha256_of
+from cupynet.errors import ConfigError, DataError
+
+IDX_NAMES = {
+    "train_images": "train-images-idx3-ubyte",
+    "train_labels": "train-labels-idx1-ubyte",
+    "test_images": "t10k-images-idx3-ubyte",
+    "test_labels": "t10k-labels-idx1-ubyte",
+}
+
+
+class Idx(UserFiles):
+    """Four IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
+
+    Args:
+        folder: holds them under the names that MNIST's have, with or without .gz.
+        train_images, train_labels, test_images, test_labels: paths in place of those names; relative ones lie in
+            `folder`, if there is one.
+        classes: how many there are; None: as the training labels say.
+        sha256: name of one of these four arguments -> SHA-256 of the file, or of what is unpacked.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        train_images: str | os.PathLike[str] | None = None,
+        train_labels: str | os.PathLike[str] | None = None,
+        test_images: str | os.PathLike[str] | None = None,
+        test_labels: str | os.PathLike[str] | None = None,
+        classes: int | None = None,
+        sha256: Mapping[str, str] | None = None,
+        seed: int = 12345,
+        validation: int = 0,
+        limit: int | None = None,
+        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        augment: Sequence[Augmentation] = (),
+    ) -> None:
+        given = dict(zip(IDX_NAMES, (train_images, train_labels, test_images, test_labels), strict=True))
+        self.folder = path_of("folder", folder)
+        self._given = {part: path_of(part, path) for part, path in given.items()}
+        known = self.folder or self._given["train_images"]
+        name = Path(known).resolve().name.partition(".")[0] if known else "idx"
+        super().__init__(name, classes, seed, validation, limit, normalize, augment)
+        if not isinstance(sha256, Mapping | None):
+            found = checks.shown(sha256)
+            raise ConfigError(f"sha256={found}: must say which file's it is, such as {{train_images: ...}}, or null")
+        if unknown := [name for name in sha256 or {} if name not in IDX_NAMES]:
+            raise ConfigError(f"sha256: {checks.shown(unknown[0], str)} is none of {', '.join(IDX_NAMES)}")
+        self._sha256 = {part: sha256_of(f"sha256.{part}", value) for part, value in (sha256 or {}).items()}
+
+    @cached_property
+    def _paths(self) -> dict[str, Path]:
+        """Where each of the four files is."""
+        if self.folder is None and None in self._given.values():
+            unnamed = checks.setting("data", "folder", None)
+            raise ConfigError(f"{unnamed}: name the folder with the four IDX files, or the files one by one")
+        folder, found = Path("." if self.folder is None else expanded(self.folder)), {}
+        for part, given in self._given.items():
+            usual = [f"{IDX_NAMES[part]}.gz", IDX_NAMES[part]]
+            names = [os.fspath(expanded(given))] if given else usual
+            there = [folder / name for name in names if os.path.lexists(folder / name)]
+            if not there:
+                other = f", nor without .gz: bring it there, or name a file in {checks.setting('data', part)}"
+                raise DataError(f"{folder / names[0]}: is not there{'' if given else other}")
+            found[part] = there[0]
+        return found
+
+    def _place(self, part: str, what: str = "") -> str:
+        return str(self._paths[f"{part}_{what or 'labels'}"])
+
+    @cached_property
+    def _headers(self) -> dict[str, IdxFile]:
+        """What each file says of itself, images and labels fitting each other."""
+        found = {}
+        for part, path in self._paths.items():
+            with reported_at(path):
+                found[part] = opened(path, (3, 4) if part.endswith("images") else (1,))
+        for part in ("train", "test"):
+            images, labels = found[f"{part}_images"].shape, found[f"{part}_labels"].shape
+            if images[0] != labels[0]:
+                where = self._paths[f"{part}_labels"]
+                raise DataError(
+                    f"{where}: expected {images[0]} labels, one for each image of "
+                    f"{self._paths[f'{part}_images']}, found {labels[0]}"
+                )
+        train, test = found["train_images"].shape[1:], found["test_images"].shape[1:]
+        if train != test:
+            place = self._paths["test_images"]
+            raise DataError(f"{place}: expected images of {by(train)}, as those to train on, found {by(test)}")
+        return found
+
+    def _part(self, part: str) -> Array:
+        with reported_at(self._paths[part]):
+            return read_opened(self._paths[part], self._headers[part], self._sha256.get(part) or "")
+
+    def _look(self) -> Outline:
+        shape = self._headers["train_images"].shape
+        return Outline(
+            (shape[1], shape[2], shape[3] if len(shape) == 4 else 1),
+            self._classes_of(self._part("train_labels")),
+            shape[0],
+            self._headers["test_images"].shape[0],
+        )
+
+    def _read(self) -> tuple[Array, Array, Array, Array]:
+        first, second, third, fourth = (self._part(part) for part in IDX_NAMES)
+        return first, second, third, fourth
