@@ -87,6 +87,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "config": (*DOOR, *STARTED, *SCREEN, "lock", "files", "interrupts", "sweeps", "backend"),
     **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "interop", "peer")),
     "interop": ("backend", "files", "nn"),
+    "guides": ("", *LIBRARY),  # programs of users
     "equipped": ("backend",),  # begins with nothing but Python
     "report": ("exits", "files", "lock", "runs", "terminal"),  # reads a folder; imports nothing that computes
     "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch

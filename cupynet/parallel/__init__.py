@@ -1,19 +1,14 @@
 """Replicas side by side: how workers talk, when replicas are brought together, how workers are started."""
 
-from cupynet.parallel.communicators.base import (
-    REDUCES,
-    Communicator,
-    PeerFailed,
-    SerialCommunicator,
-    Traffic,
-    WorkerTimeout,
-)
+from cupynet.parallel.communicators.base import REDUCES, Communicator, PeerFailed, Traffic, WorkerTimeout
 from cupynet.parallel.communicators.devices import check_reduce
 from cupynet.parallel.communicators.groups import Groups
 from cupynet.parallel.communicators.mpi import MpiCommunicator
+from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
+from cupynet.parallel.launchers.base import Launcher
 from cupynet.parallel.launchers.mpi import MpiJob, MpiLauncher, job
-from cupynet.parallel.launchers.threads import Launcher, ThreadLauncher
+from cupynet.parallel.launchers.threads import ThreadLauncher
 from cupynet.parallel.pipeline import Pipeline, PipelineSpeed, one_forward_one_backward, parts
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.synchronizers.averaging import ParameterAveraging

@@ -7,7 +7,6 @@ same bits whatever the timing.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,41 +143,6 @@ class Communicator:
 
     def check(self) -> None:
         """Raise `PeerFailed` if another worker has failed; cheap enough to be asked in every round."""
-
-
-class SerialCommunicator(Communicator):
-    """One worker alone."""
-
-    def __init__(self, traffic: Traffic | None = None) -> None:
-        self.rank, self.size = 0, 1
-        self.traffic = Traffic() if traffic is None else traffic
-        self._to_itself: deque[Array] = deque()
-
-    def split(self, color: int, key: int) -> SerialCommunicator:
-        return SerialCommunicator(self.traffic)
-
-    def barrier(self) -> None:
-        pass
-
-    def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        return np.stack([array])
-
-    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        return [vector.copy()]
-
-    def send(self, array: Array, to: int) -> None:
-        self._to_itself.append(array.copy())
-
-    def recv(self, array: Array, source: int) -> None:
-        if not self._to_itself:
-            raise RuntimeError("worker 0 waits for a message of its own that it never sent")
-        array[...] = same_form(array, self._to_itself.popleft())
-
-    def broadcast(self, array: Array, root: int = 0) -> None:
-        pass
-
-    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
-        pass
 
 
 def same_form(expected: Array, got: Array) -> Array:

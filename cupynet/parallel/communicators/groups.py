@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cupynet.errors import ConfigError
-from cupynet.parallel.communicators.base import Communicator, SerialCommunicator
+from cupynet.parallel.communicators.base import Communicator
+from cupynet.parallel.communicators.serial import SerialCommunicator
 
 
 @dataclass(frozen=True)

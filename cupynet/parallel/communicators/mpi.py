@@ -23,8 +23,9 @@ from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
 from cupynet.checks import one_line
 from cupynet.errors import ConfigError
-from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator, Traffic
+from cupynet.parallel.communicators.base import Communicator, PeerFailed, Traffic
 from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
+from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.timeout import Timeout, timed_out
 
 GRACE_S = 30.0  # for the other ranks to notice a failure, save what they have and come to their ends

@@ -27,8 +27,9 @@ from cupynet.backend import usable_cores
 from cupynet.checks import number
 from cupynet.errors import ConfigError, CupynetError, annotate, exit_code
 from cupynet.mpiexec import started
-from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator
+from cupynet.parallel.communicators.base import Communicator, PeerFailed
 from cupynet.parallel.communicators.mpi import GRACE_S, MpiCommunicator, Ranks, library
+from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.timeout import timed_out
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Starting the workers of a run. `Launcher` says what that means; here it is done with long-lived threads."""
+"""The launcher of workers that are threads of this process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from cupynet.checks import integer, number
 from cupynet.errors import ConfigError, CupynetError, annotate
-from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator
+from cupynet.parallel.communicators.base import Communicator, PeerFailed
+from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
 from cupynet.parallel.communicators.timeout import LOOK_S, Timeout
 
@@ -27,30 +28,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 5.0  # how long the others may take to notice that a worker failed
 WAKE_S = 0.2  # how often the waiting main thread lets Python run signal handlers
 INTERRUPTED = -1  # the rank of who called `run` or `close`, where it is they that end a task
-
-
-class Launcher(Protocol):
-    """Runs the same task on every worker, each with its communicator.
-
-    Attributes:
-        workers: how many there are.
-        first: the rank of the first of them in this process.
-        sharing: how many of them share the cores that this process may use.
-    """
-
-    workers: int
-    first: int
-    sharing: int
-
-    def run(self, task: Callable[[Communicator], T]) -> T | None:
-        """Run `task(communicator)` on every worker: rank 0's result in the process of rank 0, None elsewhere.
-
-        The first worker that raises stops the others at their next meeting or check, and its own exception is raised
-        here.
-        """
-
-    def close(self) -> None:
-        """Let the workers go; harmless a second time."""
 
 
 class ThreadLauncher:
