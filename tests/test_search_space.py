@@ -11,8 +11,9 @@ pytest.importorskip("optuna")
 
 from cupynet import config
 from cupynet.config import search_space, split
+from cupynet.config.search_space import ends as ends_of
+from cupynet.config.search_space import values, written
 from cupynet.errors import ConfigError
-from cupynet.tune import study
 
 
 def one(text: str) -> Any:
@@ -38,8 +39,8 @@ def one(text: str) -> Any:
 def test_values_are_distributions(text: str, kind: str, ends: list[object], everything: list[object] | None) -> None:
     found = one(text)
     assert type(found).__name__ == f"{kind}Distribution"
-    assert study.ends(found) == ends
-    listed = study.values(found)
+    assert ends_of(found) == ends
+    listed = values(found)
     assert listed == (None if everything is None else pytest.approx(everything) if kind == "Float" else everything)
 
 
@@ -51,8 +52,8 @@ def test_wide_intervals_are_searched_on_a_logarithmic_scale() -> None:
 
 def test_a_number_has_few_digits_and_never_leaves_its_interval() -> None:
     found = one("a=interval(0.1234561,0.9876543)")
-    assert study.written(found, 0.1234562) == "0.1234561" and study.written(found, 0.98765432) == "0.987654"
-    assert study.written(found, 0.5555555555) == "0.555556"
+    assert written(found, 0.1234562) == "0.1234561" and written(found, 0.98765432) == "0.987654"
+    assert written(found, 0.5555555555) == "0.555556"
     assert list(search_space(["+a.b=1,2"])) == ["+a.b"]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 DIGITS = 12  # of the bounds of a range of fractions
+WRITTEN_DIGITS = 6  # of a value on a command line
 LOG_RATIO = 100  # intervals that span at least this factor are searched on a logarithmic scale
 FORMS = "interval(0.001,0.1), int(interval(16,256)), range(1,9) or choice(32,64)"
 
@@ -132,3 +133,23 @@ def _range(value: RangeSweep) -> BaseDistribution:
         return IntDistribution(numbers[0], numbers[-1], step=abs(int(value.step)))
     low, high, step = (float(f"{each:.{DIGITS}g}") for each in (numbers[0], numbers[-1], abs(value.step)))
     return FloatDistribution(low, high, step=step)
+
+
+def values(distribution: Any) -> list[Any] | None:
+    """Return all values of a distribution; None if it is continuous."""
+    if hasattr(distribution, "choices"):
+        return list(distribution.choices)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    return None if step is None else [low + i * step for i in range(round((high - low) / step) + 1)]
+
+
+def ends(distribution: Any) -> list[Any]:
+    """Return every choice, or the bounds of a number."""
+    return list(getattr(distribution, "choices", None) or (distribution.low, distribution.high))
+
+
+def written(distribution: Any, value: Any) -> str:
+    """Return a value as it is written on a command line: numbers are rounded, within their bounds."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(min(max(float(f"{value:.{WRITTEN_DIGITS}g}"), distribution.low), distribution.high))

@@ -1,4 +1,4 @@
 """Hyperparameter search: `python -m cupynet.tune`.
 
-`__main__` is the command, `arguments` its command line, `study` the Optuna study, `results` the table and the files.
+`arguments` reads the command line, `search` runs the trials, `study` keeps them with Optuna, `results` prints them.
 """

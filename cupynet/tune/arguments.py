@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupynet import config, resume
 from cupynet.checks import kept_out, one_line
+from cupynet.config.search_space import ends, values, written
 from cupynet.errors import ConfigError, DataError
 from cupynet.settings import TuneSettings, own_names
 
@@ -83,8 +84,6 @@ class Plan:
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
         """Return the settings of a trial."""
-        from cupynet.tune.study import written
-
         return [*self.shared, *(f"{key}={written(each, params[key])}" for key, each in self.space.items())]
 
 
@@ -109,8 +108,6 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed_now: Sequence[
 
 def _check_names(plan: Plan, typed: Sequence[str]) -> None:
     """Refuse to search nothing, or a setting that all trials share. ConfigError."""
-    from cupynet.tune.study import values
-
     if not plan.space:
         raise ConfigError(
             "nothing is searched: write a setting as a range of values, such as "
@@ -139,8 +136,6 @@ def _refuse_study(arguments: Sequence[str]) -> None:
 
 def _extremes(space: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield settings with each choice and each bound, one at a time, with the first value of all others."""
-    from cupynet.tune.study import ends
-
     first = {key: ends(each)[0] for key, each in space.items()}
     yield first
     for key, distribution in space.items():

@@ -1,22 +1,20 @@
-"""The results of a search: lines and a table on the terminal, tune.csv and tune.json."""
+"""The results of a search: lines and a table on the terminal, tune.csv."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from optuna.trial import FrozenTrial
 
 from cupynet.checks import one_line, percent
-from cupynet.files import write_json, write_whole
+from cupynet.config.search_space import written
+from cupynet.files import write_whole
 from cupynet.sweeps.table import Column, Screen, as_csv, heading, shortened, show
 from cupynet.terminal import near
-from cupynet.tune.study import Study, figure_of, outcome_of, written
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
-    from cupynet.tune.arguments import Plan
+from cupynet.tune.arguments import Plan
+from cupynet.tune.study import Study
 
 MOST_SHOWN = 10  # rows of the table
 
@@ -24,6 +22,20 @@ MOST_SHOWN = 10  # rows of the table
 def folder_of(search: Path, number: int) -> Path:
     """Return the run folder of a trial."""
     return search / "trials" / f"{number:04d}"
+
+
+def outcome_of(trial: FrozenTrial) -> str:
+    """Return complete, pruned, diverged, out of memory, failed or interrupted.
+
+    A trial during which the search was killed has failed: it may have been the reason.
+    """
+    return one_line(trial.user_attrs.get("outcome", "failed"))
+
+
+def figure_of(trial: FrozenTrial) -> float | None:
+    """Return the result of a trial, or its last evaluation; None if there was none."""
+    figure = trial.value if trial.value is not None else trial.intermediate_values.get(trial.last_step)
+    return None if figure is None else float(figure)
 
 
 def figure_text(value: float | None, objective: str) -> str:
@@ -91,25 +103,12 @@ def write_table(folder: Path, study: Study) -> None:
     write_whole(folder / "tune.csv", as_csv(columns).encode())
 
 
-def write_best(folder: Path, study: Study, settings: Sequence[str], test: Mapping[str, float]) -> None:
-    """Write the best trial, its settings and its test result to tune.json. OutputError."""
-    best = study.ranked[0]
-    row = {"number": best.number, "values": _written(best, study), "figure": best.value, "epochs": best.last_step}
-    row |= {"wall_s": _seconds(best), "folder": str(folder_of(folder, best.number))}
-    write_json(
-        folder / "tune.json",
-        {"objective": study.objective, "best": row, "settings": list(settings), "test": dict(test)},
-    )
-
-
 def summary(folder: Path, study: Study, plan: Plan, test: Mapping[str, float]) -> list[str]:
     """Return lines about the best trial, and the command that trains it again."""
-    best, importances = study.ranked[0], study.importances()
-    shares = ", ".join(f"{key.lstrip('+')} {percent(share, 0)}" for key, share in importances.items())
+    best = study.ranked[0]
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
     command = shlex.join(["python", "-m", "cupynet.train", *config_dir, *plan.overrides(best.params)])
     return [
-        *([f"importance      {shares}"] if importances else []),
         f"best trial      {best.number}, validation {study.objective} {figure_text(best.value, study.objective)}",
         f"test images     accuracy {percent(test['accuracy'])}, loss {test['loss']:.4g} (evaluated by this trial only)",
         f"run folder      {near(folder_of(folder, best.number))}",
