@@ -69,11 +69,11 @@ class Interrupted(CupynetError):
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a command that ends with `error`."""
+    """Return the exit code of a command whose work ends with `error`."""
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted.by(error)
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
+        return error.code if isinstance(error.code, int) and error.code else 1  # 0 too: the work is not done
     if isinstance(error, OSError) and error.errno in FULL:
         return OutputError.exit_code
     return error.exit_code if isinstance(error, CupynetError) else 1

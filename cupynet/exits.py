@@ -1,7 +1,6 @@
-"""The way out: what a command shows of its log records and errors, and the exit code it leaves with.
+"""Output and exit codes of commands: log records on the terminal, errors as one line, tracebacks of bugs.
 
-Who listens is no concern of the work: a terminal that is closed or full, a character that it does not have and a log
-that cannot be written any more end nothing.
+A terminal that is closed or full, or a log that can no longer be written, does not end a run.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import errno
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,41 +19,33 @@ from pathlib import Path
 from typing import NoReturn
 
 from cupynet.checks import one_line
-from cupynet.errors import FULL, ConfigError, CupynetError, Interrupted, OutputError
+from cupynet.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code
 from cupynet.terminal import folded, printable
 
-BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells have it
-NOBODY = (OSError, ValueError)  # a stream nobody reads any more, that is full, or closed
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
+UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
+OWN, LIBRARY = str(Path(__file__).parent), str(Path(os.__file__).parent)
+INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 
 
 def steady_streams() -> None:
-    """Let stdin, stdout and stderr be there, and take every character; a command begins with this.
+    """Open streams that were closed (`>&-`) on the null device; print "?" for characters that an encoding lacks.
 
-    One that was closed (`>&-`) leads nowhere from here on. Its number is taken, or the next file that is opened would
-    get it, and what others print would stand there. What an encoding does not have becomes a question mark.
+    A command calls this first: the next file that it opens would get the number of a closed stream.
     """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            os.set_inheritable(number, True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - to the end
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
         elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
 
 
 class Arguments(argparse.ArgumentParser):
-    """A command line of options; what is wrong with it is a ConfigError, told in one line as all others are."""
+    """A parser of command-line options that raises ConfigError, which is reported in one line."""
 
     def __init__(self, prog: str, description: str, epilog: str) -> None:
-        raw = argparse.RawDescriptionHelpFormatter  # examples stay as they are written
+        raw = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of examples
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
@@ -61,7 +53,7 @@ class Arguments(argparse.ArgumentParser):
 
 
 def named(text: str) -> str:
-    """The name of a file or a folder; an empty one is of a variable that has no value, and would mean this folder."""
+    """The name of a file or a folder. An empty name, of an unset shell variable, would mean the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a file or a folder, not ''")
     return text
@@ -73,10 +65,7 @@ def named_path(text: str) -> Path:
 
 
 def leave_after(work: Callable[[], int | None]) -> NoReturn:
-    """Do a command's work, and leave with its exit code, or that of the error it ended with, which is told.
-
-    Where nobody reads the output any more, or it cannot be written, Python complains of nothing at its end.
-    """
+    """Do the work of a command, report its error if it fails, and exit with its code."""
     code: int | str = 0
     try:
         code = work() or 0
@@ -88,43 +77,56 @@ def leave_after(work: Callable[[], int | None]) -> NoReturn:
 
 
 def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
-    """Say what ended a job, in its log if it has one, else on stderr; the exit code.
+    """Report the error that ended a job, in its log or on stderr; return the exit code.
 
-    Errors raised on purpose are one line, and below it their notes of several lines: where a worker stood. Anything
-    else is a bug and shows its traceback, a SystemExit inside a job too: whatever raised it there, a callback say, does
-    not know what it ends. `job` goes before the line.
+    Errors raised on purpose are one line, followed by their notes of several lines. Any other error is reported with
+    its traceback, and so is SystemExit inside a job: a callback may raise it without knowing what it ends.
+
+    Args:
+        job: the beginning of the line.
     """
     if isinstance(error, SystemExit) and log is None and not job:
         return 0 if error.code is None else error.code
     if isinstance(error, BrokenPipeError) and stdout_is_gone("\n"):
         return BROKEN_PIPE
-    bug, below = False, []
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted.by(error)
+    notes = getattr(error, "__notes__", [])  # the worker and the batch
+    unexpected, below = False, []
     if isinstance(error, CupynetError):
-        notes = getattr(error, "__notes__", [])  # the worker and the batch, noted where it passed
         below = [note for note in notes if "\n" in note]
-        where = [note for note in notes if "\n" not in note]
-        line, code = one_line("; ".join([str(error), *where])), error.exit_code
+        line = one_line("; ".join([str(error), *(note for note in notes if "\n" not in note)]))
     elif isinstance(error, OSError) and error.errno in FULL:
-        line, code = f"the output cannot be written: {error.strerror}", OutputError.exit_code
+        line = f"the output cannot be written: {error.strerror}"
     elif out_of_memory(error):
-        told = "; ".join([one_line(error) or type(error).__name__, *getattr(error, "__notes__", [])])
-        line, code = f"out of memory ({told}): lower batch_size, workers or parallel.prefetch_buffer", 1
+        what = "; ".join([one_line(error) or type(error).__name__, *notes])
+        line = f"out of memory ({what}): lower batch_size, workers or parallel.prefetch_buffer"
     else:
-        line, code, bug = f"this is a bug: {type(error).__name__}: {one_line(error)}", 1, True
+        unexpected, module = True, _module_of(error)
+        line = f"{type(error).__name__}: {one_line(error)}"
+        line = f"{line}: raised in {module}, which is not part of cupynet" if module else f"this is a bug: {line}"
     for text in [line, *below]:
         if log is not None:
-            log.error("%s%s", job, text, exc_info=error if bug else None)
+            log.error("%s%s", job, text, exc_info=error if unexpected else None)
         else:
-            say_error(f"{job}{text}", error if bug else None)
-    return code
+            say_error(f"{job}{text}", error if unexpected else None)
+    return exit_code(error)
+
+
+def _module_of(error: BaseException) -> str:
+    """Return the user's module that raised an error, or called the library that did; "" if it is not in a traceback."""
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith((OWN, LIBRARY, "<")) and INSTALLED.search(file) is None:
+            found = str(frame.f_globals.get("__name__", file))
+    return found
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the machine or a GPU has no memory left, or no room for another thread; no bug, and no wrong setting.
+    """Return True if the machine or a GPU has no memory left, or no room for another thread.
 
-    CuPy's errors are told by their names: it is not imported for this.
+    CuPy's errors are recognized by their names, so that CuPy need not be imported.
     """
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, MemoryError) or "OutOfMemoryError" in kinds:
@@ -139,34 +141,32 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def say_error(line: str, bug: BaseException | None = None) -> None:
-    """`cupynet: line` on stderr, below the traceback if it is a bug's; to nobody, where stderr cannot be written."""
-    with contextlib.suppress(*NOBODY):
+    """Print `cupynet: line` on stderr, after the traceback of a bug. Do nothing if stderr cannot be written."""
+    with contextlib.suppress(*UNWRITABLE):
         if bug is not None:
             print(printable("".join(traceback.format_exception(bug))), end="", file=sys.stderr)
         print(f"cupynet: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def stdout_is_gone(probe: str = "") -> bool:
-    """Whether whoever read the output has left (`--help | head`); if so, nothing more is complained about at exit.
+    """Return True if the reader of stdout has left (`--help | head`). Python then does not complain at exit.
 
-    probe: written to find out; without it only what still waits in the buffer tells.
+    Args:
+        probe: written to find out; without it, only what is still buffered.
     """
     try:
         print(probe, end="", flush=True)
-    except BrokenPipeError:
-        with contextlib.suppress(io.UnsupportedOperation):  # raised where stdout is no file: a notebook, a test
+    except OSError as error:  # any other than BrokenPipeError, such as of a full disk, has been reported
+        with contextlib.suppress(io.UnsupportedOperation):  # stdout is not a file: in a notebook, in a test
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    except OSError:  # a full disk, reported when it was met
-        with contextlib.suppress(io.UnsupportedOperation):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return isinstance(error, BrokenPipeError)
     return False
 
 
 class Console(logging.Handler):
-    """Log records on the terminal: `[12:30:05] text`, warnings marked, on stdout; errors as `cupynet: text` on stderr.
+    """Log records on the terminal: `[12:30:05] text` on stdout; errors as `cupynet: text` on stderr.
 
-    It asks for the stream at every record: a live display puts its own in place of sys.stdout while it is on.
+    It looks up sys.stdout for every record, because a live display replaces it for a while.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -177,38 +177,42 @@ class Console(logging.Handler):
             else:
                 mark = "warning: " if record.levelno >= logging.WARNING else ""
                 print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
-        except NOBODY:
-            pass  # the run goes on, and its log file has everything
+        except UNWRITABLE:
+            pass  # the run continues, and its log file has the record
 
 
 def quiet() -> None:
-    """From here on the terminal is told of warnings and errors alone; logs have everything all the same."""
+    """Show only warnings and errors on the terminal from now on. Log files are not affected."""
     for name in ("cupynet", "__main__"):
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, Console):
                 handler.setLevel(logging.WARNING)
 
 
+class LineFormatter(logging.Formatter):
+    """Formatter of log files: texts read from files cannot control the terminal that shows the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 class LogFile(logging.FileHandler):
-    """A log on the disk; where that can no longer be written, it is told once on stderr, and the run goes on."""
+    """A log file. If it can no longer be written, a warning is printed once, and the run continues."""
 
     _lost = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """One record could not be written; by default logging prints a traceback for each."""
+        """Handle a record that could not be written; by default logging prints a traceback for each."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
         elif not self._lost:
             self._lost = True
-            say_error(f"warning: {self.baseFilename} cannot be written ({error.strerror}): the run goes on without it")
+            say_error(f"warning: {self.baseFilename} cannot be written ({error.strerror}); the run continues")
 
 
 class RankConsole(logging.Handler):
-    """Warnings and errors of a process that is one of several, on stderr: `cupynet: rank 3: text`.
-
-    Only rank 0 has a log and the terminal for itself.
-    """
+    """Warnings and errors of ranks above 0, on stderr: `cupynet: rank 3: text`. Only rank 0 has a log."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(logging.WARNING)

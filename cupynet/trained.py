@@ -93,12 +93,14 @@ class Trained:
         return self.run.summary() if self.run.summary_path.is_file() else None
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
-        """Those that it was made with, some changed. ConfigError, DataError."""
-        return config.load(self.run.folder, overrides, self._trusted)
+        """The settings of the run with some changes, to load its data with. ConfigError, DataError."""
+        settings = config.load(self.run.folder, overrides, self._trusted)
+        config.check_downloads(settings, self.run.folder, overrides)
+        return settings
 
     @cached_property
     def _own(self) -> Settings:
-        return self.settings()
+        return config.load(self.run.folder, (), self._trusted)
 
     def _part(self, key: str, node: Any, kind: type[Any]) -> Any:
         return build_as(kind, node, key, self._own.trusted_modules)

@@ -252,13 +252,14 @@ def test_divergence_leaves_the_best_weights(tmp_path, report):
 def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
     _, stderr = train(tmp_path, 3, *MPI, *faulty(tmp_path, "raise", 2, 4), code=1)
     assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
-    assert stderr.endswith("cupynet: rank 2: this is a bug: ZeroDivisionError: on purpose\n")
+    last = stderr.splitlines()[-1]
+    assert last.startswith("cupynet: rank 2: ZeroDivisionError: on purpose: ") and "faults" in last
 
 
 def test_a_rank_that_leaves_in_the_middle_ends_all_as_a_thread_does(tmp_path):
-    _, stderr = train(tmp_path, 2, *MPI, *faulty(tmp_path, "exit", 1, 4), code=1)
+    _, stderr = train(tmp_path, 2, *MPI, *faulty(tmp_path, "exit", 1, 4), code=7)
     assert stderr.count("SystemExit: 7") == 2  # its traceback, and the line below
-    run(tmp_path, *QUICK, *faulty(tmp_path, "exit", 1, 4), "workers=2", code=1)
+    run(tmp_path, *QUICK, *faulty(tmp_path, "exit", 1, 4), "workers=2", code=7)
 
 
 SAVING = [*MPI, "callbacks.checkpoint.every_iterations=4"]

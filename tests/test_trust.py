@@ -29,6 +29,7 @@ from cupynet.data import Loader
 from cupynet.errors import ConfigError, CupynetError, DataError
 from cupynet.experiment import Experiment
 from cupynet.files import load_weights
+from cupynet.trained import Trained
 from cupynet.training import ParallelWrapper
 from tests.test_config import Command, command, in_folder  # noqa: F401 - fixtures
 from tests.training.conftest import small_dataset, small_model
@@ -107,6 +108,22 @@ def test_trusted_modules_exist(refused: Any, in_folder: Path) -> None:  # noqa: 
 
 
 # what a run has stored ------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_run_does_not_decide_where_data_are_downloaded(
+    command: Command,  # noqa: F811
+    in_folder: Path,  # noqa: F811
+    refused: Any,
+) -> None:
+    assert command("hydra.run.dir=run", "data.folder=elsewhere")[0] == 0
+    (in_folder / "run" / "summary.json").touch()
+    refused("data.folder=elsewhere: ", "resume=run")
+    with pytest.raises(ConfigError, match="data.folder=elsewhere: "):
+        Trained("run").settings()
+    typed = ["data.folder=elsewhere"]
+    assert command("resume=run", *typed)[0] == 0 and Trained("run").settings(typed).data["folder"] == "elsewhere"
+    assert not (in_folder / "elsewhere").exists()
+
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{n}: &{n} [{','.join(['*' + m] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi", strict=True)

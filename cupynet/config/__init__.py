@@ -9,13 +9,14 @@ side (plugins/ makes it known to Hydra).
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
 from cupynet.config.hydra_main import Entry, Ranks, in_sweep, keep_settings, run
 from cupynet.config.search_space import search_space, split
-from cupynet.config.stored import arguments_of, check_outputs, keep, load, overrides_of, written
+from cupynet.config.stored import arguments_of, check_downloads, check_outputs, keep, load, overrides_of, written
 
 __all__ = [
     "GROUPS",
     "Entry",
     "Ranks",
     "arguments_of",
+    "check_downloads",
     "check_outputs",
     "compose",
     "conf_folder",

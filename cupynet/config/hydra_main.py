@@ -34,7 +34,7 @@ from cupynet.checks import one_line
 from cupynet.config.composing import GROUPS, conf_folder, flat, own_folder, register, settings_of
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
-from cupynet.config.stored import asked, check_outputs, keep, load, overrides_of, store
+from cupynet.config.stored import asked, check_downloads, check_outputs, keep, load, overrides_of, store
 from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
 from cupynet.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.lock import Hold
@@ -396,6 +396,7 @@ class _Job(Generic[S, T]):
         settings = load(run, self._changes, folder=own)
         resume.refuse_other(flat(asdict(settings)), flat(asdict(load(run, (), settings.trusted_modules))), self.resumed)
         check_outputs(settings.callbacks, run, self._changes)
+        check_downloads(settings, run, self._changes)
         return settings  # type: ignore[return-value]  # `schema` is Settings
 
     def _joined(self, settings: S) -> Ranks | None:
@@ -458,8 +459,7 @@ class _Job(Generic[S, T]):
         there = started()
         if there is None or (isinstance(error, SystemExit) and log is None):
             return tell(error, log, label)
-        code = 1 if isinstance(error, SystemExit) else exit_code(error)  # as `tell`: in a job it is a bug
-        rank, log = there[0], None if there[0] else log
+        code, rank, log = exit_code(error), there[0], None if there[0] else log
         if self.join is None:
             return tell(error, log, label) if not rank else code
         try:

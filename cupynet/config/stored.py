@@ -26,6 +26,7 @@ from cupynet.config.composing import GROUPS, conf_folder, flat, global_hydra, na
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed, without_removed
 from cupynet.errors import ConfigError, DataError
+from cupynet.parts import build
 from cupynet.resume import name_of, quoted
 from cupynet.settings import Settings, own_names
 
@@ -208,6 +209,24 @@ def check_outputs(parts: Mapping[str, Any], run: PurePath, overrides: Sequence[s
                     f"{key}={one_line(given[setting])}: the run in {run} would write outside its folder: type "
                     f"{key}=... to allow it"
                 )
+
+
+def check_downloads(settings: Settings, run: PurePath, overrides: Sequence[str]) -> None:
+    """Refuse a folder, named by a stored run, into which its data would be downloaded. ConfigError.
+
+    Args:
+        run: the folder of the run.
+        overrides: those typed now, which may name any place.
+    """
+    folder = getattr(build(settings.data, "data", settings.trusted_modules), "downloads_to", None)
+    if folder is None or {name_of(each) for each in overrides} & {"data", "data.folder"}:
+        return
+    named = settings.data.get("folder")
+    if named is not None:
+        raise ConfigError(
+            f"data.folder={one_line(named)}: the run in {run} would download its data to {folder}: type "
+            "data.folder=... to allow it"
+        )
 
 
 def _read(path: Path) -> Any:

@@ -6,6 +6,7 @@ import logging
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -150,6 +151,13 @@ class Downloaded(Source):
     def expected(self) -> dict[str, int]:
         train, test = self.samples  # a limit shows a part of them
         return {"train": train, "test": test}
+
+    @property
+    def downloads_to(self) -> Path | None:
+        folder = data_folder(self.folder) / self.name
+        with suppress(OSError):  # reported by `load`
+            return None if all(_is_there(folder / file.name) for file in self.files) else folder
+        return None
 
     def _download(self, missing: Sequence[KnownFile], folder: Path) -> None:
         if offline():

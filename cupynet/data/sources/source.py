@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -109,6 +110,11 @@ class Source(ABC):
         Empty where that is not known before, or where they are read from files when they are needed.
         """
         return {}
+
+    @property
+    def downloads_to(self) -> Path | None:
+        """The folder into which `load` would download files; None if it downloads none."""
+        return None
 
     def _check_validation(self, available: int, name: str) -> None:
         """Raises ConfigError if nothing would be left to train on."""
