@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cupynet.compare.answer import answer
@@ -91,7 +92,12 @@ def _compare(arguments: argparse.Namespace) -> None:
         print(printable("\n".join([as_markdown(shown), text, *notes])))
     else:
         if selected is None:
-            selected = [_first(column, len(groups)) for column in table if column.key not in HIDDEN]
+            rows = slice(len(groups))  # below them are the runs without a result, which are printed under the table
+            selected = [
+                replace(column, cells=column.cells[rows], values=column.values[rows])
+                for column in table
+                if column.key not in HIDDEN
+            ]
         _print(comparison, groups, selected, [text, *notes])
         if page is not None:
             print(f"\n{page}")
@@ -101,8 +107,8 @@ def _print(comparison: Comparison, groups: Sequence[Group], table: Sequence[Colu
     """Print the table, the runs without a result, and the answer on the terminal."""
     screen = Screen()
 
-    def say(text: str, beside: str = "", width: int = screen.width) -> None:
-        screen.print("\n".join(wrapped(printable(text), width, beside)))
+    def say(text: str, indent: str = "", width: int = screen.width) -> None:
+        screen.print("\n".join(wrapped(printable(text), width, indent)))
 
     left: list[Column] = []
     if table[0].cells:
@@ -117,11 +123,6 @@ def _print(comparison: Comparison, groups: Sequence[Group], table: Sequence[Colu
     screen.print()
     for text in answers:
         say(text, "  " if text is not answers[0] else "", min(screen.width, 100))
-
-
-def _first(column: Column, count: int) -> Column:
-    """Return the first rows of a column: those of the groups."""
-    return Column(column.key, column.title, column.cells[:count], column.values[:count], column.right, column.weight)
 
 
 def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: Sequence[Group]) -> Path | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from cupynet.checks import counted, kept_out, percent
-from cupynet.compare.groups import Comparison, Group
+from cupynet.compare.groups import Comparison, Group, judged
 from cupynet.compare.runs import ComparedRun
 
 CLOSE = 0.001  # of accuracy that may be given up for speed
@@ -15,20 +15,16 @@ CLOSE = 0.001  # of accuracy that may be given up for speed
 def answer(comparison: Comparison) -> tuple[str, list[str]]:
     """Return which settings to use, and notes on it."""
     against, doubts = comparable(comparison)
-    judged = [
-        (accuracy, seconds, group)
-        for group in comparison.groups
-        if (accuracy := group.value("accuracy")) is not None and (seconds := group.value("train_s")) is not None
-    ]
-    if not judged:
+    candidates = judged(comparison.groups)
+    if not candidates:
         return "No run has finished: there is nothing to choose from.", [*against, *doubts]
     if against:
         return "These runs cannot be compared.", [*against, *doubts]
-    best = max(judged, key=lambda each: each[0])
-    close = [each for each in judged if each[0] >= best[0] - CLOSE - 1e-12]
+    best = max(candidates, key=lambda each: each[0])
+    close = [each for each in candidates if each[0] >= best[0] - CLOSE - 1e-12]
     accuracy, seconds, chosen = min(close, key=lambda each: each[1])
     figures = f"{percent(accuracy)} in {_seconds(seconds)} of training"
-    if len(judged) == 1:
+    if len(candidates) == 1:
         return f"There is one result, {figures}: compare more runs to choose.", doubts
     text = f"Use {chosen.name}: {figures}"
     if chosen is best[2]:
@@ -36,7 +32,7 @@ def answer(comparison: Comparison) -> tuple[str, list[str]]:
     else:
         other = f"{percent(best[0])} in {_seconds(best[1])}: {best[2].name}"
         text += f", the fastest within 0.1 points of the best accuracy ({other})."
-    return text, [*_chance(comparison, chosen, [group for *_, group in judged]), *doubts]
+    return text, [*_chance(comparison, chosen, [group for *_, group in candidates]), *doubts]
 
 
 def comparable(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -70,11 +66,11 @@ def comparable(comparison: Comparison) -> tuple[list[str], list[str]]:
     return against, doubts
 
 
-def _chance(comparison: Comparison, chosen: Group, judged: Sequence[Group]) -> list[str]:
+def _chance(comparison: Comparison, chosen: Group, candidates: Sequence[Group]) -> list[str]:
     """Say what chance may have done to the choice: by the number of images, and of seeds."""
     notes = []
-    images, seeds = _images(chosen.runs[0], comparison.split), min(len(group.runs) for group in judged)
-    own, others = chosen.figures["accuracy"], [group for group in judged if group is not chosen]
+    images, seeds = _images(chosen.runs[0], comparison.split), min(len(group.runs) for group in candidates)
+    own, others = chosen.figures["accuracy"], [group for group in candidates if group is not chosen]
     share = own.mean
     if seeds == 1 and images:
         deviation = math.sqrt(max(share * (1 - share), 1 / images) / images)
@@ -86,16 +82,15 @@ def _chance(comparison: Comparison, chosen: Group, judged: Sequence[Group]) -> l
                 f"{counted(images, 'image')}, differences below {points:.2g} points are chance; repeat with seed=1,2,3."
             )
     elif seeds > 1:
-        rivals = sum(
-            group.figures["accuracy"].high >= own.low and group.figures["accuracy"].low <= own.high for group in others
-        )
+        ranges = [group.figures["accuracy"] for group in others]
+        rivals = sum(each.high >= own.low and each.low <= own.high for each in ranges)
         if rivals:
             notes.append(
                 f"Over {seeds} seeds its accuracy ranges from {percent(own.low)} to {percent(own.high)}, which "
                 f"overlaps with {rivals} other{'s' * (rivals > 1)}: between these the training time decides."
             )
     if comparison.split == "test" and others:
-        runs = [run for group in judged for run in group.runs]
+        runs = [run for group in candidates for run in group.runs]
         trained = min(run.summary["images"] // max(run.summary["epochs"], 1) for run in runs)
         notes.append(
             "This is the accuracy on the test images: to choose by it, hold out other images, "

@@ -137,7 +137,7 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
     for run in runs:
         same_files.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
-    own = [key for key in keys if not groups or any(_differs(alike, key) for alike in same_files.values())]
+    own = [key for key in keys if not groups or any(_differs(some, key) for some in same_files.values())]
     if "workers" in keys and "workers" not in own:
         own.insert(0, "workers")
     return [*groups, *own]
@@ -204,13 +204,15 @@ def _apart_from_workers(group: Group) -> tuple[Any, ...]:
     return run.summary["dataset"], run.summary["backend"], json.dumps([kept, chosen], sort_keys=True, default=str)
 
 
+def judged(groups: Sequence[Group]) -> list[tuple[float, float, Group]]:
+    """Return the accuracy and the seconds of training of each group that has both."""
+    found = [(group.value("accuracy"), group.value("train_s"), group) for group in groups]
+    return [(a, s, group) for a, s, group in found if a is not None and s is not None]
+
+
 def _mark_front(groups: Sequence[Group]) -> None:
-    judged = [
-        (group, accuracy, seconds)
-        for group in groups
-        if (accuracy := group.value("accuracy")) is not None and (seconds := group.value("train_s")) is not None
-    ]
-    for group, accuracy, seconds in judged:
+    points = judged(groups)
+    for accuracy, seconds, group in points:
         group.front = not any(
-            a >= accuracy and s <= seconds and (a > accuracy or s < seconds) for _, a, s in judged
+            a >= accuracy and s <= seconds and (a > accuracy or s < seconds) for a, s, _ in points
         )  # fmt: skip

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from cupynet.checks import percent
 from cupynet.compare.answer import answer, comparable
-from cupynet.compare.groups import Comparison, Group
+from cupynet.compare.groups import Comparison, Group, judged
 from cupynet.compare.runs import ComparedRun
 from cupynet.compare.table import columns, rate, seconds
 from cupynet.report import charts
@@ -18,14 +18,7 @@ from cupynet.report.charts import BACKGROUND, PALETTE, Chart, Line
 from cupynet.report.render import render
 from cupynet.sweeps.table import shortened
 
-LEFT_OUT = (
-    "run",
-    "state",
-    "folder",
-    "front",
-    "accuracy_low",
-    "accuracy_high",
-)  # columns that have a place of their own
+LEFT_OUT = ("run", "state", "folder", "front", "accuracy_low", "accuracy_high")  # columns shown in another way
 MAX_LINES = 2 * len(PALETTE)  # of a chart: each colour solid and dashed
 
 
@@ -127,20 +120,14 @@ def _curves(comparison: Comparison, groups: Sequence[Group]) -> list[Chart]:
 
 def _pareto(comparison: Comparison) -> Chart:
     """Return accuracy against time: a point for each group, and a line through the Pareto front."""
-    judged = [
-        (seconds_of, accuracy, group.front)
-        for group in comparison.groups
-        if (seconds_of := group.value("train_s")) is not None and (accuracy := group.value("accuracy")) is not None
-    ]
+    candidates = judged(comparison.groups)
     lines = []
-    for name, front, colour, width in (
-        ("front: nothing is both better and faster", True, 2, 1.8),
-        ("others", False, 0, 0.0),
-    ):
-        points = sorted((x, y) for x, y, on_front in judged if on_front is front)
+    kinds = (("front: nothing is both better and faster", True, 2, 1.8), ("others", False, 0, 0.0))
+    for name, front, colour, width in kinds:
+        points = sorted((seconds, accuracy) for accuracy, seconds, group in candidates if group.front is front)
         lines.append(Line(name, [x for x, _ in points], [y for _, y in points], colour, width, points=True))
     title = "Accuracy against training time"
-    return Chart(title, "seconds of training", "accuracy (%)", lines if len(judged) > 1 else [], percent=True)
+    return Chart(title, "seconds of training", "accuracy (%)", lines if len(candidates) > 1 else [], percent=True)
 
 
 def _speed_up(comparison: Comparison) -> Chart:
@@ -152,16 +139,13 @@ def _speed_up(comparison: Comparison) -> Chart:
         if group.speed_up is not None:
             name = " ".join(f"{short[key]}={group.settings[key]}" for key in others) or "measured"
             series.setdefault(name, {1: 1.0})[group.workers] = group.speed_up
-    lines = [
-        Line(
-            name, sorted(points), [points[x] for x in sorted(points)], place, dashed=place >= len(PALETTE), points=True
-        )
-        for place, (name, points) in enumerate(series.items())
-    ][:MAX_LINES]
+    lines = []
+    for place, (name, points) in enumerate(list(series.items())[:MAX_LINES]):
+        x, y = zip(*sorted(points.items()), strict=True)
+        lines.append(Line(name, x, y, place, dashed=place >= len(PALETTE), points=True))
     if lines:
         most = max(max(points) for points in series.values())
-        ideal = Line("ideal", [1, most], [1.0, float(most)], BACKGROUND, 1.0, dashed=True, behind=True)
-        lines.append(ideal)
+        lines.append(Line("ideal", [1, most], [1.0, float(most)], BACKGROUND, 1.0, dashed=True, behind=True))
     return Chart("Speed-up over one worker", "workers", "times one worker's images/s", lines, zero=True)
 
 
