@@ -1,4 +1,4 @@
-"""The command: makes each check in a process of its own, and prints what they find."""
+"""The command: run each check in its own process, and print the findings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHECKS: dict[str, Check] = {
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     steady_streams()
     parser = Arguments(
         "python -m cupynet.doctor",
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def divided(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """What is meant for this command, and the settings of a run. ConfigError."""
+    """Separate the settings of this command from those of a run. ConfigError."""
     own: dict[str, str] = {}
     asked = []
     for argument in given:
@@ -80,7 +80,7 @@ def divided(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def limit(text: str) -> float:
-    """Seconds. ConfigError."""
+    """Parse a number of seconds. ConfigError."""
     try:
         return number("timeout_s", float(text), above=0, unit="seconds")
     except ValueError as error:
@@ -88,7 +88,7 @@ def limit(text: str) -> float:
 
 
 def report(names: Sequence[str], asked: list[str], limit_s: float, as_json: bool) -> int:
-    """Make these checks and print what they find, line by line or as JSON; the exit code."""
+    """Run checks and print their findings, line by line or as JSON. Return the exit code."""
     found: list[Finding] = []
     for name in names:
         for finding in examined(name, asked, limit_s):
@@ -108,7 +108,7 @@ def report(names: Sequence[str], asked: list[str], limit_s: float, as_json: bool
 
 
 def line(finding: Finding) -> str:
-    """A finding as it is printed; on a terminal in as many lines as it needs there."""
+    """Return a finding as text, wrapped if stdout is a terminal."""
     head, text = f"{finding.state:<9}{finding.part:<10}", str(finding)
     if not sys.stdout.isatty():
         return head + text
@@ -120,7 +120,7 @@ def line(finding: Finding) -> str:
 
 
 def examined(name: str, asked: list[str], limit_s: float) -> list[Finding]:
-    """What a check finds. Where its process dies or hangs, that."""
+    """Return the findings of a check; a process that dies or hangs is one."""
     command = [sys.executable, "-c", "from cupynet.doctor.__main__ import alone; alone()", name, *asked]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -138,41 +138,41 @@ def examined(name: str, asked: list[str], limit_s: float) -> list[Finding]:
         return [unfinished(name, f"its process {ended}{f' ({last})' if last else ''}")]
     finally:
         with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            os.killpg(process.pid, signal.SIGKILL)  # with all processes it has started
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=5)
 
 
 def unfinished(name: str, why: str) -> Finding:
-    """A check that came to no end: a problem where it did what training does."""
+    """Return the finding for a check that did not finish. It is a problem for the check that trains."""
     if name == "training":
         return Finding(name, "problem", why, "the lines above may say why", 1)
     return Finding(name, "note", f"could not be checked: {why}")
 
 
 def alone() -> None:
-    """This process does one check: its name and settings are the arguments, what it finds goes to stdout as JSON.
+    """Run the check named by the first argument with the settings in the others. Write its findings to stdout as JSON.
 
-    What is warned of meanwhile becomes a note.
+    Warnings become notes.
     """
     steady_streams()
     name, *asked = sys.argv[1:]
     answer = os.dup(1)
-    os.dup2(2, 1)  # what libraries print must not stand among the findings
-    heard = _Heard()
-    logging.getLogger("cupynet").addHandler(heard)
+    os.dup2(2, 1)  # output of libraries must not mix with the findings
+    warnings = _Warnings()
+    logging.getLogger("cupynet").addHandler(warnings)
     found: list[Finding] = []
     try:
         found += CHECKS[name](asked)
     except Exception as error:
         found.append(unfinished(name, f"{type(error).__name__}: {one_line(error)}"))
-    found += [Finding(name, "note", text) for text in dict.fromkeys(heard.texts)]
+    found += [Finding(name, "note", text) for text in dict.fromkeys(warnings.texts)]
     with os.fdopen(answer, "w", encoding="utf-8") as file:
         json.dump([asdict(finding) for finding in found], file)
 
 
-class _Heard(logging.Handler):
-    """Keeps warnings."""
+class _Warnings(logging.Handler):
+    """Collects warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

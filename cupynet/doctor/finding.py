@@ -1,10 +1,10 @@
-"""What a check finds."""
+"""The result of a check."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROOM = 1 << 30  # bytes, of disk or memory, above which a run comes to its end: checkpoints of LeNet have 5 MB
+ROOM = 1 << 30  # bytes, of disk or memory, that are enough for a run: checkpoints of LeNet have 5 MB
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,9 @@ class Finding:
     Attributes:
         part: of the machine.
         state: `ok`, `note` or `problem`.
-        text: what was found.
-        way_out: what to do about it; "" where nothing needs to be done.
-        code: what training would end with; 0 unless it is a problem.
+        text: the finding itself.
+        way_out: what to do about it; "" if there is nothing to do.
+        code: exit code of training; 0 unless it is a problem.
     """
 
     part: str

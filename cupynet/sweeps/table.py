@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PIPED = 80  # columns where there is no terminal that has a width of its own
+PIPED = 80  # columns if stdout is not a terminal
 GAP = 2  # between two columns
-LEAST = 5  # characters of a cell that is cut
-FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # how one begins; a minus by itself is none
+LEAST = 5  # characters that a shortened cell keeps
+FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # the start of a formula; a single minus is not one
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,12 @@ class Column:
     """One column.
 
     Attributes:
-        key: its name in files; title: at its head on a terminal, its lines broken as they are to stand there.
-        cells: of each row, as text; values: the same for files.
-        right: whether the cells end in one line: figures.
-        weight: which columns go first where not all have room: those of the lowest.
+        key: name in files.
+        title: heading on a terminal, with its line breaks.
+        cells: text of each row.
+        values: value of each row, for files.
+        right: True to align to the right, as figures are.
+        weight: on a narrow terminal the columns of the lowest weight are left out first.
     """
 
     key: str
@@ -41,12 +43,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Characters that it needs."""
+        """Width in characters."""
         return max([*map(len, self.title.splitlines()), *map(len, self.cells)], default=0)
 
 
 def heading(key: str) -> str:
-    """A setting's name as a title: in lines of no more than a dozen characters where it has underscores to break at."""
+    """Return a setting's name as a title, broken at underscores into lines of up to 12 characters."""
     lines, line = [], ""
     for word in key.replace("_", "_ ").split():
         if line and len(line) + len(word) > 12:
@@ -57,7 +59,7 @@ def heading(key: str) -> str:
 
 
 def shortened(keys: Sequence[str]) -> dict[str, str]:
-    """Map dotted keys to their last parts, as many as tell them apart, and the layer or part that a setting is of."""
+    """Map dotted keys to their shortest unambiguous endings, of at least two parts if the key has more than two."""
     found = {}
     for key in keys:
         parts = key.split(".")
@@ -70,7 +72,7 @@ def shortened(keys: Sequence[str]) -> dict[str, str]:
 
 
 def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
-    """The columns that have room beside each other, and those that have to be left out."""
+    """Return the columns that fit into a width, and those that do not."""
     kept, left = list(columns), []
     while sum(column.width for column in kept) + GAP * (len(kept) - 1) > width and len(kept) > 1:
         least = min(kept, key=lambda column: (column.weight, -kept.index(column)))
@@ -80,7 +82,7 @@ def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[C
 
 
 class Screen(Console):
-    """stdout, as wide as it is, or 80 columns where it is no terminal. BrokenPipeError where nobody reads any more."""
+    """A console on stdout, 80 columns wide if that is not a terminal. Raises BrokenPipeError if the reader is gone."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False, emoji=False)
@@ -92,7 +94,7 @@ class Screen(Console):
 
 
 def show(columns: Sequence[Column], styles: Mapping[int, str], screen: Screen) -> list[Column]:
-    """Print a table of at most the terminal's width; what had no room. styles: of rows, by number, such as bold."""
+    """Print a table within the terminal's width. Return the columns left out. styles: row number -> style, as bold."""
     kept, left = fitting(columns, screen.width)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for column in kept:
@@ -107,16 +109,16 @@ def show(columns: Sequence[Column], styles: Mapping[int, str], screen: Screen) -
 
 
 def as_csv(columns: Sequence[Column]) -> str:
-    """Comma-separated values, a line of names first; empty where there is none.
+    """Return comma-separated values, with a line of names first. None is an empty cell.
 
-    A text that a spreadsheet would take for a formula has an apostrophe before it: what a run was called may be
-    anybody's. Numbers, negative ones too, are as they are.
+    A text that a spreadsheet would take for a formula gets an apostrophe before it, because names of runs are not
+    trusted. Numbers are unchanged.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in columns])
     writer.writerows(zip(*(map(_no_formula, column.values) for column in columns), strict=True))
-    return text.getvalue().encode(errors="replace").decode()  # a folder's name may be no text
+    return text.getvalue().encode(errors="replace").decode()  # a folder's name may not be valid UTF-8
 
 
 def _no_formula(value: Any) -> Any:
@@ -129,7 +131,7 @@ def _no_formula(value: Any) -> Any:
 
 
 def as_markdown(columns: Sequence[Column]) -> str:
-    """A table of Markdown."""
+    """Return a Markdown table."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
