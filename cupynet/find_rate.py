@@ -1,6 +1,6 @@
 """Which learning rate to train with: `python -m cupynet.find_rate [key=value ...]`.
 
-A range test on the training path as it is configured, told as a picture and as the setting to write.
+A learning-rate range test of the configured training. The result is a picture and the setting to write.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def tested(experiment: Experiment) -> RateTest:
     return tested(experiment.train_loader(data), experiment.optimizer, rates, make)
 
 
-# telling --------------------------------------------------------------------------------------------------------------
+# results --------------------------------------------------------------------------------------------------------------
 
 
 def _lines(found: RateTest, experiment: Experiment, folder: Path) -> Sequence[str]:
-    """What follows from it, and where it is written."""
+    """Return lines about the result and its files."""
     files = " and ".join(path.name for path in sorted(folder.glob("find_rate.*")))
     where = f"written       {files} in {near(folder)}"
     rate, least = found.suggestion, found.least

@@ -1,1 +1,1 @@
-"""Runs beside each other: which settings differ, what came of them, and which to use."""
+"""Compares runs: the settings that differ, their results, and which to use."""

@@ -114,7 +114,7 @@ def check_cpu(asked: list[str]) -> Iterator[Finding]:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes that are free and that there are, for this process and its container; 0, 0 where that is not told."""
+    """Return free and total bytes of memory for this process and its container; 0, 0 if unknown."""
     try:
         lines = dict(each.split(":", 1) for each in Path("/proc/meminfo").read_text().splitlines())
         free, total = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
@@ -229,7 +229,7 @@ def nccl_said(version: str | None) -> str:
 
 
 def drivers() -> str:
-    """What nvidia-smi says of the driver and its GPUs; "" where there is none."""
+    """Return what nvidia-smi prints about the driver and its GPUs; "" if it cannot be run."""
     if shutil.which("nvidia-smi") is None:
         return ""
     query = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]

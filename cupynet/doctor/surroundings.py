@@ -1,4 +1,4 @@
-"""What a run meets: other processes, its data, the disk, the clock; and whether it trains."""
+"""Checks of the surroundings of a run: MPI, data, disk and clock, and a short training."""
 
 from __future__ import annotations
 
@@ -50,9 +50,12 @@ def check_mpi(asked: list[str]) -> Iterator[Finding]:
         other = "it is of another MPI than mpi4py" if not own else "mpi4py is of another MPI"
         yield Finding("mpi", "note", f"{mpiexec} starts processes that do not see each other: {other}", way_out)
     elif done.returncode or [each[:11] for each in lines] != ["rank 0 of 2", "rank 1 of 2"]:
-        told = [each for each in (done.stderr or done.stdout).splitlines() if each.strip()]
+        output = [each for each in (done.stderr or done.stdout).splitlines() if each.strip()]
         yield Finding(
-            "mpi", "note", f"{mpiexec} -n 2 fails ({one_line(told[-1])[:160] if told else done.returncode})", way_out
+            "mpi",
+            "note",
+            f"{mpiexec} -n 2 fails ({one_line(output[-1])[:160] if output else done.returncode})",
+            way_out,
         )
     else:
         place = "" if own else ", which is not of this Python's environment"
@@ -143,7 +146,7 @@ def written(folder: Path) -> tuple[float, float]:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that a folder lies on, as the system names it; `a disk` where it does not."""
+    """Return the type of the file system of a folder; `a disk` if the system does not name it."""
     try:
         mounts = [each.split() for each in Path("/proc/mounts").read_text().splitlines()]
     except OSError:
