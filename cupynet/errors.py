@@ -1,14 +1,14 @@
-"""The errors cupynet raises on purpose, each with the exit code a command ends with.
+"""Errors that cupynet raises on purpose, each with the exit code of a command that ends with it.
 
-CupynetError                1   the root: catch this to catch them all
+CupynetError                1   base class of all of them
 ├── ConfigError             2   a setting, an argument or a shape that cannot work (also a ValueError)
 ├── DivergedError           3   training produced a number that is not finite
 ├── DeviceError             1   a GPU that has no memory left, or has failed
-├── DataError              65   a data file that is missing, damaged or not what it claims to be
+├── DataError              65   a data file is missing, damaged or of another kind
 ├── OutputError            74   a result that could not be written
 └── Interrupted       130/143   a signal asked the run to stop
 
-Everything else that escapes is a bug and ends with 1 and its traceback; but where no memory is left, with 1 and a line.
+Any other error ends a command with 1 and a traceback; if memory runs out, with 1 and one line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # a disk that canno
 
 
 class CupynetError(Exception):
-    """The root of cupynet's own errors; its text is one line that names the value, the place and the way out."""
+    """Base class of cupynet's errors. The text is one line: what is wrong, where, and what to do."""
 
     exit_code = 1
 
@@ -42,7 +42,7 @@ class DeviceError(CupynetError):
 
 
 class DataError(CupynetError):
-    """A data file is missing, damaged or not what it claims to be: says which, what was expected and what was found."""
+    """A data file is missing, damaged or of another kind. The text says what was expected and found."""
 
     exit_code = 65
 
@@ -54,8 +54,7 @@ class OutputError(CupynetError):
 
 
 class Interrupted(CupynetError):
-    """A signal asked the run to stop: 130 for SIGINT; 143 for SIGTERM, for SIGUSR1, by which a scheduler warns, and for
-    SIGHUP, by which a terminal takes its leave."""
+    """A signal asked the run to stop: exit code 130 for SIGINT; 143 for SIGTERM, SIGUSR1 and SIGHUP."""
 
     def __init__(self, signal_number: int, saved: str = "nothing of this run was saved") -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}: {saved}")
@@ -64,7 +63,7 @@ class Interrupted(CupynetError):
 
     @classmethod
     def by(cls, stopped: KeyboardInterrupt, saved: str = "nothing of this run was saved") -> Interrupted:
-        """What a KeyboardInterrupt means that carries a signal's number; one that carries none is Ctrl-C."""
+        """Convert a KeyboardInterrupt, whose argument may be the number of a signal; without one it is SIGINT."""
         return cls(stopped.args[0] if stopped.args else signal.SIGINT, saved)
 
 

@@ -1,4 +1,4 @@
-"""Which run `resume=...` means, what its command line was, and what may be other than it was made with."""
+"""Find the run that `resume=...` names, and compare settings with those of the run."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "
 
 
 def asked(arguments: Sequence[str]) -> str | None:
-    """What `resume=` asks for on a command line: a path, or `latest`; None where nothing is to be gone on with."""
+    """The value of `resume=` on a command line: a path or `latest`; None if there is nothing to resume."""
     found = [value for name, _, value in map(_parts, arguments) if name == "resume"]
     return None if not found or found[-1] == "null" else unquoted(found[-1])
 
 
 def find(value: str, arguments: Sequence[str]) -> Path | None:
-    """What is to be gone on with: the folder of a run, or of one of its checkpoints. None where `latest` finds none.
+    """The folder of the run to resume, or of one of its checkpoints; None if `latest` finds none.
 
-    `latest` is the newest run under outputs/ that has a checkpoint, has not come to its end and is not going on;
-    where the command line names a folder of its own for the run, that one.
+    `latest` is the newest unfinished run under outputs/ that has a checkpoint and is not running. If the command line
+    sets hydra.run.dir, it is the run in that folder.
 
     Raises:
         ConfigError: the path is neither.
-        DataError: the run's files are links to others.
+        DataError: the run's files are links.
     """
     if value == "latest":
         own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
         if own:
             run = Path(unquoted(own[-1]))
             refuse_links(run)
-            return run if _checkpoints(run) else None  # at its end or not: it must not be begun anew
+            return run if _checkpoints(run) else None  # a finished run too: it must not be overwritten
         run_there = _unfinished()
         if run_there is not None:
             refuse_links(run_there)
@@ -59,7 +59,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
 
 def _where_it_leads(path: Path) -> Path:
-    """A path without links in it where its run is one: it may lead to another run when this one still goes on."""
+    """Resolve a path whose run is a link: the link may lead to another run later."""
     if not run_of(path).is_symlink():
         return path
     real = path.resolve()
@@ -67,33 +67,30 @@ def _where_it_leads(path: Path) -> Path:
 
 
 def mark_latest(folder: Path) -> None:
-    """Let outputs/latest lead to this run, if it lies in outputs/, or to the sweep or the search that it is part of.
-
-    What cannot be linked is not.
-    """
+    """Link outputs/latest to a run inside outputs/, or to its sweep or search. Do nothing if that is impossible."""
     link, new = LATEST, LATEST.with_name(f".latest-{os.getpid()}-{threading.get_ident()}")
     try:
         inside = _whole(folder.resolve()).relative_to(link.parent.resolve())
         if not inside.parts or (link.exists() and not link.is_symlink()):
-            return  # somebody's own
+            return  # not a link of ours
         os.symlink(inside, new, target_is_directory=True)
         try:
             os.replace(new, link)
         except OSError:
             new.unlink()
-    except (OSError, ValueError, NotImplementedError):  # elsewhere; or no links here, or not for us
+    except (OSError, ValueError, NotImplementedError):  # outside outputs/, or links are not supported or not permitted
         return
 
 
 def _whole(run: Path) -> Path:
-    """The folder of the sweep or of the search that a run is part of, by the files which these have; else its own."""
+    """The folder of the sweep or search that a run belongs to; else that of the run."""
     if (run.parent / SWEEP).is_file():
         return run.parent
     return run.parent.parent if (run.parent.parent / STUDY).is_file() else run
 
 
 def ended(arguments: Sequence[str]) -> Path | None:
-    """The folder that the command line names, of a run that has come to its end without a checkpoint; else None."""
+    """The folder in hydra.run.dir if it holds a finished run without a checkpoint; else None."""
     own = [given for name, _, given in map(_parts, arguments) if name == "hydra.run.dir"]
     run = Path(unquoted(own[-1])) if own else None
     if run is None or not (run / SUMMARY).is_file() or (run / TRIAL).is_file() or _goes_on(run):
@@ -102,7 +99,7 @@ def ended(arguments: Sequence[str]) -> Path | None:
 
 
 def nothing_left(arguments: Sequence[str]) -> str:
-    """What is told where `latest` has found nothing."""
+    """The message for `latest` if there is no run to resume."""
     elsewhere = any(name == "hydra.run.dir" for name, _, _ in map(_parts, arguments))
     newest = None if elsewhere else next(iter(_newest_first(runs_below(LATEST.parent))), None)
     done = "" if newest is None or _goes_on(newest) else f" ({newest} has come to its end)"
@@ -110,19 +107,17 @@ def nothing_left(arguments: Sequence[str]) -> str:
 
 
 def offer(folder: Path) -> str:
-    """A line about the run that `latest` would go on with; empty if there is none.
+    """A line about the run that `latest` would resume; empty if there is none.
 
-    folder: of the run that begins; one of a sweep's jobs is offered nothing.
+    Args:
+        folder: of the new run; empty for a job of a sweep.
     """
     run = None if (folder.parent / SWEEP).is_file() else _unfinished(few=True)
     return "" if run is None else f"the run in {run} was not finished: resume=latest goes on with it"
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse the folder of a run, or of a search, whose files lie elsewhere: what goes on would be written there.
-
-    Whatever they are called: databases and event files bring files of their own along. DataError.
-    """
+    """Refuse the folder of a run or search that contains links: resuming would write to their targets. DataError."""
     try:
         inside = sorted(folder.iterdir()) if os.path.isdir(folder) else []
     except OSError as error:
@@ -133,19 +128,19 @@ def refuse_links(folder: Path) -> None:
 
 
 def run_of(path: Path) -> Path:
-    """The run's folder, of a path to it, to its checkpoints or to one of them."""
+    """The run's folder, given a path to it, to its checkpoints or to one of them."""
     if STEP.fullmatch(path.name):
         path = path.parent
     return path.parent if path.name == "checkpoints" else path
 
 
 def checkpoint_of(path: Path) -> Path:
-    """What to restore: the checkpoint that was named, or the run's folder of them."""
+    """The checkpoint that a path names, or the run's folder of checkpoints."""
     return path if STEP.fullmatch(path.name) else run_of(path) / "checkpoints"
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
-    """Refuse settings, by their dotted keys, that differ from the run's where they must not. ConfigError."""
+    """Refuse settings, by dotted keys, that differ from those of the run and must not. ConfigError."""
     for key in [*stored, *(key for key in given if key not in stored)]:
         now, then = given.get(key, "missing"), stored.get(key, "missing")
         if now != then and key.partition(".")[0] not in MAY_DIFFER:
@@ -167,21 +162,21 @@ def _parts(argument: str) -> tuple[str, str, str]:
 
 
 def unquoted(value: str) -> str:
-    """A path as it was typed: as it is, or in quotes as a setting's value (`quoted`)."""
+    """A path that may be in quotes, the inverse of `quoted`."""
     if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0] or os.path.exists(value):
         return value
     return re.sub(rf"(\\+)({value[0]}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], value[1:-1])
 
 
 def quoted(path: Path) -> str:
-    """A path as the value of a setting, whatever is in its name: in quotes, and never a reference (`${`)."""
+    """A path as a quoted value of a setting, in which `${` is not an interpolation."""
     text = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(path))
     text = re.sub(r"(\\*)'", r"\1\1\\'", text)
     return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse to begin a run or a sweep where the work of another would be lost, but for a trial's. ConfigError."""
+    """Refuse a folder for a new run or sweep that holds the results of another, unless it was a trial. ConfigError."""
     lost, way_out, checkpoints = "", "", bool(_checkpoints(folder))
     if (folder / SWEEP).is_file():
         lost = "a sweep"
@@ -200,10 +195,9 @@ def refuse_taken(folder: Path) -> None:
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """Every run below the folder that may have checkpoints, up to four levels down; of a sweep its jobs.
+    """Yield the runs below a folder that may have checkpoints, up to four levels down, jobs of sweeps included.
 
-    Not what lies where links lead (nor in the copy of `latest` that some programs make of it), nor the trials of a
-    search, which goes on with them by itself.
+    Links are not followed. Trials of a search are left out, because the search resumes them.
     """
     for inside, folders, files in os.walk(folder):
         here = Path(inside)
@@ -217,9 +211,10 @@ def runs_below(folder: Path) -> Iterator[Path]:
 
 
 def _unfinished(*, few: bool = False) -> Path | None:
-    """The newest run under outputs/ that has a checkpoint and did not come to its end.
+    """The newest unfinished run under outputs/ that has a checkpoint.
 
-    few: look only at the newest ones, which is quick.
+    Args:
+        few: look only at the newest runs, which is quick.
     """
     found = list(runs_below(LATEST.parent))
     if few:
@@ -228,18 +223,18 @@ def _unfinished(*, few: bool = False) -> Path | None:
 
 
 def _newest_first(runs: Iterable[Path]) -> list[Path]:
-    """Those with a checkpoint."""
+    """The runs that have a checkpoint, newest first."""
     return sorted((run for run in runs if _checkpoints(run)), key=_written, reverse=True)
 
 
 def _left_off(run: Path) -> bool:
-    """Whether a run is to be gone on with. Of a sweep's jobs those that diverged have told what they were to tell."""
+    """Return True if `latest` may resume a run. A diverged job of a sweep counts as finished."""
     job = (run.parent / SWEEP).is_file()
     return _goes_on(run, ("signal", "request")) if job else _goes_on(run)
 
 
 def _touched(path: Path) -> float:
-    """When something was last made or removed in a folder; 0 where that is gone."""
+    """The time of the last change in a folder; 0 if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -247,7 +242,7 @@ def _touched(path: Path) -> float:
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    with contextlib.suppress(OSError):  # somebody may remove them meanwhile
+    with contextlib.suppress(OSError):  # they may be removed meanwhile
         there = list((run / "checkpoints").glob("step-*"))
         return [entry for entry in there if STEP.match(entry.name) and ".tmp" not in entry.name]
     return []
@@ -259,14 +254,15 @@ def _written(run: Path) -> float:
 
 
 def _goes_on(run: Path, ends: Sequence[str] = ("signal", "request", "diverged")) -> bool:
-    """Whether a run did not come to its end, or has gone on since.
+    """Return True if a run is unfinished, or has been resumed since its summary was written.
 
-    ends: reasons to stop that are none to leave it at that.
+    Args:
+        ends: reasons to stop that leave a run unfinished.
     """
     try:
         summary = json.loads((run / SUMMARY).read_bytes())
         reason, iterations = summary.get("stop_reason"), summary.get("iterations")
     except (OSError, ValueError, AttributeError, RecursionError):
-        return True  # there is none: it was killed
+        return True  # no summary: it was killed
     newest = max((int(found[0]) for each in _checkpoints(run) if (found := re.findall(r"\d+", each.name))), default=0)
     return reason in ends or (isinstance(iterations, int) and newest > iterations)

@@ -1,4 +1,4 @@
-"""What the terminal can show, if there is one: whoever writes there asks here."""
+"""What the terminal can show, if there is one."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\
 
 
 def is_terminal() -> bool:
-    """Whether somebody sits at the other end of stdout, where there is one."""
+    """Return True if stdout is a terminal."""
     try:
         return sys.stdout.isatty()
-    except (AttributeError, ValueError, OSError):  # there is none, or it is closed
+    except (AttributeError, ValueError, OSError):  # no stdout, or a closed one
         return False
 
 
 def can_draw() -> bool:
-    """Whether what was written can be written over: on a terminal that says it can do more than write (`TERM`)."""
+    """Return True if stdout is a terminal that can redraw lines, according to `TERM`."""
     return is_terminal() and os.environ.get("TERM") not in (None, "", "dumb")
 
 
 def folded(line: str) -> str:
-    """A record's line as a terminal shows it whole: what is too long goes on below, beside the time, not before it.
-
-    What is piped, or goes to a terminal that can only write, stays in one line.
-    """
+    """Wrap a log line to the width of the terminal, with an indent as wide as the time. Piped output stays one line."""
     width = shutil.get_terminal_size().columns
     if not can_draw() or "\n" in line or width <= 2 * BESIDE:
         return line
@@ -41,8 +38,12 @@ def folded(line: str) -> str:
 
 
 def wrapped(text: str, width: int, beside: str = "") -> list[str]:
-    """Lines of at most `width` characters, with words whole and figures beside their unit (% and bytes); `beside` goes
-    before all but the first. What is longer by itself, a path say, stays so.
+    """Wrap a text into lines of at most `width` characters, unless a word is longer.
+
+    Words are not broken, and numbers are not separated from their unit (% and bytes).
+
+    Args:
+        beside: the indent of all lines but the first.
     """
     glued = re.sub(" " + UNIT, "\u00a0", text)
     lines = textwrap.wrap(glued, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)
@@ -59,7 +60,7 @@ def printable(text: str) -> str:
 
 
 def near(path: Path) -> str:
-    """A path as short as it can be written from here."""
+    """A path relative to the current folder if it is inside; else as it is."""
     try:
         inside = path.resolve().relative_to(Path.cwd().resolve())
     except (OSError, ValueError):

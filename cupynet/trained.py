@@ -1,7 +1,6 @@
-"""What a run has come to, as a model: of its results, or of one of its checkpoints.
+"""Load the model of a finished run, or of one of its checkpoints, for evaluate, predict, export and `load_model`.
 
-evaluate, predict and export begin here, and `load_model` in Python. A run's folder may come from anybody: of what it
-names only classes of cupynet are built, and those of modules that the caller trusts.
+A run's folder is untrusted input: only classes of cupynet, and of modules that the caller trusts, are built.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ AnyRun: TypeAlias = "Run | str | Path"
 def load_model(
     run: AnyRun, backend: str = "auto", dtype: str | None = None, *, trusted_modules: Iterable[str] = ()
 ) -> Model:
-    """The model that a run has trained, with its weights, running statistics, normalisation of pixels and class names.
+    """Load the model that a run has trained, with its weights, running statistics, pixel scale and class names.
 
         model = cupynet.load_model("outputs/latest")
         model.predict(images)              # (N, 28, 28) uint8 -> probabilities (N, 10)
@@ -39,11 +38,10 @@ def load_model(
         run: the folder of a finished run, its `Run`, or one of its checkpoints.
         backend: numpy, numba, cupy, or auto: the best that works here.
         dtype: half, bfloat16, float or double; by default the run's own, which may be float with products in TF32.
-        trusted_modules: modules of your own whose classes the run's settings name. What the run itself says of them
-            does not count.
+        trusted_modules: your own modules whose classes the run's settings name. The run's own list is not used.
 
     Raises:
-        ConfigError: there is no such run, or it is not finished; its settings name what is not trusted.
+        ConfigError: there is no such run, or it is not finished, or it names a class that is not trusted.
         DataError: its files are damaged, or its weights are of another network.
     """
     return Trained(run, trusted_modules).model(backend, dtype)
@@ -57,11 +55,12 @@ class Trained:
         trusted_modules: see `load_model`.
 
     Attributes:
-        path: what was named.
-        run: the run; `checkpoint`: of it the one that was asked for, read; None where it is the result.
+        path: of the run or checkpoint.
+        run: the run.
+        checkpoint: the checkpoint that `path` names, read; None for the run's result.
 
     Raises:
-        ConfigError: there is nothing there that was trained.
+        ConfigError: there is no finished run or checkpoint.
         DataError: the checkpoint is damaged.
     """
 
@@ -81,7 +80,7 @@ class Trained:
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not self.run.summary_path.is_file():
             steps = sorted(self.run.checkpoints_path.glob("step-*[0-9]"))
-            jobs = sorted(self.path.glob("[0-9]*/summary.json"))  # of a sweep, which outputs/latest may lead to
+            jobs = sorted(self.path.glob("[0-9]*/summary.json"))  # outputs/latest may be a sweep
             way_out = "name a folder under outputs/"
             if steps or jobs:
                 way_out = f"name its checkpoint {steps[-1]}" if steps else f"name one of its jobs, {jobs[0].parent}"
@@ -89,7 +88,7 @@ class Trained:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The run's; None where it has come to none yet. DataError."""
+        """The run's summary; None if there is none yet. DataError."""
         return self.run.summary() if self.run.summary_path.is_file() else None
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
@@ -107,7 +106,7 @@ class Trained:
 
     @cached_property
     def weights(self) -> dict[str, Any]:
-        """Name -> array on the host; in the middle of an epoch the mean of all replicas. DataError."""
+        """Name -> array on the host; in the middle of an epoch, the mean of all replicas. DataError."""
         if self.checkpoint is None:
             return self.run.weights()
         part = self._own.parallel.synchronizer
@@ -115,13 +114,13 @@ class Trained:
 
     @cached_property
     def source(self) -> Source:
-        """What its data came from, as a description. ConfigError: it is of a class that is not trusted."""
+        """The run's source of data, not loaded. ConfigError if its class is not trusted."""
         found: Source = self._part("data", self._own.data, Source)
         return found
 
     @cached_property
-    def _told(self) -> Mapping[str, Any]:
-        """What it says of its input: `image_shape`, `normalize` and `class_names`."""
+    def _described(self) -> Mapping[str, Any]:
+        """The stored description of the model's input: `image_shape`, `normalize` and `class_names`."""
         if self.checkpoint is not None and isinstance(self.checkpoint.state.get("model"), dict):
             return dict(self.checkpoint.state["model"])
         if self.summary is None:
@@ -130,9 +129,9 @@ class Trained:
 
     @property
     def normalize(self) -> Any:
-        """Mean and deviation of pixels; None for fractions of 255. DataError where that is not known."""
-        if "normalize" in self._told:
-            return self._told["normalize"]
+        """Mean and deviation of pixels; None for fractions of 255. DataError if they are unknown."""
+        if "normalize" in self._described:
+            return self._described["normalize"]
         asked = self._own.data.get("normalize")
         if asked is not None and not isinstance(asked, Mapping):
             raise DataError(f"{self.path}: does not say how its pixels were normalised: name a finished run")
@@ -140,10 +139,10 @@ class Trained:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What its classes are called, in the order of the outputs; empty where they have no names. DataError."""
-        found = self._told.get("class_names") or ()
+        """Names of the classes, in the order of the outputs; empty if they have none. DataError."""
+        found = self._described.get("class_names") or ()
         if not isinstance(found, list | tuple):
-            raise DataError(f"{self.path}: what it says of its classes cannot be ({checks.shown(found)})")
+            raise DataError(f"{self.path}: the names of its classes are not a list ({checks.shown(found)})")
         return tuple(map(str, found))
 
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
@@ -155,12 +154,12 @@ class Trained:
         if checks.one_of("backend", backend, ("auto", *checks.BACKENDS)) == "auto":
             priorities = asked.priority
             backend, _ = select_backend(gpu_priority=priorities.gpu, cpu_priority=priorities.cpu)
-        tf32 = asked.tf32 and backend == "cupy" and dtype is None  # who asks for float is given float
+        tf32 = asked.tf32 and backend == "cupy" and dtype is None  # dtype="float" is full float
         dtype = checks.dtype("dtype", settings.dtype if dtype is None else dtype)
         block, grid = asked.max_block_size, asked.max_grid_size
         where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
         try:
-            shape, normalize = self._told.get("image_shape") or self.source.image_shape, self.normalize
+            shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
             model.class_names = self.class_names
@@ -168,7 +167,7 @@ class Trained:
         except CupynetError:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise DataError(f"{self.path}: what it says of its images cannot be ({error})") from error
+            raise DataError(f"{self.path}: its description of images is not valid ({error})") from error
         try:
             model.load_weights(self.weights)
         except CupynetError as error:
@@ -177,7 +176,7 @@ class Trained:
         return model
 
     def _check_channels(self, model: Model) -> None:
-        """Refuse numbers for other channels or classes than the model has. DataError."""
+        """Refuse a description with other numbers of channels or classes than the model has. DataError."""
         channels, classes = model.input.shape[-1], model.output.features
         scales = len(model.pixels.scale), len(model.pixels.shift)
         if scales not in ((1, 1), (channels, channels)):

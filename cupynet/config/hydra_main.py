@@ -128,6 +128,12 @@ def run(
         raise SystemExit(code)
 
 
+def _rank() -> int:
+    """Return the rank of this process; 0 unless mpiexec started it."""
+    there = started()
+    return 0 if there is None else there[0]
+
+
 def in_sweep() -> bool:
     """Return True in a job of a sweep (`-m`)."""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
@@ -144,7 +150,6 @@ class _Command:
 
     Attributes:
         schema: the settings class.
-        rank: of this process; 0 unless mpiexec started it.
         codes: exit codes of the jobs that this process has run.
         created: folders that did not exist before, the innermost first.
         locks: releases the lock of a sweep's folder.
@@ -155,7 +160,6 @@ class _Command:
 
     def __init__(self, schema: type[Settings]) -> None:
         self.schema = schema
-        self.rank = (started() or (0, None))[0]
         self.codes: list[int] = []
         self.created: list[Path] = []
         self.locks = contextlib.ExitStack()
@@ -186,7 +190,7 @@ def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str
     try:
         sys.argv[1:] = job.read(sys.argv[1:])
         with command.locks, command.silence:
-            if command.rank:  # Hydra's answers (--help, --cfg) come from rank 0
+            if _rank():  # Hydra's answers (--help, --cfg) come from rank 0
                 command.silence.enter_context(contextlib.redirect_stdout(io.StringIO()))
             decorate = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)
             decorate(functools.wraps(job.task)(_named(job)))()
@@ -309,7 +313,7 @@ class _Job(Generic[S, T]):
         if started() is not None and self.join is not None:
             self.join()  # a rank without MPI ends all others, before rank 0 has a folder
         given = self._resuming(given)
-        if (started() or (0, None))[0]:  # a folder that exists, and no log
+        if _rank():  # a folder that exists, and no log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
         return given
 
@@ -326,7 +330,7 @@ class _Job(Generic[S, T]):
         if self.resumed is None:
             ended = resume.ended(given)
             if ended is not None:
-                if not (started() or (0, None))[0]:
+                if not _rank():
                     print(f"resume=latest: the run in {ended} has ended, and kept no checkpoint to go on from")
                 raise SystemExit(0)
             self._notes.append((logging.INFO, f"resume=latest: {resume.nothing_left(given)}"))
@@ -344,7 +348,7 @@ class _Job(Generic[S, T]):
         now = HydraConfig.get()
         folder, sweep = Path(now.runtime.output_dir), in_sweep()
         label, begun = f"job {now.job.num}: " if sweep else "", False
-        rank = (started() or (0, None))[0]
+        rank = _rank()
         if _command is not None:
             _command.silence.close()
         if rank:
@@ -416,7 +420,7 @@ class _Job(Generic[S, T]):
     def _hold(self, folder: Path, ranks: Ranks | None, locks: contextlib.ExitStack) -> None:
         """Lock the folder, on rank 0 for all. ConfigError if another process has it, or if it holds another run."""
         refusal = ""
-        if not (started() or (0, None))[0]:
+        if not _rank():
             try:
                 hold = Hold(folder)
                 locks.callback(hold.release)
@@ -470,7 +474,7 @@ class _Job(Generic[S, T]):
         if speaks:
             tell(error, log, f"rank {rank}: " if rank else label)
         elif log is not None:
-            log.info("another rank failed, and says why")
+            log.info("another rank failed and reports the error")
         return ranks.exit_code
 
 
