@@ -3,7 +3,7 @@
 from cupynet.backend.backend import Backend
 from cupynet.backend.device import Device
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
-from cupynet.backend.fusion import Convolution, MaxPool, Pair
+from cupynet.backend.fusion import Convolution, FusedPair, MaxPool
 from cupynet.backend.graph_capture import Control, Recorder, Scaling
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
@@ -30,7 +30,7 @@ __all__ = [
     "Loans",
     "MaxPool",
     "Move",
-    "Pair",
+    "FusedPair",
     "PixelScale",
     "Recorder",
     "Rule",

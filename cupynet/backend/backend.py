@@ -12,7 +12,7 @@ weights are *added*, in `policy.accumulate`.
 
 from __future__ import annotations
 
-from cupynet.backend.fusion import Operation, Pair
+from cupynet.backend.fusion import FusedPair, Operation
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.reference.dropout import DropoutOps
 from cupynet.backend.reference.loss import LossOps
@@ -24,7 +24,7 @@ from cupynet.backend.reference.update import UpdateOps
 class Backend(ConvOps, PoolOps, NormOps, DropoutOps, LossOps, UpdateOps):
     """A device with every operation, as the reference has it."""
 
-    def fused_pair(self, first: Operation, second: Operation) -> Pair | None:
+    def fused_pair(self, first: Operation, second: Operation) -> FusedPair | None:
         """Both operations as one that is faster here than the two in turn; None where there is none.
 
         Asked for when a network is built.

@@ -98,11 +98,11 @@ class Device:
         limit = "" if bound is None else f", and {bound[1]} {amount(bound[0])}"
         return Failure(f"out of memory: {one_line(error) or 'an allocation failed'}{limit}", of_memory=True)
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         """The end of what this backend was asked for so far, for others to wait for; None where it is done at once."""
 
-    def after(self, *marks: Any) -> None:
-        """Let what is asked for from now on happen after these marks of other backends; nobody waits on the host."""
+    def wait_event(self, *events: Any) -> None:
+        """Let later work on this device wait for events of other backends; the host does not wait."""
 
     def fetch(self, out: Array, array: Array, source: Device) -> None:
         """Overwrite `out`, of any shape, with an array that lives where `source` does, of the same shape and dtype."""

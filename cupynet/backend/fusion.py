@@ -1,7 +1,7 @@
 """Two operations that a backend may do as one, faster than one after the other.
 
-A layer describes what it does (`Convolution`, `MaxPool`); `Backend.fused_pair` answers with a `Pair` or with None. A
-new pair is a class and an entry in the table of the backend that has it, never a method of `Backend`.
+A layer describes what it does (`Convolution`, `MaxPool`); `Backend.fused_pair` returns a `FusedPair` or None. A new
+pair is a class and an entry in the table of the backend that has it, never a method of `Backend`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Weights: TypeAlias = "tuple[Array | None, ...]"
 class Convolution:
     """A convolution of images (H, W, C) to `filters` channels; its weights are (weight, bias or None).
 
-    activation: what the layer applies to it, by name; a pair that applies it itself says so (`Pair.activates`).
+    activation: what the layer applies to it, by name; a pair that applies it itself says so (`FusedPair.activates`).
     groups: see `Backend.conv2d`.
     """
 
@@ -45,7 +45,7 @@ class MaxPool:
 Operation: TypeAlias = Convolution | MaxPool
 
 
-class Pair:
+class FusedPair:
     """Two operations as one. Weights, and their gradients, are those of the first operation, then of the second.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-Pair: TypeAlias = tuple[int, int]  # (height, width)
+IntPair: TypeAlias = tuple[int, int]  # (height, width)
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Window:
         dilation: pixels from one of the window's pixels to the next, (down, across); 1: they are neighbours.
     """
 
-    kernel: Pair
-    stride: Pair = (1, 1)
-    padding: tuple[Pair, Pair] = ((0, 0), (0, 0))
-    dilation: Pair = (1, 1)
+    kernel: IntPair
+    stride: IntPair = (1, 1)
+    padding: tuple[IntPair, IntPair] = ((0, 0), (0, 0))
+    dilation: IntPair = (1, 1)
 
     @property
-    def extent(self) -> Pair:
+    def extent(self) -> IntPair:
         """The rows and columns of an image from the window's first pixel to its last, with the gaps."""
         rows, cols = ((self.kernel[i] - 1) * self.dilation[i] + 1 for i in (0, 1))
         return rows, cols
@@ -45,11 +45,11 @@ class Window:
         """Whether there are any zeros around the image."""
         return any(self.padding[0]) or any(self.padding[1])
 
-    def padded(self, height: int, width: int) -> Pair:
+    def padded(self, height: int, width: int) -> IntPair:
         """The size of an image of `height` x `width` with its zeros."""
         return height + sum(self.padding[0]), width + sum(self.padding[1])
 
-    def output(self, height: int, width: int) -> Pair:
+    def output(self, height: int, width: int) -> IntPair:
         """How many windows such an image has, (H', W'); those that do not fit are left out (0 or less: none fits)."""
         padded, extent = self.padded(height, width), self.extent
         rows, cols = ((padded[i] - extent[i]) // self.stride[i] + 1 for i in (0, 1))
@@ -77,7 +77,7 @@ class Window:
         (top, _), (left, _) = self.padding
         return slice(None), slice(top, top + height), slice(left, left + width)
 
-    def seen(self, ky: int, kx: int, output: Pair) -> tuple[slice, ...]:
+    def seen(self, ky: int, kx: int, output: IntPair) -> tuple[slice, ...]:
         """The index of what place (ky, kx) of all the `output` windows sees in padded images (N, H, W, C)."""
         (down, across), (rows, cols) = self.stride, output
         ky, kx = ky * self.dilation[0], kx * self.dilation[1]

@@ -40,9 +40,9 @@ class Context:
         iteration: updates this replica has made so far.
         samples: (N,) indices into the data set. None outside training.
         seed: of the model.
-        replicas: those that train together, for a layer with `meets = True`; None where there is only one.
+        replicas: those that train together, for a layer with `syncs_replicas = True`; None where there is only one.
         counts: whether the examples count. A replica without a batch passes one along that does not, where a layer
-            `meets`, so as to make the same calls as the others.
+            `syncs_replicas`, so as to make the same calls as the others.
     """
 
     train: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cupynet import checks
-from cupynet.backend import Backend, Convolution, MaxPool, Pair
+from cupynet.backend import Backend, Convolution, FusedPair, MaxPool
 from cupynet.backend.array import Array
 from cupynet.errors import ConfigError
 from cupynet.nn.activation import activation_function
@@ -135,7 +135,7 @@ class ConvMaxPool(Layer):
 
     recordable = True
 
-    def __init__(self, conv: Conv2D, pool: MaxPool2D, pair: Pair) -> None:
+    def __init__(self, conv: Conv2D, pool: MaxPool2D, pair: FusedPair) -> None:
         self.conv, self.pool, self.pair = conv, pool, pair
         self._activation = activation_function("identity" if pair.activates else conv.activation)
 

@@ -24,7 +24,7 @@ class Dropout(Layer):
     """
 
     recordable = True
-    draws = True
+    uses_rng = True
 
     def __init__(self, rate: float = 0.5) -> None:
         self.rate = checks.number("Dropout rate", rate, minimum=0, below=1)

@@ -63,10 +63,10 @@ class Layer:
         recordable: whether `forward` and its derivative ask for the same operations for every batch of one size,
             whatever is in it and whenever: a GPU may record them then, and repeat what it has recorded. Not inherited:
             each class says so of itself. Of the context it looks at `train`, `epoch`, `samples` and `seed` alone.
-        draws: whether a training pass looks at `context.samples` and `context.epoch`, to draw at random: a recorded
+        uses_rng: whether a training pass looks at `context.samples` and `context.epoch`, to draw at random: a recorded
             step has them on the device then.
-        meets: whether a training pass exchanges something with the other replicas. One without a batch then passes an
-            example along that does not count, see `Context`; pipelines refuse such layers.
+        syncs_replicas: whether a training pass exchanges something with the other replicas. A replica without a batch
+            then passes an example along that does not count, see `Context`; pipelines refuse such layers.
         least: examples that a training pass needs for its output to tell anything of them. Fewer, the last of an epoch
             say, are passed through; batches that are all so small are refused, see `check_batches`.
         backend: where the layer computes.
@@ -79,8 +79,8 @@ class Layer:
     backend: Backend
     path = ""
     recordable = False
-    draws = False
-    meets = False
+    uses_rng = False
+    syncs_replicas = False
     least = 1
     _declared_in: Params | None = None
     needs_dx = True

@@ -335,7 +335,7 @@ def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1
     """
     parts = min(examples, cut)
     for layer in network.walk():
-        found = examples // parts * (replicas if layer.meets else 1)
+        found = examples // parts * (replicas if layer.syncs_replicas else 1)
         if found < layer.least:
             cause = f"batch_size={examples}" + (f" in {parts} parts" if parts > 1 else "")
             fewer = ", or fewer parts" if parts > 1 else ""

@@ -62,7 +62,7 @@ class BatchNorm(Layer):
     def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5, sync: bool = False) -> None:
         self.momentum = checks.number("BatchNorm momentum", momentum, minimum=0, below=1)
         self.epsilon = checks.single("BatchNorm epsilon", epsilon, above=0)
-        self.sync = self.meets = checks.flag("BatchNorm sync", sync)
+        self.sync = self.syncs_replicas = checks.flag("BatchNorm sync", sync)
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         channels = input.shape[-1:]

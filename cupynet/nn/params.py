@@ -215,19 +215,19 @@ class Params:
                 self.buffers[...] = backend.asarray(host)
                 self._kept[...] = self.buffers
 
-    def keep(self) -> None:
-        """Before a pass that trains: remember the buffers, for `undo`."""
+    def snapshot_buffers(self) -> None:
+        """Copy the buffers before a training pass, for `restore_buffers`."""
         if self._buffers:
             self._kept[...] = self.buffers
 
-    def undo(self) -> None:
-        """Let the buffers be as they were at the last `keep`: what has moved them since is left out."""
+    def restore_buffers(self) -> None:
+        """Reset the buffers to the last snapshot, as if the pass since then had not happened."""
         if self._buffers:
             self.buffers[...] = self._kept
 
     @property
-    def kept(self) -> Array:
-        """What `keep` remembered, (B,)."""
+    def buffer_snapshot(self) -> Array:
+        """The copy that `snapshot_buffers` made, (B,)."""
         return self._kept
 
     def _layout(self, step: int) -> int:

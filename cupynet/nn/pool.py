@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from cupynet import checks
 from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
-from cupynet.backend.window import Pair
+from cupynet.backend.window import IntPair
 from cupynet.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
@@ -33,7 +33,9 @@ def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
     return checks.pair(f"{what} padding", padding, 0, ", or 'same' or 'valid'")
 
 
-def window_on(input: InputType, kernel: Pair, stride: Pair, padding: Pair | None, dilation: Pair = (1, 1)) -> Window:
+def window_on(
+    input: InputType, kernel: IntPair, stride: IntPair, padding: IntPair | None, dilation: IntPair = (1, 1)
+) -> Window:
     """The window on this input, with as much padding as `same` (None) needs; what is no image gets none."""
     if padding is not None:
         (rows, cols) = padding
@@ -151,7 +153,7 @@ def by(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def padding_text(padding: Pair | None) -> str:
+def padding_text(padding: IntPair | None) -> str:
     """The padding behind a layer's other settings; nothing where there is none."""
     text = "same" if padding is None else one_or_both(padding)
     return "" if text == "0" else f", padding {text}"

@@ -65,7 +65,7 @@ class Pipeline:
         chain = _chain(network)
         names, together = [name for name, _ in chain], chain.together()
         for layer in network.walk():
-            if layer.meets:
+            if layer.syncs_replicas:
                 raise ConfigError(
                     f"layer '{layer.path}' meets the other replicas in every pass, and a pipeline's stages are at "
                     "different micro-batches then: give it sync=false, or train the network whole"

@@ -48,7 +48,7 @@ class GraphReplica(Replica):
         super().__init__(model, optimizer, accumulate)
         self._recorder = recorder
         self._inputs: dict[int, tuple[Array, Array]] = {}  # by the size of a batch: images and labels
-        self._draws = any(layer.draws for layer in model.network.walk())
+        self._draws = any(layer.uses_rng for layer in model.network.walk())
         self._samples: dict[int, Array] = {}  # by that size, where a layer draws at random
         self._epoch: Array = model.backend.asarray(np.zeros(1, np.int64))
         self._epoch_there = 0
@@ -84,7 +84,7 @@ class GraphReplica(Replica):
     def backpropagate(self, batch: Batch | None) -> int:
         """See `Replica.backpropagate`."""
         if batch is None:
-            self.params.keep()
+            self.params.snapshot_buffers()
             self.losses = 0.0
             return 0
         self._tell()
@@ -147,7 +147,7 @@ class GraphReplica(Replica):
     def _gradient(self, size: int) -> None:
         backend, model, (images, labels) = self.backend, self.model, self._inputs[size]
         context = GraphContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples.get(size))
-        self.params.keep()
+        self.params.snapshot_buffers()
         cut = parts(size, self.accumulate)
         for part in cut:
             own = context
@@ -183,7 +183,7 @@ class GraphReplica(Replica):
         self._norm = self.backend.squared_norm(self.params.grad)
         self._recorder.judge(self._loss, self._norm, size, scaling)
         for buffers in self.params.running:
-            self._recorder.undo(buffers, self.params.kept)
+            self._recorder.undo(buffers, self.params.buffer_snapshot)
         self._update()
 
     # how ------------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class GraphContext(Context):
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
         if name in ("iteration", "replicas") or (name == "samples" and found is None):
-            way_out = "say draws = True in its class" if name == "samples" else "say recordable = False in its class"
+            way_out = "say uses_rng = True in its class" if name == "samples" else "say recordable = False in its class"
             raise RuntimeError(f"a layer asks for context.{name} in a step that is recorded: {way_out}")
         return found
 
@@ -281,7 +281,7 @@ def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Repli
     if recorder is None:
         return Replica(model, optimizer, accumulate)
     for each in (*model.network.walk(), model.loss, optimizer):
-        if not vars(type(each)).get("recordable", False) or getattr(each, "meets", False):
+        if not vars(type(each)).get("recordable", False) or getattr(each, "syncs_replicas", False):
             log.info("each operation is launched by itself: %s is not said to be recordable", type(each).__name__)
             return Replica(model, optimizer, accumulate)
     return GraphReplica(model, optimizer, recorder, accumulate)

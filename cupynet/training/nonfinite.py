@@ -172,7 +172,7 @@ def diagnose(rank: int, replica: Replica, batch: Batch) -> str:
         return (
             f"the loss {at} is not finite, for {_samples(batch.samples[bad])}, first in the output of layer '{layer}'"
         )
-    meeting = next((layer.path for layer in replica.model.network.walk() if layer.meets), None)
+    meeting = next((layer.path for layer in replica.model.network.walk() if layer.syncs_replicas), None)
     if meeting is not None and not replica.loss_is_finite:
         return f"the loss {at} is not finite, but for what layer '{meeting}' has of other replicas' batches"
     for name, values in reversed(list(replica.params.views(replica.params.grad))):
@@ -192,7 +192,7 @@ def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
             loans.end()
         if len(bad):
             found.append((number, bad + part.start))
-    replica.params.undo()
+    replica.params.restore_buffers()
     first = min((number for number, _ in found), default=0)
     bad_ones = [bad for number, bad in found if number == first]
     return (layers[first][0], np.concatenate(bad_ones)) if found else ("", np.zeros(0, np.int64))

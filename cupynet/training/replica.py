@@ -64,7 +64,7 @@ def moved(vector: Array, before: Array) -> bool:
 
 def check_accumulate(accumulate: int, network: Layer) -> None:
     """Refuse to cut batches that a layer of the built network needs whole. ConfigError."""
-    meeting = next((layer for layer in network.walk() if layer.meets), None)
+    meeting = next((layer for layer in network.walk() if layer.syncs_replicas), None)
     if accumulate > 1 and meeting is not None:  # replicas may have batches of different numbers of parts
         raise ConfigError(
             f"accumulate={accumulate}: layer '{meeting.path}' exchanges something with the other replicas for each "
@@ -221,7 +221,7 @@ class Replica:
 
         Returns how many samples the batch has; 0 without one.
         """
-        self.params.keep()
+        self.params.snapshot_buffers()
         if batch is None:
             if self._meets:
                 self._pass_along()
@@ -260,7 +260,7 @@ class Replica:
     def _meets(self) -> bool:
         """Whether a layer exchanges something with the other replicas in a training pass."""
         several = self.replicas is not None and self.replicas.size > 1
-        return several and any(layer.meets for layer in self.model.network.walk())
+        return several and any(layer.syncs_replicas for layer in self.model.network.walk())
 
     def _pass_along(self) -> None:
         """In a round without a batch: make the calls that the others make, with an example that does not count."""
@@ -274,7 +274,7 @@ class Replica:
     def forget(self) -> None:
         """Let it be as if there had been no batch in this round: no gradient, no loss, the buffers as before."""
         self.params.grad[...] = 0
-        self.params.undo()
+        self.params.restore_buffers()
         self.losses = None if self.losses is None else 0.0
 
     def update(self, iteration: int, squared_norm: Array | None = None) -> None:

@@ -93,7 +93,7 @@ class Stage(Replica):
         """See `Replica.backpropagate`. All stages of a replica are called with the same batch."""
         self.losses = 0.0 if self.first or self.last else None
         self.waited_s = 0.0
-        self.params.keep()
+        self.params.snapshot_buffers()
         if batch is None:
             return 0
         waiting = iter(parts(len(batch), self.micro_batches))

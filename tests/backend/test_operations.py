@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cupynet.backend import Backend, Convolution, DtypePolicy, MaxPool, Pair, Window, create_backend
+from cupynet.backend import Backend, Convolution, DtypePolicy, FusedPair, MaxPool, Window, create_backend
 from cupynet.backend.cpu.numba_backend import FUSED
 from cupynet.backend.update_rules import RULES, Move
 from tests.backend.comparisons import COMPARISONS, ELSEWHERE, EXACT, Call, Shape
@@ -121,7 +121,7 @@ def test_a_backend_equals_the_reference_at_real_sizes(name: str, dtype: str, ope
     compare(operation, create_backend(name, dtype), shape, seed=5)
 
 
-class WrongPair(Pair):
+class WrongPair(FusedPair):
     """Whatever it is given, it answers with a number and changes nothing."""
 
     def forward(self, x: Any, weights: Any) -> Any:

@@ -295,9 +295,9 @@ def test_what_moved_buffers_is_taken_back(name: str) -> None:
     model = Model(network(), Image(4, 4, 1), create_backend(name))
     x = model.backend.asarray(np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype(np.float32))
     before = model.weights()["norm.mean"]
-    model.params.keep()
+    model.params.snapshot_buffers()
     model.forward(x, TRAINING)
     moved = model.weights()["norm.mean"]
-    model.params.undo()
+    model.params.restore_buffers()
     np.testing.assert_array_equal(model.weights()["norm.mean"], before)
     assert (moved != before).all()

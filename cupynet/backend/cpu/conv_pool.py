@@ -21,7 +21,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.kernels import loops, outer, rows, windows
 from cupynet.backend.cpu.kernels.patches import Block, Passed, Patches
-from cupynet.backend.fusion import Convolution, MaxPool, Pair, Weights
+from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
 from cupynet.errors import ConfigError
 
 CACHE_LINE = 64  # bytes
@@ -29,7 +29,7 @@ SHORT_ROW = 16  # values: a patch's row below this fills no vector
 MOST_PIXELS = 9  # of a pooling window: their sums are in registers at the same time
 
 
-def fuse(backend: Backend, first: Convolution, second: MaxPool) -> Pair | None:
+def fuse(backend: Backend, first: Convolution, second: MaxPool) -> FusedPair | None:
     """The two as one, if the pool's windows are small and do not overlap: then each pixel is computed once."""
     pool, (height, width, channels) = second.window, first.image
     if math.prod(first.window.padded(height, width)) * channels >= 1 << 31:
@@ -40,7 +40,7 @@ def fuse(backend: Backend, first: Convolution, second: MaxPool) -> Pair | None:
     return ConvPool(backend, first, second) if apart and 1 < pool.places <= MOST_PIXELS else None
 
 
-class ConvPool(Pair):
+class ConvPool(FusedPair):
     """One convolution and its pool, for one size of image; P: its pooling windows.
 
     Args:

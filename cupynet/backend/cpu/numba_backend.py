@@ -13,7 +13,7 @@ from cupynet.backend.cpu.norm import NumbaNorm
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.cpu.pool import NumbaPool
 from cupynet.backend.cpu.update import NumbaUpdate
-from cupynet.backend.fusion import Convolution, MaxPool, Operation, Pair
+from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Operation
 
 
 class NumbaBackend(NumbaConv, NumbaPool, NumbaNorm, NumbaDropout, NumbaUpdate, NumpyBackend):
@@ -21,12 +21,12 @@ class NumbaBackend(NumbaConv, NumbaPool, NumbaNorm, NumbaDropout, NumbaUpdate, N
 
     name = "numba"
 
-    def fused_pair(self, first: Operation, second: Operation) -> Pair | None:
+    def fused_pair(self, first: Operation, second: Operation) -> FusedPair | None:
         fuse = FUSED.get((type(first), type(second)))
         return None if fuse is None else fuse(self, first, second)
 
 
 # Pairs of operations that are faster as one, by the types of the first and the second.
-FUSED: dict[tuple[type, type], Callable[[Backend, Any, Any], Pair | None]] = {
+FUSED: dict[tuple[type, type], Callable[[Backend, Any, Any], FusedPair | None]] = {
     (Convolution, MaxPool): conv_pool.fuse,
 }

@@ -13,13 +13,13 @@ import numpy as np
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
-from cupynet.backend.fusion import Convolution, MaxPool, Pair, Weights
+from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
 from cupynet.errors import ConfigError
 
 NO_PLACE = 255  # in 8 bits: windows of fewer places can say that ReLU closed
 
 
-class ConvPool(Pair):
+class ConvPool(FusedPair):
     """One convolution, its activation and its pool, for one size of image.
 
     Args:

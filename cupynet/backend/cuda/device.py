@@ -143,16 +143,16 @@ class CudaDevice(Device):
     def failure(self, error: BaseException, device: int) -> Failure | None:
         return failure(error, device)
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         with self.here():
             event = self.xp.cuda.Event(disable_timing=True)
             event.record()
             return event
 
-    def after(self, *marks: Any) -> None:
+    def wait_event(self, *events: Any) -> None:
         with self.here():
-            for mark in marks:
-                self.xp.cuda.get_current_stream().wait_event(mark)
+            for event in events:
+                self.xp.cuda.get_current_stream().wait_event(event)
 
     def fetch(self, out: Array, array: Array, source: Device) -> None:
         with self.here():

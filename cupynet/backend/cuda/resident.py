@@ -52,7 +52,7 @@ class Resident:
     def leave(self, backend: Gpu, shared: Shared) -> None:
         """A worker is done with them; after the last the memory is free."""
         with shared.lock, backend.here():
-            self._stream.wait_event(backend.mark())
+            self._stream.wait_event(backend.record_event())
             self._users -= 1
             if not self._users:
                 del shared.kept[backend.device, id(self.host)]

@@ -99,7 +99,7 @@ class RingTransfer(Transfer):
         with self._backend.here():
             if self._used is not None:
                 self._used.free.record()
-            self._backend.after(slot.made)
+            self._backend.wait_event(slot.made)
         self._used = slot
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class RingTransfer(Transfer):
             staging.close()
         with self._there():
             self._slots[0].made.record()
-        self._backend.after(self._slots[0].made)  # what was made and never taken is freed on the worker's stream
+        self._backend.wait_event(self._slots[0].made)  # what was made and never taken is freed on the worker's stream
         self._slots.clear()
         self._waiting.clear()
         del self._tables

@@ -48,10 +48,10 @@ class Gpu(Protocol):
     ) -> None:
         """The images of a batch, scaled, into `out`; on the stream of `kernels`."""
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         """The end of what the worker's stream was asked for."""
 
-    def after(self, *marks: Any) -> None:
+    def wait_event(self, *events: Any) -> None:
         """Let the worker's stream wait for these."""
 
 

@@ -138,7 +138,9 @@ class DeviceMeans:
         self._meet_first()
         leader = self._leader(self.rank)
         buffers = [self._kept.like(place, array) for place, array in enumerate(arrays)] if leader == self.rank else []
-        told: list[Contribution] = self._exchange(Contribution(self._backend, arrays, weight, self._backend.mark()))
+        told: list[Contribution] = self._exchange(
+            Contribution(self._backend, arrays, weight, self._backend.record_event())
+        )
         for rank, each in enumerate(told):
             if each.forms != told[0].forms:
                 raise RuntimeError(f"worker {rank} brings {each.forms} to a mean, and worker 0 {told[0].forms}")
@@ -152,8 +154,8 @@ class DeviceMeans:
                 self._between.sum(buffers)
         elif len(self._leaders) > 1:
             self._sum_on_first(buffers)
-        found, mark = self._exchange((buffers, self._backend.mark()))[leader]
-        self._backend.after(mark)
+        found, mark = self._exchange((buffers, self._backend.record_event()))[leader]
+        self._backend.wait_event(mark)
         for array, buffer in zip(arrays, found, strict=True):
             array[...] = buffer
 
@@ -195,7 +197,7 @@ class DeviceMeans:
     def _sum_here(self, told: list[Contribution], total: float, buffers: list[Array]) -> None:
         """The part of this device in the mean, of each vector, into the buffers."""
         mine = [each for each, device in zip(told, self._devices, strict=True) if device == self._devices[self.rank]]
-        self._backend.after(*(each.mark for each in told))  # those elsewhere may still be fetching the last sum
+        self._backend.wait_event(*(each.mark for each in told))  # those elsewhere may still be fetching the last sum
         shares = [each.weight / total for each in mine]
         for place, buffer in enumerate(buffers):
             self._backend.weighted_sum(buffer, [each.arrays[place] for each in mine], shares)
@@ -203,10 +205,10 @@ class DeviceMeans:
     def _sum_on_first(self, buffers: list[Array]) -> None:
         """The first leader fetches what the others have, adds it up in their order, and the others fetch the sum."""
         backend, leaders = self._backend, self._leaders
-        told = self._exchange((backend, buffers, backend.mark()))
+        told = self._exchange((backend, buffers, backend.record_event()))
         first = leaders[0]
         if self.rank == first:  # (it may allocate here: nobody is in a collective)
-            backend.after(*(told[rank][2] for rank in leaders))
+            backend.wait_event(*(told[rank][2] for rank in leaders))
             for place, buffer in enumerate(buffers):
                 parts = [buffer]
                 for rank in leaders[1:]:
@@ -214,9 +216,9 @@ class DeviceMeans:
                     parts.append(self._kept.like((rank, place), buffer))
                     backend.fetch(parts[-1], theirs, told[rank][0])
                 backend.weighted_sum(buffer, parts, [1.0] * len(parts))
-        done = self._exchange(backend.mark())
+        done = self._exchange(backend.record_event())
         if self.rank in leaders[1:]:
-            backend.after(done[first])
+            backend.wait_event(done[first])
             for mine, theirs in zip(buffers, told[first][1], strict=True):
                 backend.fetch(mine, theirs, told[first][0])
 

@@ -145,10 +145,10 @@ class ParameterAveraging(Synchronizer):
         for i, vector in enumerate(self._common):
             take_by_name(self._replica, vector, state["common"][str(i)])
 
-    def weighs(self, state: Mapping[str, Any]) -> float:
+    def merge_weight(self, state: Mapping[str, Any]) -> float:
         return float(state["tally"]["samples"])
 
-    def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {**state, "tally": Tally(score=self.report_score).state()}
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:

@@ -160,11 +160,11 @@ class Synchronizer:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
 
-    def weighs(self, state: Mapping[str, Any]) -> float:
+    def merge_weight(self, state: Mapping[str, Any]) -> float:
         """What a replica with such a state counts in a mean of all: for one, the samples since they last met."""
         return 1.0
 
-    def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state of replicas that have just become one, the mean of all; state: the mean of theirs."""
         return dict(state)
 

@@ -114,11 +114,11 @@ class ElasticAveraging(ParameterAveraging):
         super().restore(state)
         self._apart, self._seen = state["apart"], state["seen"]
 
-    def weighs(self, state: Mapping[str, Any]) -> float:
+    def merge_weight(self, state: Mapping[str, Any]) -> float:
         return float(state["seen"])
 
-    def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().joined(state), "apart": 0, "seen": 0}
+    def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().merged_state(state), "apart": 0, "seen": 0}
 
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
         """Replica and centre pull at each other."""

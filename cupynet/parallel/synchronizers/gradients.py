@@ -142,7 +142,7 @@ class GradientSharing(Synchronizer):
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
             self._remember(self._replica)  # of which the state is already that of then
 
-    def joined(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return {**state, "tally": Tally(score=self.report_score).state()}
 
     def _share_gradients(self, params: Params, samples: int) -> None:

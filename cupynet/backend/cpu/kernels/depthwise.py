@@ -10,11 +10,11 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.loops import kernel
-from cupynet.backend.window import Pair
+from cupynet.backend.window import IntPair
 
 
 @kernel
-def forward(x: Array, weight: Array, y: Array, stride: Pair, zeros: Pair, gaps: Pair, repeat: int) -> None:
+def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, gaps: IntPair, repeat: int) -> None:
     """(N, H, W, C), (K_h, K_w, O) -> (N, H', W', O)."""
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
@@ -40,7 +40,9 @@ def forward(x: Array, weight: Array, y: Array, stride: Pair, zeros: Pair, gaps: 
 
 
 @kernel
-def input_gradient(dy: Array, weight: Array, dx: Array, stride: Pair, zeros: Pair, gaps: Pair, repeat: int) -> None:
+def input_gradient(
+    dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: IntPair, gaps: IntPair, repeat: int
+) -> None:
     """dx = 0, then each window's gradient times the filters is added where they lie: (N, H', W', O) -> (N, H, W, C)."""
     dx[...] = 0
     for n in range(dy.shape[0]):
@@ -66,7 +68,9 @@ def input_gradient(dy: Array, weight: Array, dx: Array, stride: Pair, zeros: Pai
 
 
 @kernel
-def weight_gradient(x: Array, dy: Array, grad: Array, stride: Pair, zeros: Pair, gaps: Pair, repeat: int) -> None:
+def weight_gradient(
+    x: Array, dy: Array, grad: Array, stride: IntPair, zeros: IntPair, gaps: IntPair, repeat: int
+) -> None:
     """grad (K_h, K_w, O) += what each window's pixels and gradient make, image by image, so that sums keep digits."""
     part = np.empty_like(grad)
     for n in range(dy.shape[0]):

@@ -17,7 +17,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.cache import KernelCache
-from cupynet.backend.window import Pair
+from cupynet.backend.window import IntPair
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -69,7 +69,7 @@ def gather_scale_each(images: Array, samples: Array, scale: Array, shift: Array,
 
 
 @kernel
-def im2col(x: Array, windows: Array, rows: int, stride: Pair, channels: int) -> None:
+def im2col(x: Array, windows: Array, rows: int, stride: IntPair, channels: int) -> None:
     """Copy each window as K_h contiguous segments of K_w·C: (N, H, W·C) -> (N·H', W', K_h, K_w·C)."""
     kernel_height, segment = windows.shape[2], windows.shape[3]
     for line in range(windows.shape[0]):
@@ -85,7 +85,7 @@ def im2col(x: Array, windows: Array, rows: int, stride: Pair, channels: int) -> 
 
 
 @kernel
-def col2im(windows: Array, x: Array, rows: int, stride: Pair, channels: int) -> None:
+def col2im(windows: Array, x: Array, rows: int, stride: IntPair, channels: int) -> None:
     """The transpose of im2col: x = 0, then every segment is added where it came from."""
     kernel_height, segment = windows.shape[2], windows.shape[3]
     for n in range(x.shape[0]):
@@ -111,7 +111,7 @@ def seen(at: int, size: int, kernel_size: int, stride: int, zeros: int) -> Any:
 
 
 @kernel
-def max_pool(x: Array, y: Array, winners: Array, kernel_size: Pair, stride: Pair, zeros: Pair) -> None:
+def max_pool(x: Array, y: Array, winners: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
     """The largest of each window and its place ky·K_w + kx, the first among equals, and the first NaN of any."""
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
@@ -134,7 +134,7 @@ def max_pool(x: Array, y: Array, winners: Array, kernel_size: Pair, stride: Pair
 
 @kernel
 def max_pool_backward(
-    dy: Array, winners: Array, dx: Array, kernel_size: Pair, stride: Pair, zeros: Pair
+    dy: Array, winners: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair
 ) -> None:  # fmt: skip
     """dx = 0, then each gradient is added at its window's winner."""
     dx[...] = 0
@@ -152,7 +152,7 @@ def max_pool_backward(
 
 
 @kernel
-def avg_pool(x: Array, y: Array, kernel_size: Pair, stride: Pair, zeros: Pair) -> None:
+def avg_pool(x: Array, y: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
     """The mean of the pixels of the image in each window."""
     real = y.dtype.type
     for n in range(y.shape[0]):
@@ -173,7 +173,7 @@ def avg_pool(x: Array, y: Array, kernel_size: Pair, stride: Pair, zeros: Pair) -
 
 
 @kernel
-def avg_pool_backward(dy: Array, dx: Array, kernel_size: Pair, stride: Pair, zeros: Pair) -> None:
+def avg_pool_backward(dy: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
     """dx = 0, then each pixel's share of each window's gradient is added."""
     real = dy.dtype.type
     dx[...] = 0
