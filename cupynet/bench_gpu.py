@@ -133,7 +133,7 @@ def epochs(one: Experiment, data: Data, repeats: int) -> Row:
     with one.wrapper(callbacks=[ends]) as wrapper:
         wrapper.warm_up(one.settings.batch_size)
         wrapper.fit(one.train_loader(data), repeats + 1)
-        clock, images = wrapper.trainer.clock, len(data.train) * (repeats + 1)
+        clock, images = wrapper.trainer.statistics.clock, len(data.train) * (repeats + 1)
         shares = {name: getattr(clock, name) for name in ("compute_s", "data_s", "averaging_s")}
     times = [after - before for before, after in pairwise(ends.at_s)]
     return {"images": len(data.train), "seconds": spread(times), "spent": shares, "of_images": images}

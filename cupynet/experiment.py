@@ -12,7 +12,6 @@ import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
@@ -22,7 +21,7 @@ from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
-from cupynet.parts import build_as, check_modules, named, under
+from cupynet.parts import build_as, check_modules, named, naming
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
@@ -82,57 +81,32 @@ class Experiment:
             if part is not None
         ]
         self.pipeline = self._pipeline(stages)
-        self._check_sizes()
+        with naming("data", settings.data):
+            self.source.check_normalize()
+        with naming("loss", settings.loss):
+            self.loss.check(self.source.classes)
         network = self._built("numpy" if self.pipeline is None else self.backend_name)
-        self._check_accumulate(network)
         self.placement = self._place(network)
-        check_batches(network, settings.batch_size, self._cut, self.placement.workers)
-        try:
-            self.synchronizer.check(self.placement.workers, self.placement.stages)
-        except ConfigError as error:
-            raise ConfigError(under("parallel.synchronizer", settings.parallel.synchronizer, error)) from error
-        self._check_devices()
+        self._check_workers(network)
         self._check_validation()
 
-    def _check_sizes(self) -> None:
-        """Refuse what is told of other channels or classes than the data have. ConfigError."""
-        for key, check in (
-            ("data", self.source.check_normalize),
-            ("loss", partial(self.loss.check, self.source.classes)),
-        ):
-            try:
-                check()
-            except ConfigError as error:
-                raise ConfigError(under(key, getattr(self.settings, key), error)) from error
-
-    def _check_accumulate(self, network: Layer) -> None:
-        """Refuse to cut batches where that is another's business, or cannot be. ConfigError."""
-        parts, size = self.settings.accumulate, self.settings.batch_size
-        if self.pipeline is not None and parts > 1:
+    def _check_workers(self, network: Layer) -> None:
+        """Refuse what the workers' constructors will refuse, before anything is written or allocated. ConfigError."""
+        settings, parallel, stages = self.settings, self.settings.parallel, self.placement.stages
+        check_accumulate(settings.accumulate, network, self.pipeline)
+        if settings.accumulate > settings.batch_size:
             raise ConfigError(
-                f"accumulate={parts}: stages of a pipeline cut batches by themselves, see "
-                "parallel.pipeline.micro_batches: leave it at 1"
+                f"accumulate={settings.accumulate}: batches of batch_size={settings.batch_size} cannot be cut into as "
+                f"many parts: take at most {settings.batch_size}"
             )
-        if parts > size:
-            raise ConfigError(
-                f"accumulate={parts}: batches of batch_size={size} cannot be cut into as many parts: take at most "
-                f"{size}"
-            )
-        check_accumulate(parts, network)
-
-    def _check_devices(self) -> None:
-        """Refuse what is for GPUs alone on a CPU, and what processes cannot do. ConfigError."""
-        settings, backend = self.settings, self.backend_name
-        tf32_products("backend.tf32", settings.backend.tf32, backend, settings.dtype)
-        try:
-            stages = self.placement.stages
-            check_reduce(settings.parallel.reduce, backend, processes=self.job is not None, stages=stages)
-        except ConfigError as error:
-            raise ConfigError(f"parallel.{error}") from error
-        try:
-            check_on_device(settings.memory.data_on_device, backend)
-        except ConfigError as error:
-            raise ConfigError(f"memory.{error}") from error
+        check_batches(network, settings.batch_size, self._cut, self.placement.workers)
+        with naming("parallel.synchronizer", parallel.synchronizer):
+            self.synchronizer.check(self.placement.workers, stages)
+        tf32_products("backend.tf32", settings.backend.tf32, self.backend_name, settings.dtype)
+        with naming("parallel", vars(parallel)):
+            check_reduce(parallel.reduce, self.backend_name, processes=self.job is not None, stages=stages)
+        with naming("memory", vars(settings.memory)):
+            check_on_device(settings.memory.data_on_device, self.backend_name)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """The part that `node` of the settings stands for, which must be a `kind`."""
@@ -183,12 +157,10 @@ class Experiment:
         What is computed together, and so where it may be cut, is as that backend has it.
         """
         network = copy.deepcopy(self.network)
-        try:
+        with naming("model"):
             build(network, self.input, params or Params(), create_backend(backend, self.settings.dtype))
             check_loss(network, self.loss)
             check_output(network, self.source.classes)
-        except ConfigError as error:
-            raise ConfigError(f"model: {error}") from error
         return network
 
     def _place(self, network: Layer) -> Placement:
@@ -196,10 +168,8 @@ class Experiment:
         stages: int | None = 1
         most = 1
         if self.pipeline is not None:
-            try:
+            with naming("parallel.pipeline", self.settings.parallel.pipeline):
                 stages, most = self.pipeline.count, self.pipeline.most(network)
-            except ConfigError as error:
-                raise ConfigError(under("parallel.pipeline", self.settings.parallel.pipeline, error)) from error
         settings = self.settings
         # where the replicas are open too it is one, whether the stages are those of the machine or those of then
         alone = self._open and self.job is None
@@ -244,30 +214,38 @@ class Experiment:
         return [*copy.deepcopy(self.callbacks), *self.pools(), *self.profile()]
 
     def wrapper(
-        self, run: Run | None = None, callbacks: Sequence[Callback] | None = None, **changes: Any
+        self,
+        run: Run | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        *,
+        workers: int | None = None,
+        optimizer: Optimizer | None = None,
+        synchronizer: Synchronizer | None = None,
+        report_every: int | None = None,
+        blas_threads: int | None = None,
     ) -> ParallelWrapper:
-        """A new model in the wrapper that trains it.
-
-        callbacks: in place of the settings' own; changes: other arguments of `ParallelWrapper`.
-        """
-        parallel, own = self.settings.parallel, self.own_callbacks() if callbacks is None else callbacks
-        arguments: dict[str, Any] = {
-            "workers": self.placement.workers,
-            "devices": self.placement.devices or None,
-            "optimizer": self.optimizer,
-            "synchronizer": self.synchronizer,
-            "pipeline": self.pipeline,
-            "prefetch_buffer": parallel.prefetch_buffer,
-            "learning_rate_scale": parallel.learning_rate_scale,
-            "accumulate": self.settings.accumulate,
-            "timeout_s": parallel.timeout_s,
-            "launcher": parallel.launcher,
-            "reduce": parallel.reduce,
-            "data_on_device": self.settings.memory.data_on_device,
-            "report_every": self.settings.report_every_iterations,
-            "progress": "none",  # the settings' callbacks have it, or somebody took it out
-        }
-        return ParallelWrapper(self.model(), callbacks=own, run=run, **arguments | changes)
+        """A new model in the wrapper that trains it. The other arguments replace those of the settings."""
+        settings, parallel = self.settings, self.settings.parallel
+        return ParallelWrapper(
+            self.model(),
+            workers=workers or self.placement.workers,
+            devices=self.placement.devices or None,
+            optimizer=optimizer or self.optimizer,
+            synchronizer=synchronizer or self.synchronizer,
+            pipeline=self.pipeline,
+            prefetch_buffer=parallel.prefetch_buffer,
+            learning_rate_scale=parallel.learning_rate_scale,
+            accumulate=settings.accumulate,
+            timeout_s=parallel.timeout_s,
+            launcher=parallel.launcher,
+            reduce=parallel.reduce,
+            data_on_device=settings.memory.data_on_device,
+            blas_threads=blas_threads,
+            callbacks=self.own_callbacks() if callbacks is None else callbacks,
+            report_every=settings.report_every_iterations if report_every is None else report_every,
+            progress="none",  # the settings' callbacks have it, or the user took it out
+            run=run,
+        )
 
     # data -----------------------------------------------------------------------------------------------------------
 
@@ -275,10 +253,8 @@ class Experiment:
         """Refuse a training set in another number of shards than there are workers. ConfigError, DataError."""
         if not isinstance(self.source, Sharded):
             return
-        try:
+        with naming("data", self.settings.data):
             self.source.shards.check_workers(self.placement.workers)
-        except ConfigError as error:
-            raise ConfigError(under("data", self.settings.data, error)) from error
 
     def check_memory(self) -> None:
         """Refuse what the memory of this machine or of the devices cannot hold; all ranks alike. ConfigError."""

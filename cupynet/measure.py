@@ -244,7 +244,7 @@ def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: 
         experiment.wrapper(Run(folder), [History()], workers=workers, **changes) as wrapper,
     ):
         wrapper.fit(experiment.train_loader(data), epochs)
-        return wrapper.trainer.clock.images_per_s
+        return wrapper.trainer.statistics.clock.images_per_s
 
 
 def averaged_bytes(experiment: Experiment) -> int:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter
@@ -77,6 +78,15 @@ def under(key: str, node: Any, error: BaseException) -> str:
     if text.startswith((f"{key}:", f"{key}.", f"{key}=")):
         return text
     return named(key, node, text) or f"{key}: {text}"
+
+
+@contextmanager
+def naming(key: str, node: Any = None) -> Iterator[None]:
+    """Put the setting in front of what a constructor or a check refuses in this context, see `under`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(under(key, node, error)) from error
 
 
 def named(key: str, node: Any, text: str) -> str | None:

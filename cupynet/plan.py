@@ -98,12 +98,13 @@ def plan(asked: Plan, folder: Path) -> None:
 def loop_rate(asked: Plan) -> Rate:
     """Return the images per second of the training loop in this process, as a function."""
     from cupynet import measure
+    from cupynet.parallel import ParameterAveraging
 
     data = asked.experiment.load()
 
     def rate(workers: int, frequency: int | str) -> float:
-        changes = {"synchronizer": None, "averaging_frequency": frequency}
-        return measure.loop_images_per_s(asked.experiment, data, workers, asked.settings.images, **changes)
+        averaging = ParameterAveraging(frequency)
+        return measure.loop_images_per_s(asked.experiment, data, workers, asked.settings.images, synchronizer=averaging)
 
     return rate
 

@@ -126,8 +126,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         config.keep_settings()
         if experiment.rank == 0:
             run.describe(_start(experiment, wrapper, data, run))
-        if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
-            log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
+        if wrapper.placement.stages > 1 and wrapper.plan.pipeline is not None:
+            log.info("stages: %s", wrapper.plan.pipeline.describe(wrapper.layers))
         told = _Told(wrapper, speaks=experiment.rank == 0)
         with interrupts.handled(told):
             try:
@@ -303,7 +303,12 @@ def summarise(
     from cupynet.runs import Cost, Outcome, Scores, Summary
 
     settings, trainer = experiment.settings, wrapper.trainer
-    clock, stopped, spent, measured = trainer.clock, trainer.stopped, trainer.spent, trainer.statistics.measured
+    clock, stopped, spent, measured = (
+        trainer.statistics.clock,
+        trainer.stopped,
+        trainer.spent,
+        trainer.statistics.measured,
+    )
     speed = _pipeline_speed(wrapper)
     if stopped is not None:
         ended = stopped.text, stopped.reason.name.lower()
@@ -349,7 +354,7 @@ def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:
     """What early stopping came to, if it was asked for."""
     from cupynet.training import EarlyStopping
 
-    results = [each.result for each in wrapper.callbacks if isinstance(each, EarlyStopping)]
+    results = [each.result for each in wrapper.plan.callbacks if isinstance(each, EarlyStopping)]
     return next((result.to_dict() for result in results if result is not None), None)
 
 
@@ -357,14 +362,14 @@ def _left_out(wrapper: ParallelWrapper) -> int:
     """Batches that were left out of training, as they were not finite."""
     from cupynet.training import NonFinite
 
-    return sum(each.left_out for each in wrapper.callbacks if isinstance(each, NonFinite))
+    return sum(each.left_out for each in wrapper.plan.callbacks if isinstance(each, NonFinite))
 
 
 def _memory(wrapper: ParallelWrapper) -> list[dict[str, Any]] | None:
     """What the memory pools of the GPUs held; None where there are none."""
     from cupynet.training import Pools
 
-    return next((each.found for each in wrapper.callbacks if isinstance(each, Pools) and each.found), None)
+    return next((each.found for each in wrapper.plan.callbacks if isinstance(each, Pools) and each.found), None)
 
 
 def _pipeline_speed(wrapper: ParallelWrapper) -> PipelineSpeed | None:

@@ -177,7 +177,7 @@ def test_one_rank_under_mpi_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_learning_rate_follows_the_workers_where_asked() -> None:
     found = experiment((), "parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
     with found.wrapper(workers=3) as wrapper:
-        assert wrapper.optimizer.learning_rate(0) == pytest.approx(0.03)
+        assert wrapper.plan.optimizer.learning_rate(0) == pytest.approx(0.03)
     assert found.optimizer.learning_rate(0) == 0.01
 
 
@@ -237,7 +237,7 @@ def test_data_stay_on_gpus_alone() -> None:
     with pytest.raises(ConfigError, match=r"^memory.data_on_device=true: is for GPUs, and numpy computes on the CPU"):
         Experiment(settings_of("backend=numpy", "memory.data_on_device=true"))
     with Experiment(settings_of("backend=numpy", "memory.data_on_device=false")).wrapper() as wrapper:
-        assert wrapper.data_on_device is False
+        assert wrapper.plan.data_on_device is False
 
 
 def test_what_learns_from_evaluations_needs_validation_images() -> None:

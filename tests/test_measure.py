@@ -35,7 +35,7 @@ def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experi
 
 def test_what_workers_send_is_that_many_bytes(experiment: Experiment) -> None:
     """Each sends 2 (W - 1) / W of it in every average: its own parts of the sum, and the means to all others."""
-    with experiment.wrapper(callbacks=(), workers=2, averaging_frequency=1, synchronizer=None) as wrapper:
+    with experiment.wrapper(callbacks=(), workers=2, synchronizer=ParameterAveraging(1)) as wrapper:
         wrapper.fit(experiment.train_loader(experiment.load()), 1)
         averages = wrapper.trainer.iteration + 1  # the last is that of the end
         sent = wrapper.trainer.spent.bytes_sent

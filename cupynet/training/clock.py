@@ -204,10 +204,9 @@ class Statistics:
         self._since.averaged(average)
         self._measured(average)
 
-    def agreed(self, bytes_sent: int | None, measured: Average | None) -> None:
+    def agreed(self, bytes_sent: int, measured: Average | None) -> None:
         """Take note of what all workers know: bytes sent, and how far the replicas of all stages were apart."""
-        if bytes_sent is not None:
-            self._bytes_sent = bytes_sent
+        self._bytes_sent = bytes_sent
         if measured is not None:
             self._measured(measured)
 

@@ -5,32 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cupynet.parallel import Average, Communicator, Groups
-from cupynet.training.clock import Clock
+from cupynet.training.clock import Statistics
 from cupynet.training.records import STOP_BYTES, Stop, StopReason
 
 AGREE_EVERY = 10  # rounds between two agreements, where no average brings the workers together
 HEARD_S = 0.5  # where rounds are slow, workers ask each other more often: a wish is heard after about this long
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What all workers know after an agreement, all the same.
-
-    Attributes:
-        stop: the wish of the lowest rank that wishes to stop; None where nobody does.
-        bytes_sent: by all workers so far; None where only wishes were asked for.
-        measured: how far the replicas of a pipeline's stages were apart, where that was measured since the last time.
-    """
-
-    stop: Stop | None
-    bytes_sent: int | None = None
-    measured: Average | None = None
 
 
 class StopConsensus:
@@ -38,61 +22,70 @@ class StopConsensus:
 
     Args:
         groups: all workers, and the stages of this one's replica.
+        statistics: of this worker, which take note of what the others have sent and measured.
 
     Attributes:
         wish: this worker's own wish to stop.
         own: the last average that measured this stage alone, which the others do not know of yet.
     """
 
-    def __init__(self, groups: Groups) -> None:
-        self.groups = groups
+    def __init__(self, groups: Groups, statistics: Statistics) -> None:
+        self.groups, self._statistics = groups, statistics
         self.wish: Stop | None = None
         self.own: Average | None = None
         self._counted = 0  # bytes of the traffic that are in the clock
         self._often = 1  # rounds between two questions for wishes alone
         self._since, self._rounds = time.perf_counter(), 0  # since the last agreement
 
-    def after_round(self, clock: Clock, iteration: int, *, averaged: bool) -> Agreed | None:
-        """After each round: an agreement where one is due; None where none is.
+    def after_round(self, iteration: int, *, averaged: bool) -> Stop | None:
+        """After each round: why the fit ends here; None if it goes on, or if no agreement is due.
 
         averaged: whether this round ended with an average, for which all waited for each other anyway.
         """
+        began, world = time.perf_counter(), self.groups.world
         self._rounds += 1
         met = averaged and self.groups.stages.size == 1  # stages may average after different rounds
-        if met or self.groups.world.size == 1 or iteration % AGREE_EVERY == 0:
-            return self.meet(clock)
-        return self._ask() if iteration % self._often == 0 else None
+        if met or world.size == 1 or iteration % AGREE_EVERY == 0:
+            stop = self.meet()
+        elif iteration % self._often == 0:
+            stop = self._ask()
+        else:
+            return None
+        self._statistics.clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
+        return stop
 
-    def meet(self, clock: Clock, *, begun: bool = True) -> Agreed:
-        """What everybody wishes, has sent and has measured.
+    def meet(self, *, begun: bool = True) -> Stop | None:
+        """Exchange what all workers wish, have sent and have measured; the wish of the lowest rank that has one.
 
         begun: False at the start of a fit: a resumed one must not report here what an uninterrupted one reports later.
         """
         world = self.groups.world
         if world.size == 1:
-            return Agreed(self.wish, 0)
-        self.count_bytes(clock)
-        apart, pace = begun and self.own is not None, self._pace()
-        gathered = world.gather_numbers(self._reason, clock.bytes_sent, apart, pace)  # (W, 4)
-        reasons, sent, measured, paces = gathered.T
+            return self.wish
+        self.count_bytes()
+        apart, sent = begun and self.own is not None, self._statistics.clock.bytes_sent
+        gathered = world.gather_numbers(self._reason, sent, apart, self._pace())  # (W, 4)
+        reasons, all_sent, measured, paces = gathered.T
         self._often = max(1, int(HEARD_S / max(float(paces.max()), 1e-9)))
         of_all = None
         if measured.any():
             of_all, self.own = _of_all(self.groups.stages, self.own), None
-        return Agreed(self._of_lowest(reasons), int(sent.sum()), of_all)
+        stop = self._of_lowest(reasons)
+        self._statistics.agreed(int(all_sent.sum()), of_all)
+        return stop
 
-    def count_bytes(self, clock: Clock) -> None:
+    def count_bytes(self) -> None:
         """What was sent since the last time goes into the clock."""
-        sent = self.groups.world.traffic.bytes_sent
+        clock, sent = self._statistics.clock, self.groups.world.traffic.bytes_sent
         clock.bytes_sent, self._counted = clock.bytes_sent + sent - self._counted, sent
 
-    def _ask(self) -> Agreed:
+    def _ask(self) -> Stop | None:
         """Wishes alone. How often follows from the clock on the wall, so nothing may follow from it that is written."""
         world = self.groups.world
         sent = world.traffic.bytes_sent
-        agreed = Agreed(self._of_lowest(world.gather_numbers(self._reason)[:, 0]))
+        stop = self._of_lowest(world.gather_numbers(self._reason)[:, 0])
         world.traffic.bytes_sent = sent
-        return agreed
+        return stop
 
     @property
     def _reason(self) -> int:

@@ -12,49 +12,19 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend import Backend, PixelScale
+from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import instance, integer
-from cupynet.data import Batch, Labelled
+from cupynet.checks import instance, integer, setting
+from cupynet.data import Batch
 from cupynet.errors import ConfigError
-from cupynet.nn import INFERENCE, Context, Layer, Model, check_output
+from cupynet.nn import INFERENCE, Context, Layer, Model
 from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator, Groups, parts
+from cupynet.parallel import Communicator, Groups, Pipeline, parts
 from cupynet.training.records import Piece
 from cupynet.training.scaling import LossScaler
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
-
-
-def check_data(dataset: Labelled, model: Model) -> None:
-    """Refuse data that do not fit the network: no images, another shape, another number of classes. ConfigError."""
-    if not len(dataset):
-        raise ConfigError(f"data set {dataset.name!r} is empty: there is nothing to train or evaluate on")
-    shape = tuple(dataset.image_shape)
-    if shape != model.input.shape:
-        raise ConfigError(
-            f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
-            f"{model.input}: build the model for Image{shape}, or bring the images to its shape"
-        )
-    check_output(model.network, dataset.classes)
-
-
-def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
-    """Refuse data whose pixels become something else than those trained on: the answers would mean nothing.
-
-    ConfigError.
-    """
-    if dataset.pixels != pixels:
-        raise ConfigError(
-            f"data set {dataset.name!r}: its pixels become {_become(dataset.pixels)}, and those trained on "
-            f"{_become(pixels)}: give it the same pixels, Dataset(..., pixels=model.pixels), or a pair (images, labels)"
-        )
-
-
-def _become(pixels: PixelScale) -> str:
-    found = pixels.normalization()
-    return "fractions of 255" if found is None else f"(x - {found['mean']}) / {found['deviation']}"
 
 
 def moved(vector: Array, before: Array) -> bool:
@@ -62,14 +32,21 @@ def moved(vector: Array, before: Array) -> bool:
     return bool(((vector != before) & (before == before)).any())
 
 
-def check_accumulate(accumulate: int, network: Layer) -> None:
-    """Refuse to cut batches that a layer of the built network needs whole. ConfigError."""
+def check_accumulate(accumulate: int, network: Layer, pipeline: Pipeline | None = None) -> int:
+    """Return into how many parts a batch is cut, if the built network can be trained so; else raise ConfigError."""
+    accumulate = integer("accumulate", accumulate, 1)
+    if pipeline is not None and accumulate > 1:
+        own = setting("parallel.pipeline", "micro_batches", python="Pipeline(micro_batches=...)")
+        raise ConfigError(
+            f"accumulate={accumulate}: stages of a pipeline cut batches by themselves, see {own}: leave it at 1"
+        )
     meeting = next((layer for layer in network.walk() if layer.syncs_replicas), None)
     if accumulate > 1 and meeting is not None:  # replicas may have batches of different numbers of parts
         raise ConfigError(
             f"accumulate={accumulate}: layer '{meeting.path}' exchanges something with the other replicas for each "
             "batch as a whole: take accumulate=1, or sync=false there"
         )
+    return accumulate
 
 
 class Step(NamedTuple):
@@ -132,8 +109,7 @@ class Replica:
     def __init__(self, model: Model, optimizer: Optimizer, accumulate: int = 1) -> None:
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
-        self.accumulate = integer("accumulate", accumulate, 1)
-        check_accumulate(self.accumulate, model.network)
+        self.accumulate = check_accumulate(accumulate, model.network)
         self.updates = 0
         self.replicas: Communicator | None = None
         self.scaler: LossScaler | None = None
@@ -328,10 +304,6 @@ class Replica:
         scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
         backend.give_back(gradient, logits)
         return scores, backend.to_host(losses)
-
-    def check(self, dataset: Labelled) -> None:
-        """Refuse data that do not fit the network, see `check_data`. ConfigError."""
-        check_data(dataset, self.model)
 
     def pieces(self) -> list[Piece]:
         """Its calls that a round and an evaluation are made of, see `TrainerView.pieces`."""

@@ -15,12 +15,12 @@ import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.data import Batch, Labelled
+from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model, Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
 from cupynet.training.records import Piece
-from cupynet.training.replica import Replica, Scores, check_data
+from cupynet.training.replica import Replica, Scores
 
 REHEARSALS = 7  # passes by which a stage's work is measured, after two that are not counted
 
@@ -189,9 +189,6 @@ class Stage(Replica):
 
     def pieces(self) -> list[Piece]:
         return [*super().pieces(), Piece(self, "_receive", "waiting for a stage", "waiting")]
-
-    def check(self, dataset: Labelled) -> None:
-        check_data(dataset, self.whole)
 
     def warm_up(self, batch_size: int) -> float:
         """See `Replica.warm_up`; and measure the work of all stages, one worker after the other. All call it."""

@@ -2,18 +2,16 @@
 
 A round is one iteration of every replica. Worker r of W trains on batches r, r + W, r + 2W ... of an epoch; in the last
 round some may have none, and make the same calls all the same. The trainer owns rounds, position, events and stopping;
-the replica computes, and the synchronizer keeps replicas together.
+the replica computes, and the synchronizer keeps replicas together (`averages` at the end of epochs and fits).
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -21,19 +19,20 @@ import numpy as np
 from cupynet.backend import Shared
 from cupynet.checks import integer, is_bool, one_of
 from cupynet.data import Batch, Batches, BatchFeed
-from cupynet.errors import ConfigError, DataError, DivergedError, annotate
+from cupynet.errors import ConfigError, DivergedError, annotate
 from cupynet.optim import Schedule
-from cupynet.parallel import Average, Communicator, Groups, Moment, Synchronizer, is_finite
+from cupynet.parallel import Average, Groups, Synchronizer
 from cupynet.runs import Run
+from cupynet.training import averages, trainer_state
 from cupynet.training.callbacks import Callback, Chooser, check_validation
-from cupynet.training.clock import Clock, Statistics
-from cupynet.training.consensus import Agreed, StopConsensus
+from cupynet.training.clock import Statistics
+from cupynet.training.consensus import StopConsensus
+from cupynet.training.data_checks import check_loader
 from cupynet.training.evaluator import Evaluator
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import NonFinite
 from cupynet.training.records import Piece, Spent, Stop, StopReason
-from cupynet.training.replica import Replica, moved
-from cupynet.training.trainer_state import TrainerState
+from cupynet.training.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +81,12 @@ class Trainer:
         run: where callbacks write.
 
     Attributes:
-        at: where training is; `iteration`: iterations so far, counted in rounds; `epoch`, `round`: complete epochs so
-            far, and complete rounds of the one after them.
+        iteration, epoch, round: where training is: iterations so far, counted in rounds; complete epochs so far, and
+            complete rounds of the one after them.
+        fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
+        averaged: whether the last average of the fit has been made.
+        deal: how the epoch that `round` counts in is dealt out to workers.
+        statistics: what this worker counted, and where its time went.
         total_iterations: what `iteration` will be at the end of this `fit`.
         total_epochs: what `epoch` will be at the end of this `fit`.
         evaluation: of the last complete epoch, or of the weights that a callback chose at the end; None if there was
@@ -110,76 +113,42 @@ class Trainer:
         self.world, self.replicas = self.groups.world, self.groups.replicas
         self.rank, self.workers = self.world.rank, self.world.size
         self.replica = replica
-        self.model, self.whole, self.params, self.backend = (
-            replica.model,
-            replica.whole,
-            replica.params,
-            replica.backend,
-        )
+        self.model, self.whole = replica.model, replica.whole
+        self.params, self.backend = replica.params, replica.backend
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
         replica.join(self.groups, shares_gradients=self.synchronizer.shares_gradients)
         self.callbacks = list(callbacks)
+        self.schedule: Schedule = replica.optimizer.learning_rate
         self._guard = next((each for each in callbacks if isinstance(each, NonFinite)), None) or NonFinite()
+        self._who = f"worker {self.rank} ({replica.place})"
         self._prefetch_buffer = prefetch_buffer
         self._on_device = data_on_device
         self._shared = Shared() if shared is None else shared
         self._feed: BatchFeed | None = None  # of the batches that this fit trains on
         self._evaluator = Evaluator(replica, self.groups, self._who, self._open_feed)
         self.report_every = report_every
+        self.iteration = self.epoch = self.round = 0
         self.total_iterations = self.total_epochs = 0
+        self.fit_start: int | None = None
+        self.averaged = True
+        self.deal: tuple[int, ...] = ()
         self.evaluation: Evaluation | None = None
         self.stopped: Stop | None = None
         self.spent: Spent | None = None
         self.skipped_steps = 0
-        self.consensus = StopConsensus(self.groups)
-        self.at = TrainerState(replica, self.synchronizer, self.callbacks, self.consensus)
+        self.statistics = Statistics()
+        self.consensus = StopConsensus(self.groups, self.statistics)
         self.synchronizer.start(replica, self.replicas)
-        self._closing = self._start_callbacks(run)
-
-    def _start_callbacks(self, run: Run | None) -> ExitStack:
         with ExitStack() as started:
             for callback in self.callbacks:
                 started.callback(callback.close)  # also if `start` fails
                 callback.start(self, run)
-            return started.pop_all()
-
-    @property
-    def iteration(self) -> int:
-        """Iterations so far."""
-        return self.at.iteration
-
-    @property
-    def epoch(self) -> int:
-        """Complete epochs so far."""
-        return self.at.epoch
-
-    @property
-    def round(self) -> int:
-        """Complete rounds of the epoch after those."""
-        return self.at.round
-
-    @property
-    def statistics(self) -> Statistics:
-        """What this worker counted."""
-        return self.at.statistics
-
-    @property
-    def clock(self) -> Clock:
-        """Where this worker's time went."""
-        return self.statistics.clock
-
-    @property
-    def _who(self) -> str:
-        return f"worker {self.rank} ({self.replica.place})"
-
-    @property
-    def _schedule(self) -> Schedule:
-        return self.replica.optimizer.learning_rate
+            self._closing = started.pop_all()
 
     @property
     def unfinished(self) -> bool:
         """Whether a fit has begun that has not ended: one that runs, or whose state was restored."""
-        return self.at.fit_start is not None
+        return self.fit_start is not None
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
@@ -192,7 +161,7 @@ class Trainer:
         From the thread that called the fit, when all workers have left it: nothing can be exchanged any more.
         """
         self.backend.activate()
-        self._emit("on_diverged", text)
+        self.emit("on_diverged", text)
         self.backend.synchronize()
         self.backend.deactivate()
 
@@ -206,7 +175,7 @@ class Trainer:
         Numbers, and arrays on the host, by name, in dictionaries. It causes no average.
         """
         self._catch_up()
-        return self.at.state()
+        return trainer_state.state_of(self)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned; the next `fit` continues there, its learning-rate schedule too.
@@ -214,7 +183,7 @@ class Trainer:
         Raises:
             ConfigError: it is the state of another network, optimizer or synchronizer, or of too few workers.
         """
-        self.at.restore(state)
+        trainer_state.restore(self, state)
 
     # training -------------------------------------------------------------------------------------------------------
 
@@ -244,10 +213,9 @@ class Trainer:
                 a weight, found in the next round or when replicas are averaged.
         """
         fit = Fit(train, epochs, evaluate_on, evaluate_every, split, unfinished=self.unfinished)
-        fit.check_choosers([*self.callbacks, self._schedule], self.synchronizer, self.replicas.size)
+        fit.check_choosers([*self.callbacks, self.schedule], self.synchronizer, self.replicas.size)
         for loader in filter(None, (train, evaluate_on)):
-            self.replica.check(loader.dataset)
-            refuse_other_data(self.world, loader)
+            check_loader(loader, self.whole, self.world)
         self._begin(fit)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"), ExitStack() as opened:
@@ -257,43 +225,40 @@ class Trainer:
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self.replica.run_ahead(self._guard.action == "stop" and not self.synchronizer.shares_gradients)
-                self._emit("on_fit_start")
-                self._agree(self.consensus.meet(self.clock, begun=False))
+                self.emit("on_fit_start")
+                self.stopped = self.consensus.meet(begun=False)
                 while self.epoch < self.total_epochs and not self.stopped:
                     self._epoch(fit, self._feed)
-                    self._agree(self.consensus.meet(self.clock))
-                if self.stopped and not self.at.finished:
-                    self._emit("on_stop")
-                self._finish()
+                    self.stopped = self.consensus.meet()
+                if self.stopped and not self.averaged:
+                    self.emit("on_stop")
+                averages.finish(self)
             if self.epoch == self.total_epochs:
                 self.stopped = None  # the wish came when everything was done
-            self._choose(fit)
+            averages.choose(self, evaluate_on)
             if self.replica.scaler is not None:
                 self.skipped_steps = self.replica.scaler.of_all(self.replicas)
-            self.consensus.count_bytes(self.clock)
-            self.spent = Spent.of(self.world.gather_numbers(*self.clock.spent()))
-            self._emit("on_fit_end")
+            self.consensus.count_bytes()
+            self.spent = Spent.of(self.world.gather_numbers(*self.statistics.clock.spent()))
+            self.emit("on_fit_end")
         finally:
-            self.consensus.wish, self.at.fit_start = None, None  # these belong to one fit
+            self.consensus.wish, self.fit_start = None, None  # these belong to one fit
 
     def _begin(self, fit: Fit) -> None:
         """Set where this fit starts and where it will end."""
-        rounds, deal = self._rounds(fit.train), fit.train.deal(self.replicas.size)
-        if deal != self.at.deal:
-            self.at.round, self.at.deal = 0, deal
-        self.at.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
-        start = self.iteration if self.at.fit_start is None else self.at.fit_start
+        rounds, deal = fit.train.rounds(self.replicas.size), fit.train.deal(self.replicas.size)
+        if deal != self.deal:
+            self.round, self.deal = 0, deal
+        self.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
+        self.averaged = self.averaged and self.unfinished and not fit.epochs  # restored after its last average
+        if self.fit_start is None:
+            self.fit_start = self.iteration
         self.total_epochs = self.epoch + fit.epochs
         self.total_iterations = self.iteration + fit.epochs * rounds - self.round
-        self._schedule.span(start, self.total_iterations, rounds, self.total_epochs)
-        if self.rank == 0 and self._schedule.doubt:
-            log.warning("learning rate: %s", self._schedule.doubt)
-        self.at.finished = self.at.finished and self.unfinished and not fit.epochs  # restored after its last average
-        self.stopped, self.at.fit_start = None, start
-
-    def _rounds(self, loader: Batches) -> int:
-        """Return the rounds of an epoch: iterations of the busiest worker."""
-        return loader.rounds(self.replicas.size)
+        self.schedule.span(self.fit_start, self.total_iterations, rounds, self.total_epochs)
+        if self.rank == 0 and self.schedule.doubt:
+            log.warning("learning rate: %s", self.schedule.doubt)
+        self.stopped = None
 
     def _open_feed(self, loader: Batches) -> BatchFeed:
         try:
@@ -313,31 +278,30 @@ class Trainer:
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         """Train one epoch, or the rest of it: its rounds, the average that ends it, its evaluation."""
-        rounds, where = self._rounds(fit.train), "before the first batch"
-        at, clock = self.at, self.clock
+        rounds, clock, where = fit.train.rounds(self.replicas.size), self.statistics.clock, "before the first batch"
         self.evaluation = None  # the last one is of weights that are about to move
-        if at.round == 0:
-            self.consensus.count_bytes(clock)
+        if self.round == 0:
+            self.consensus.count_bytes()
             self.statistics.begin_epoch()
         try:
-            with closing(feed.epoch(at.epoch, at.round)) as batches:
-                while at.round < rounds and not self.stopped:
+            with closing(feed.epoch(self.epoch, self.round)) as batches:
+                while self.round < rounds and not self.stopped:
                     began, waited_s, where = time.perf_counter(), feed.waited_s, "loading a batch"
                     batch = self._next(batches)
                     clock.data_s += feed.waited_s - waited_s
                     where = "without a batch" if batch is None else f"at batch {batch.index}"
-                    images = fit.train.images_of_round(at.round, self.replicas.size)
+                    images = fit.train.images_of_round(self.round, self.replicas.size)
                     average = self._round(batch)
-                    clock.count(at.iteration, images, time.perf_counter() - began)
+                    clock.count(self.iteration, images, time.perf_counter() - began)
                     self._after_round(average)
                 self._catch_up()
         except DivergedError:
             raise  # it names the replica itself; several workers may raise it together
         except Exception as error:
-            annotate(error, f"{self._who}, epoch {at.epoch + 1}, {where}")
+            annotate(error, f"{self._who}, epoch {self.epoch + 1}, {where}")
             raise
-        if at.round == rounds:
-            at.epoch, at.round = at.epoch + 1, 0
+        if self.round == rounds:
+            self.epoch, self.round = self.epoch + 1, 0
             self._guard.end_epoch(self, fit.train)
             self._end_epoch(fit)
 
@@ -347,54 +311,45 @@ class Trainer:
 
     def _round(self, batch: Batch | None) -> Average | None:
         """Train one round: the same calls on every worker, with a batch or without one."""
-        replica, synchronizer, at = self.replica, self.synchronizer, self.at
+        replica, synchronizer, clock = self.replica, self.synchronizer, self.statistics.clock
         began = time.perf_counter()
         step = self._guard.checked(self, replica.gradient(batch))
         derived = time.perf_counter()
-        wanted = step.ahead or self._before_update(step.samples)
+        wanted = step.ahead or synchronizer.before_update(replica, step.samples)
+        if not is_bool(wanted):
+            name = type(synchronizer).__name__
+            raise ConfigError(f"{name}.before_update returned {wanted!r}: return True or False")
         shared = time.perf_counter()
         if wanted:
             self.world.check()  # a worker that timed out must not touch the user's model
-            replica.update(at.iteration, None if synchronizer.shares_gradients else step.squared_norm)
-        if step.ahead and synchronizer.looks(at.iteration):
+            replica.update(self.iteration, None if synchronizer.shares_gradients else step.squared_norm)
+        if step.ahead and synchronizer.looks(self.iteration):
             self._settle()
         updated = time.perf_counter()
-        average = synchronizer.after_update(replica, at.iteration)
-        at.iteration, at.round = at.iteration + 1, at.round + 1
-        clock = at.statistics.clock
+        average = synchronizer.after_update(replica, self.iteration)
+        self.iteration, self.round = self.iteration + 1, self.round + 1
         clock.worked(derived - began + updated - shared, replica.waited_s)
         clock.averaging_s += shared - derived + time.perf_counter() - updated
-        at.statistics.count(step.samples, replica.losses)
+        self.statistics.count(step.samples, replica.losses)
         return average
-
-    def _before_update(self, samples: int) -> bool:
-        wanted = self.synchronizer.before_update(self.replica, samples)
-        if not is_bool(wanted):
-            name = type(self.synchronizer).__name__
-            raise ConfigError(f"{name}.before_update returned {wanted!r}: return True or False")
-        return wanted
 
     def _after_round(self, average: Average | None) -> None:
         """Call callbacks, report if one is due, and learn whether a worker wishes to stop or has failed."""
-        iteration, clock = self.iteration, self.clock
         if average is not None:
-            self._averaged(average)
+            averages.take_note(self, average)
         self.world.check()
-        if self.report_every and iteration % self.report_every == 0:
+        if self.report_every and self.iteration % self.report_every == 0:
             self._catch_up()
-            self._emit("on_report", self.statistics.report(iteration, self.epoch, self._schedule(iteration - 1)))
-        self._emit("on_iteration_end")  # last: a state taken here includes everything of this round
-        began = time.perf_counter()
-        agreed = self.consensus.after_round(clock, iteration, averaged=average is not None)
-        if agreed is not None:
-            self._agree(agreed)
-            clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
+            rate = self.schedule(self.iteration - 1)
+            self.emit("on_report", self.statistics.report(self.iteration, self.epoch, rate))
+        self.emit("on_iteration_end")  # last: a state taken here includes everything of this round
+        self.stopped = self.consensus.after_round(self.iteration, averaged=average is not None)
 
     def _catch_up(self) -> None:
         """Between two rounds: wait for the steps that run ahead of the host, and count them."""
         began = time.perf_counter()
         if self._settle():
-            self.clock.caught_up(time.perf_counter() - began)
+            self.statistics.clock.caught_up(time.perf_counter() - began)
 
     def _settle(self) -> bool:
         """Wait for the steps that run ahead, and count them; False if there are none.
@@ -433,26 +388,26 @@ class Trainer:
             Piece(synchronizer, "finish", "averaging of weights", "averaging"),
             Piece(self.consensus, "after_round", "agreement", "waiting"),
             Piece(self, "evaluate", "evaluation", "evaluation"),
-            Piece(self, "_emit", "callbacks", "training"),
+            Piece(self, "emit", "callbacks", "training"),
         ]
 
     # the end of an epoch, and of a fit ------------------------------------------------------------------------------
 
     def _end_epoch(self, fit: Fit) -> None:
         """Make the average that the rules ask for here, then evaluate replicas that are identical."""
-        last, rate = self.epoch == self.total_epochs, self._schedule(self.iteration - 1)
+        last, rate = self.epoch == self.total_epochs, self.schedule(self.iteration - 1)
         self.statistics.read_losses()
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
         if last:
-            self._finish()
+            averages.finish(self)
         else:
-            self._average("evaluation" if due else "epoch")
+            averages.average(self, "evaluation" if due else "epoch")
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
             self.replica.assemble()
             self.evaluation = self.evaluate(fit.evaluate_on)
-            if self._schedule.monitor is not None:
-                self._schedule.learn(getattr(self.evaluation, self._schedule.monitor))
-        self.consensus.count_bytes(self.clock)
+            if self.schedule.monitor is not None:
+                self.schedule.learn(getattr(self.evaluation, self.schedule.monitor))
+        self.consensus.count_bytes()
         table = self.world.gather_numbers(*self.statistics.epoch())
         record = self.statistics.epoch_record(
             table,
@@ -463,75 +418,10 @@ class Trainer:
             evaluation=self.evaluation,
             learning_rate=rate,
         )
-        self._emit("on_epoch_end", record)
+        self.emit("on_epoch_end", record)
 
-    def _finish(self) -> None:
-        """End a fit, once: from here on all replicas are identical."""
-        if self.at.finished:
-            return
-        self.at.finished = True
-        moved = self._moved_in("before_finish")
-        began = time.perf_counter()
-        if self.replicas.gather_numbers(moved).any():
-            self.synchronizer.changed(self.replica)
-        self.clock.meeting(time.perf_counter() - began)
-        self._average("fit")
-        name = type(self.synchronizer).__name__
-        refuse_different(
-            self.replica, self.replicas,
-            f"{name}: the replicas differ at the end of a fit: average them in finish(replica, 'fit')",
-        )  # fmt: skip
-        self.replica.assemble()
-
-    def _choose(self, fit: Fit) -> None:
-        """Let callbacks give the replicas other weights, and evaluate these; not after a signal, which is urgent."""
-        if not self.world.gather_numbers(self._moved_in("after_finish")).any():
-            return
-        refuse_different(
-            self.replica, self.replicas,
-            "a callback changed the weights of some replicas alone, in after_finish: let it run on every worker "
-            "(every_rank = True) and do the same on each",
-        )  # fmt: skip
-        self.replica.assemble()
-        self.evaluation = None
-        if fit.evaluate_on is not None and (self.stopped is None or self.stopped.reason != StopReason.SIGNAL):
-            self.evaluation = self.evaluate(fit.evaluate_on)
-
-    def _moved_in(self, event: str) -> bool:
-        """Emit an event in which callbacks may change weights; return whether they did, on this worker."""
-        vectors = self.params.vectors
-        copies = [vector.copy() for vector in vectors]
-        self._emit(event)
-        return any(starmap(moved, zip(vectors, copies, strict=True)))
-
-    def _average(self, moment: Moment) -> None:
-        """Make whatever average the synchronizer makes at this moment; if it makes none, check the weights."""
-        began = time.perf_counter()
-        average = self.synchronizer.finish(self.replica, moment)
-        if average is not None:
-            self.clock.meeting(time.perf_counter() - began)
-            self._averaged(average)
-        elif not is_finite(*self.params.vectors):
-            raise DivergedError(
-                f"the replica of worker {self.rank} is not finite after iteration {self.iteration}: "
-                "lower learning_rate, or train in a wider dtype"
-            )
-
-    def _averaged(self, average: Average) -> None:
-        """Take note of an average: replicas agree on a loss scale, and the next report has what it found."""
-        if self.replica.scaler is not None:
-            self.replica.scaler.meet(self.replicas)
-        if self.groups.stages.size > 1 and not math.isnan(average.divergence):
-            self.consensus.own = average  # other stages hear of it when workers agree the next time
-            average = Average(average.score, math.nan)
-        self.statistics.averaged(average)
-
-    def _agree(self, agreed: Agreed) -> None:
-        """Take over what all workers know: whether to stop, and how far the stages' replicas were apart."""
-        self.stopped = agreed.stop
-        self.statistics.agreed(agreed.bytes_sent, agreed.measured)
-
-    def _emit(self, event: str, *arguments: Any) -> None:
+    def emit(self, event: str, *arguments: Any) -> None:
+        """Tell callbacks of an event."""
         for callback in self.callbacks:
             getattr(callback, event)(self, *arguments)
 
@@ -542,29 +432,7 @@ class Trainer:
             ConfigError: the data do not fit the network.
         """
         began = time.perf_counter()
-        self.replica.check(loader.dataset)
-        refuse_other_data(self.world, loader)
+        check_loader(loader, self.whole, self.world)
         evaluation = self._evaluator.evaluate(loader)
-        self.clock.evaluate_s += time.perf_counter() - began
+        self.statistics.clock.evaluate_s += time.perf_counter() - began
         return evaluation
-
-
-def refuse_other_data(world: Communicator, loader: Batches) -> None:
-    """Refuse data or an order of them that differ between workers: processes load for themselves. DataError."""
-    if world.size == 1:
-        return
-    found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
-    others = np.flatnonzero(found != found[0]).tolist()
-    if others:
-        who = f"worker{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
-        raise DataError(
-            f"{who} would train on other data than worker 0, or in another order: bring the same data to all "
-            "machines, and start them with the same settings"
-        )
-
-
-def refuse_different(replica: Replica, replicas: Communicator, message: str) -> None:
-    """Refuse replicas that differ where they must be identical. ConfigError."""
-    own = [float(replica.backend.total(vector)) for vector in replica.params.vectors]
-    if len({tuple(theirs) for theirs in replicas.gather_numbers(*own).tolist()}) > 1:
-        raise ConfigError(message)

@@ -1,13 +1,11 @@
 """Training in parallel replicas, as an object: the successor of Deeplearning4j's ParallelWrapper.
 
 This is the one assembly line: the class that the README shows is the one that `python -m cupynet.train` runs. How many
-workers and on which device (`Placement`), how many batches are made ahead, how many BLAS threads a worker gets and what
-keeps the replicas together is decided here and nowhere else.
+workers, on which devices and what each is made from is decided by its `WorkerPlan`; here tasks are run on them.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,43 +15,38 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from cupynet.backend import FRACTIONS, Backend, PixelScale, Shared, blas, check_on_device, create_backend, memory
+from cupynet.backend import FRACTIONS, PixelScale, blas
 from cupynet.backend.array import Array
 from cupynet.checkpoints import Checkpoints, Stored
-from cupynet.checks import flag, instance, integer, one_of, shown
+from cupynet.checks import flag, integer, one_of
 from cupynet.columns import Columns
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError, CupynetError, DataError, DivergedError
-from cupynet.nn import Model, check_batches
-from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
+from cupynet.nn import Model
+from cupynet.optim import Nesterov, Optimizer
 from cupynet.parallel import (
     Communicator,
-    Groups,
     Launcher,
     MpiLauncher,
     ParameterAveraging,
     Pipeline,
     PipelineSpeed,
-    Placement,
     Synchronizer,
     ThreadLauncher,
     When,
-    check_reduce,
-    job,
 )
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback, Chooser, Rows
+from cupynet.training.callbacks import Callback, Chooser
 from cupynet.training.checkpoint import found, resumed, save
-from cupynet.training.console import STYLES, Progress
+from cupynet.training.console import Progress
+from cupynet.training.data_checks import check_data, check_pixels
 from cupynet.training.failures import told
-from cupynet.training.graph_replica import replica_of
-from cupynet.training.memory import Usage
 from cupynet.training.metrics import Evaluation
 from cupynet.training.profile import Profile
 from cupynet.training.records import StopReason
-from cupynet.training.replica import Replica, check_data, check_pixels
 from cupynet.training.stage import Stage
 from cupynet.training.trainer import Fit, Trainer
+from cupynet.training.worker_plan import WorkerPlan
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -106,6 +99,7 @@ class ParallelWrapper:
             are the same. On a CPU only `auto` and false, which are the same.
 
     Attributes:
+        plan: what every worker is made from.
         placement: how many workers, of how many stages, and on which devices.
         layers: the names of the layers of each stage; empty without a pipeline.
         blas_threads: of each worker, as decided; 0 on a GPU.
@@ -140,51 +134,35 @@ class ParallelWrapper:
         progress: str = "auto",
     ) -> None:
         """See the class."""
-        self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
-        self.optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
-        instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")
         if synchronizer is None:
-            score = flag("report_score_after_averaging", report_score_after_averaging)  # by the name it has here
             synchronizer = ParameterAveraging(
-                averaging_frequency, average_updaters=average_updaters, report_score=score
+                averaging_frequency,
+                average_updaters=average_updaters,
+                report_score=flag("report_score_after_averaging", report_score_after_averaging),  # by its name here
             )
-        self.synchronizer = instance("synchronizer", synchronizer, Synchronizer, "ParameterAveraging(3)")
-        if not isinstance(callbacks, Sequence):
-            raise ConfigError(
-                f"callbacks={shown(callbacks)}: must be a list of callbacks, such as [History('history.jsonl')]"
-            )
-        self.callbacks = [instance("a callback", each, Callback, "History('history.jsonl')") for each in callbacks]
-        self.callbacks.sort(key=lambda each: each.last)
-        if sum(isinstance(each, Profile) for each in self.callbacks) > 1:
-            raise ConfigError("callbacks: two Profiles would time each other: leave one out")
-        self.progress = one_of("progress", progress, STYLES)
-        self.report_every = integer("report_every", report_every, 0)
-        self.accumulate = integer("accumulate", accumulate, 1)
-        if pipeline is not None and self.accumulate > 1:
-            raise ConfigError(
-                f"accumulate={accumulate}: a pipeline cuts batches by itself: Pipeline(micro_batches=...)"
-            )
-        self.data_on_device = check_on_device(data_on_device, model.backend.name)
-        self._shared, self._rows = Shared(), Rows()
-        self.run = None if run is None else Run.of(run)
-        own = model.backend
-        if launcher == "mpi" and devices is None and own.name == "cupy":
-            devices = [own.device]
-        seats = job().seats if launcher == "mpi" else None
-        self.pipeline = None if pipeline is None else instance("pipeline", pipeline, Pipeline, "Pipeline(stages=2)")
-        stages, most = (1, 1) if pipeline is None else (pipeline.count, pipeline.most(model.network))
-        self.placement = Placement.of(
-            own.name, workers, devices, first=own.device, stages=stages, most_stages=most, seats=seats
+        self.plan = WorkerPlan(
+            model=model,
+            workers=workers,
+            devices=devices,
+            processes=launcher == "mpi",
+            pipeline=pipeline,
+            optimizer=Nesterov(0.01, 0.9) if optimizer is None else optimizer,
+            learning_rate_scale=learning_rate_scale,
+            synchronizer=synchronizer,
+            accumulate=accumulate,
+            prefetch_buffer=prefetch_buffer,
+            data_on_device=data_on_device,
+            reduce=reduce,
+            callbacks=callbacks,
+            progress=progress,
+            report_every=report_every,
+            run=None if run is None else Run.of(run),
         )
-        self.reduce = check_reduce(reduce, own.name, processes=launcher == "mpi", stages=self.placement.stages)
-        self.layers = [] if pipeline is None else pipeline.cut(model.network, self.placement.stages)
-        workers = self.placement.workers
-        self.synchronizer.check(workers, self.placement.stages)
-        self.optimizer = _scaled(self.optimizer, learning_rate_scale, workers)
-        self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
+        self.model, self.placement, self.layers = model, self.plan.placement, self.plan.layers
         if blas_threads is not None:
             blas_threads = integer("blas_threads", blas_threads, 1)
         self._launcher = _launcher(launcher, self.placement.ranks, timeout_s)
+        own = model.backend
         if self.placement.devices and self.placement.device(self._launcher.first) != own.device:
             raise ConfigError(
                 f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, and that "
@@ -257,12 +235,10 @@ class ParallelWrapper:
         held_out = None if evaluate_on is None else self._judging(evaluate_on, batch_size, pixels)
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, unfinished)
-        choosers: list[Chooser] = [*self.callbacks, self.optimizer.learning_rate]
-        fit.check_choosers(
-            choosers, self.synchronizer, self.placement.workers
-        )  # before any worker begins: no harm done
+        choosers: list[Chooser] = [*self.plan.callbacks, self.plan.optimizer.learning_rate]
+        fit.check_choosers(choosers, self.plan.synchronizer, self.placement.workers)  # before any worker begins
         self._warn_of_idle(loader)
-        self._check_batches(loader)
+        self.plan.check(loader)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
@@ -416,37 +392,6 @@ class ParallelWrapper:
             check_pixels(loader.dataset, pixels)
         return loader
 
-    def _check_batches(self, loader: Batches) -> None:
-        """Refuse batches too small for a layer, or too large for the machine's memory. ConfigError.
-
-        Ranks are not asked about memory: they might find different answers, and some would wait for the others.
-        """
-        largest = min(loader.batch_size, len(loader.dataset))
-        check_batches(self.model.network, largest, self._cut, self.placement.workers)
-        there = memory()
-        if there is None or self.placement.devices or self.placement.seats:
-            return
-        usage = Usage(
-            network=self.model.network,
-            weights=self.model.params.count,
-            policy=self.model.backend.policy,
-            optimizer=self.optimizer,
-            batch_size=largest,
-            workers=self.placement.workers,
-            prefetch=self._prefetch * self.placement.workers,
-            held=min(self.placement.stages, self._cut) / self._cut,
-            trained=len(loader.dataset),
-        )
-        names = {"batch_size": "batch_size", "workers": "workers", "prefetch": "prefetch_buffer", "layer": "layer "}
-        refused = usage.refusal(*there, names)
-        if refused:
-            raise ConfigError(refused)
-
-    @property
-    def _cut(self) -> int:
-        """Into how many parts a replica cuts its batches."""
-        return self.accumulate if self.pipeline is None else self.pipeline.micro_batches
-
     def _warn_of_idle(self, loader: Batches) -> None:
         """Say that some replicas will never train, where there are more of them than batches."""
         workers, batches = self.placement.workers, loader.batches
@@ -460,7 +405,7 @@ class ParallelWrapper:
     @property
     def history(self) -> Columns:
         """How training went so far, column by column; empty in processes other than rank 0's. See `Columns`."""
-        return Columns.of(self._rows.kept)
+        return Columns.of(self.plan.rows.kept)
 
     @property
     def trainer(self) -> Trainer:
@@ -472,7 +417,7 @@ class ParallelWrapper:
 
     def pipeline_speed(self) -> PipelineSpeed | None:
         """How fast the pipeline is, and could be; None without one, and before `warm_up` and a `fit`."""
-        stage, rate = self.trainer.replica, self.trainer.clock.images_per_s
+        stage, rate = self.trainer.replica, self.trainer.statistics.clock.images_per_s
         if not isinstance(stage, Stage) or not stage.work_s or not rate:
             return None
         micro_batches = min(stage.micro_batches, stage.batch_size)
@@ -489,49 +434,9 @@ class ParallelWrapper:
         """This worker's trainer, made in its own thread at its first task."""
         trainer = self._trainers[world.rank]
         if trainer is None:
-            trainer = self._trainers[world.rank] = self._make(world)
+            trainer = self._trainers[world.rank] = self.plan.trainer(world, own=world.rank == self._launcher.first)
         trainer.backend.activate()  # one worker alone runs in the calling thread, which may be another than before
         return trainer
-
-    def _make(self, world: Communicator) -> Trainer:
-        first = world.rank == 0
-        backend = self._backend(world.rank)
-        backend.activate()
-        world.attach(backend, self.reduce)
-        groups = Groups.grid(world, self.placement.stages)
-        replica = self._replica(backend, groups)
-        synchronizer = copy.deepcopy(self.synchronizer)
-        callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
-        if first and self.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
-            callbacks.append(Progress(self.progress))
-        if first:  # before all others: who is told of an epoch finds it in the history
-            callbacks.insert(0, self._rows)
-        world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
-        return Trainer(
-            replica,
-            groups=groups,
-            synchronizer=synchronizer,
-            callbacks=callbacks,
-            prefetch_buffer=self._prefetch,
-            data_on_device=self.data_on_device,
-            shared=self._shared,
-            report_every=self.report_every,
-            run=self.run,
-        )
-
-    def _replica(self, backend: Backend, groups: Groups) -> Replica:
-        """This worker's replica: the whole network, or a stage of it."""
-        optimizer = copy.deepcopy(self.optimizer)
-        if self.pipeline is not None:
-            return Stage(self.model, optimizer, groups, backend, self.layers, self.pipeline.micro_batches)
-        own = groups.world.rank == self._launcher.first
-        return replica_of(self.model if own else self.model.replicate(backend), optimizer, self.accumulate)
-
-    def _backend(self, rank: int) -> Backend:
-        own = self.model.backend
-        if rank == self._launcher.first:
-            return own
-        return create_backend(own.name, own.policy.name, self.placement.device(rank), **own.options)
 
 
 def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
@@ -540,15 +445,3 @@ def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
         return asked
     kind = one_of("launcher", asked, ("thread", "mpi"))
     return MpiLauncher(timeout_s) if kind == "mpi" else ThreadLauncher(ranks, timeout_s)
-
-
-def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
-    """The optimizer at the learning rate that so many workers call for; the same one where that is its own."""
-    factor = scale_factor(scale, workers)
-    if scale != "none":
-        log.info("learning rate x %g: learning_rate_scale=%s, workers=%d", factor, scale, workers)
-    if factor == 1:
-        return optimizer
-    optimizer = copy.copy(optimizer)
-    optimizer.learning_rate = Scaled(optimizer.learning_rate, factor)
-    return optimizer

@@ -37,7 +37,7 @@ from cupynet.parallel import (
     Synchronizer,
     ThreadCommunicator,
 )
-from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, wrapper
+from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, worker_plan
 from cupynet.training.regroup import regrouped
 from tests.training.conftest import WAYS, alone, on_threads, small_dataset, small_model
 
@@ -512,7 +512,7 @@ def wrapped(dtype: str, workers: int, monkeypatch: pytest.MonkeyPatch | None, **
         timeout_s=60, prefetch_buffer=0,
     ) as training:  # fmt: skip
         if monkeypatch is not None:
-            monkeypatch.setattr(wrapper, "replica_of", Replica)
+            monkeypatch.setattr(worker_plan, "replica_of", Replica)
         training.fit(Loader(small_dataset(76), 8, seed=3), 3)
         ahead = getattr(training.trainer.replica, "_ahead", False)
         return {"weights": model.weights(), "ahead": ahead, "skipped": training.trainer.skipped_steps}

@@ -95,7 +95,7 @@ def test_what_stages_measured_and_have_not_told_yet_is_told(tmp_path):
     def make():
         way, data = ParameterAveraging(7, measure_every=1), small_dataset(97)
         wrapper = wrapper_of(tmp_path, way, workers=2, pipeline=Pipeline(2, 2))
-        wrapper.callbacks[0].keep_last = 100
+        wrapper.plan.callbacks[0].keep_last = 100
         return wrapper, Loader(data, 4, seed=3)
 
     whole, loader = make()
@@ -197,10 +197,10 @@ def test_taking_a_checkpoint_changes_nothing(tmp_path):
         fit(one)
     (tmp_path / "without").mkdir()
     with wrapper_of(tmp_path / "without") as other:
-        other.callbacks = [each for each in other.callbacks if not isinstance(each, Checkpoint)]
+        other.plan.callbacks = [each for each in other.plan.callbacks if not isinstance(each, Checkpoint)]
         fit(other)
         assert fingerprint(other.model) == fingerprint(one.model)
-        sent = other.trainer.clock.bytes_sent
+        sent = other.trainer.statistics.clock.bytes_sent
     assert not (tmp_path / "without" / "checkpoints").exists() and sent > 0
     again = [json.loads(line)["bytes_sent"] for line in (tmp_path / "with" / "history.jsonl").read_text().splitlines()]
     assert again == [

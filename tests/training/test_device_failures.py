@@ -375,7 +375,7 @@ def test_pools_are_trimmed_after_every_epoch() -> None:
         pools = Pools([0, 1], device_above=1 << 16 if trims else None)
         spare = [At(rank, 8, lambda: active().pools[0].malloc(1 << 20)) for rank in (0, 1)]
         with wrapper(2, callbacks=[*spare, pools, Look(trims)]) as made:
-            made.callbacks.sort(key=lambda each: isinstance(each, Look))
+            made.plan.callbacks.sort(key=lambda each: isinstance(each, Look))
             made.fit(loader(), 1)
     assert max(kept_then[True]) <= 1 << 16 and min(kept_then[False]) >= 1 << 20
 

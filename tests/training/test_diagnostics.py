@@ -33,7 +33,7 @@ def test_an_epoch_tells_what_each_worker_spent(workers):
     whole = [trainer.spent for trainer in run.trainers]
     assert all(each == whole[0] for each in whole) and sum(whole[0].samples) == 122
     for rank, trainer in enumerate(run.trainers):
-        assert whole[0].compute_s[rank] == trainer.clock.compute_s
+        assert whole[0].compute_s[rank] == trainer.statistics.clock.compute_s
 
 
 def test_a_slow_worker_is_seen():

@@ -30,7 +30,7 @@ class Summed(Callback):
         self._seen = 0
 
     def on_iteration_end(self, trainer):
-        samples, self._seen = trainer.clock.samples - self._seen, trainer.clock.samples
+        samples, self._seen = trainer.statistics.clock.samples - self._seen, trainer.statistics.clock.samples
         found = self.sums.setdefault(trainer.epoch, [0, 0.0])
         found[0] += samples
         found[1] += float(trainer.replica.losses) if samples else 0.0

@@ -65,7 +65,7 @@ from cupynet.training import (
     WeightAverage,
     graph_replica,
     scaling,
-    wrapper,
+    worker_plan,
 )
 from tests.training.conftest import WAYS, small_dataset, small_model, small_network
 
@@ -101,7 +101,7 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def called(function: Any, *arguments: Any, **named: Any) -> Any:
         with monkeypatch.context() as patched:
-            patched.setattr(wrapper, "replica_of", Replica)
+            patched.setattr(worker_plan, "replica_of", Replica)
             return function(*arguments, **named)
 
     return called
@@ -300,7 +300,7 @@ def test_the_time_that_the_host_waits_belongs_to_the_rounds(monkeypatch: pytest.
     monkeypatch.setattr(graph_replica.GraphReplica, "settle", slowly)
     with ParallelWrapper(small_model("float", "cupy"), 1, "epoch", report_every=0, timeout_s=60) as training:
         training.fit(Loader(small_dataset(64), 8, seed=3), 2)
-        clock = training.trainer.clock
+        clock = training.trainer.statistics.clock
         assert clock.rounds_s > 16 * slow and clock.compute_s > 16 * slow and clock.timed_s > 6 * slow
 
 
@@ -516,9 +516,9 @@ def test_a_fit_that_somebody_broke_off_leaves_nothing_behind() -> None:
     trainer = Trainer(replica, callbacks=[Fails()], synchronizer=ParameterAveraging("end"), report_every=0)
     with pytest.raises(ValueError, match="no more"):
         trainer.fit(Loader(DATA, 8, seed=3), 1)
-    before = trainer.clock.samples
+    before = trainer.statistics.clock.samples
     trainer.fit(Loader(DATA, 8, seed=3), 1)
-    assert trainer.clock.samples - before == 97 - 3 * 8  # the epoch goes on where it was broken off
+    assert trainer.statistics.clock.samples - before == 97 - 3 * 8  # the epoch goes on where it was broken off
 
 
 @on_devices

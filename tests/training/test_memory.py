@@ -17,7 +17,7 @@ from cupynet.experiment import Experiment
 from cupynet.nn import Dense, Layer
 from cupynet.optim import SGD, Adam
 from cupynet.parallel import Placement
-from cupynet.training import ParallelWrapper, wrapper
+from cupynet.training import ParallelWrapper, worker_plan
 from cupynet.training.memory import Usage, output_values
 from tests.nn.networks import lenet
 from tests.shards import write_shards
@@ -149,7 +149,7 @@ def test_an_unknown_size_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_fit_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrapper, "memory", lambda: (1000, "this machine has"))
+    monkeypatch.setattr(worker_plan, "memory", lambda: (1000, "this machine has"))
     with ParallelWrapper(small_model(), 1, 1) as one, pytest.raises(ConfigError, match=r"^layer .* needs about "):
         one.fit(small_dataset(12), batch_size=10**9)
     monkeypatch.undo()

@@ -275,7 +275,7 @@ def test_a_checkpoint_after_a_skip_goes_on_alike(tmp_path):
         rest.restore(steps[len(steps) // 2])
         rest.fit(loader, 3 - rest.trainer.epoch)
         assert fingerprint(rest.model) == result
-        assert next(each for each in rest.callbacks if isinstance(each, NonFinite)).left_out == 3
+        assert next(each for each in rest.plan.callbacks if isinstance(each, NonFinite)).left_out == 3
 
 
 class Seen(Callback):
@@ -367,4 +367,4 @@ def test_a_guard_of_another_wrapper_begins_anew():
         seen = Seen()
         with ParallelWrapper(network(poisoned), 1, callbacks=[guard, seen]) as wrapper:
             wrapper.fit(loader, 1)
-            assert guard.left_out == left_out and wrapper.trainer.clock.samples == 97 - 4 * left_out
+            assert guard.left_out == left_out and wrapper.trainer.statistics.clock.samples == 97 - 4 * left_out

@@ -38,7 +38,7 @@ def profiled(
     ) as wrapper:
         held_out = Loader(TEST, 8, shuffle=False)
         wrapper.fit(Loader(DATA, 8, seed=3), epochs, evaluate_on=held_out, evaluate_every=evaluate_every)
-        wrapper.clock = wrapper.trainer.clock  # type: ignore[attr-defined]
+        wrapper.clock = wrapper.trainer.statistics.clock  # type: ignore[attr-defined]
     return profile, wrapper
 
 

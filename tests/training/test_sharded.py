@@ -61,7 +61,7 @@ def test_frequency_1_is_one_replica_on_the_concatenated_rounds(samples, batch_si
     for epoch in range(2):
         seen = [sample for trainer in trainers for batch in trainer.replica.seen[epoch] for sample in batch]
         assert sorted(seen) == list(range(samples))
-    assert trainers[0].clock.images == 2 * samples
+    assert trainers[0].statistics.clock.images == 2 * samples
 
 
 def test_a_worker_that_has_run_out_takes_part(tmp_path):

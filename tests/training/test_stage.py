@@ -372,7 +372,7 @@ def test_warm_up_measures_every_stage_and_changes_nothing():
         wrapper.fit(Loader(small_dataset(200), 10), 2)
         speed = wrapper.pipeline_speed()
         assert speed.layers == [["conv1", "pool1"], ["dense1", "output"]] and speed.micro_batches == 4
-        assert speed.round_s == pytest.approx(20 / wrapper.trainer.clock.images_per_s)
+        assert speed.round_s == pytest.approx(20 / wrapper.trainer.statistics.clock.images_per_s)
     with ParallelWrapper(small_model(), 1) as wrapper:
         wrapper.warm_up(10)
         assert wrapper.pipeline_speed() is None
@@ -391,7 +391,7 @@ def test_waiting_for_another_stage_is_no_computing():
     recorder = Recorder()
     with ParallelWrapper(model, 1, pipeline=Pipeline(2, 2), callbacks=[recorder], report_every=2) as wrapper:
         wrapper.fit(Loader(small_dataset(40), 4), 1, evaluate_on=small_dataset(40))
-        spent, clocks = wrapper.trainer.spent, [trainer.clock for trainer in wrapper._trainers]
+        spent, clocks = wrapper.trainer.spent, [trainer.statistics.clock for trainer in wrapper._trainers]
     slept = 10 * 2 * 0.01  # rounds, micro-batches
     assert spent.waiting_s[0] > 0.9 * slept > spent.waiting_s[1]
     assert spent.compute_s[0] < spent.waiting_s[0] and spent.compute_s[1] > 0.9 * slept

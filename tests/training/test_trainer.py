@@ -109,7 +109,7 @@ def test_reports_add_up():
     for report in reports:
         assert report.images_per_s > 0 and report.compute_s > 0 and report.averaging_s > 0
         assert report.divergence > 0 and report.score_after_averaging > 0
-    clock = run.trainers[0].clock
+    clock = run.trainers[0].statistics.clock
     assert clock.images == 128
     assert clock.timed_images == (16 - 10) * 8
     assert clock.compute_s + clock.data_s + clock.averaging_s <= clock.rounds_s
@@ -280,7 +280,7 @@ def test_the_average_at_the_end_counts_in_the_rate():
 
         def before_finish(self, trainer):
             if trainer.rank == 0:
-                rounds_s.append(trainer.clock.timed_s)
+                rounds_s.append(trainer.statistics.clock.timed_s)
                 others_done.set()
 
     others_done, records, rounds_s = threading.Event(), {}, []
@@ -293,7 +293,7 @@ def test_the_average_at_the_end_counts_in_the_rate():
             callbacks=[Slow()],
         )
         trainer.fit(Loader(small_dataset(19 * 8), 4, seed=1), 1)  # no round 20, at which workers meet
-        return trainer.clock
+        return trainer.statistics.clock
 
     clock = on_threads(2, task)[0]
     assert clock.timed_s > rounds_s[0] and clock.averaging_s > 0

@@ -1,0 +1,63 @@
+"""Refusals of data: those that do not fit the model, or differ between workers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupynet.backend import PixelScale
+from cupynet.data import Batches, Labelled
+from cupynet.errors import ConfigError, DataError
+from cupynet.nn import Model, check_output
+from cupynet.parallel import Communicator
+
+
+def check_data(dataset: Labelled, model: Model) -> None:
+    """Refuse data that do not fit the network: no images, another shape, another number of classes. ConfigError."""
+    if not len(dataset):
+        raise ConfigError(f"data set {dataset.name!r} is empty: there is nothing to train or evaluate on")
+    shape = tuple(dataset.image_shape)
+    if shape != model.input.shape:
+        raise ConfigError(
+            f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
+            f"{model.input}: build the model for Image{shape}, or bring the images to its shape"
+        )
+    check_output(model.network, dataset.classes)
+
+
+def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
+    """Refuse data whose pixels become something else than those trained on: the answers would mean nothing.
+
+    ConfigError.
+    """
+    if dataset.pixels != pixels:
+        raise ConfigError(
+            f"data set {dataset.name!r}: its pixels become {_become(dataset.pixels)}, and those trained on "
+            f"{_become(pixels)}: give it the same pixels, Dataset(..., pixels=model.pixels), or a pair (images, labels)"
+        )
+
+
+def _become(pixels: PixelScale) -> str:
+    found = pixels.normalization()
+    return "fractions of 255" if found is None else f"(x - {found['mean']}) / {found['deviation']}"
+
+
+def check_loader(loader: Batches, model: Model, world: Communicator) -> None:
+    """Refuse data that do not fit the network, or differ between workers: processes load for themselves.
+
+    Every worker calls it.
+
+    Raises:
+        ConfigError: the data do not fit the network.
+        DataError: the data, or their order, are not those of worker 0.
+    """
+    check_data(loader.dataset, model)
+    if world.size == 1:
+        return
+    found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
+    others = np.flatnonzero(found != found[0]).tolist()
+    if others:
+        who = f"worker{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+        raise DataError(
+            f"{who} would train on other data than worker 0, or in another order: bring the same data to all "
+            "machines, and start them with the same settings"
+        )
