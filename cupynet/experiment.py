@@ -211,7 +211,9 @@ class Experiment:
 
     def own_callbacks(self) -> list[Callback]:
         """Those of the settings, for one run."""
-        return [*copy.deepcopy(self.callbacks), *self.pools(), *self.profile()]
+        asked = self.settings.profile
+        profile = [] if asked is False else [Profile() if asked is True else Profile(asked)]
+        return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
 
     def wrapper(
         self,
@@ -406,11 +408,6 @@ class Experiment:
             from cupynet.backend import cuda
 
             cuda.trim_pools(self.devices(), 0, 0)
-
-    def profile(self) -> list[Callback]:
-        """The callback that times the pieces of some rounds, where it is asked for."""
-        asked = self.settings.profile
-        return [] if asked is False else [Profile() if asked is True else Profile(asked)]
 
     def pools(self) -> list[Callback]:
         """The callback that watches the memory pools during training, and keeps them small; none on a CPU."""

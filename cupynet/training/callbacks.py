@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -86,35 +85,6 @@ class Chooser(Protocol):
     @property
     def needs_validation(self) -> bool:
         """Whether a fit must evaluate validation images, epoch by epoch."""
-
-
-def check_validation(choosers: Iterable[Chooser], split: str | None, *, each: bool) -> None:
-    """Refuse what chooses by evaluations, in a fit that makes none on validation images. ConfigError.
-
-    Args:
-        choosers: what is to watch the fit, and the schedule of its learning rate.
-        split: what it evaluates, `test` or `validation`; None for nothing.
-        each: whether every epoch can be evaluated: replicas, if there are several, are made one before.
-    """
-    for chooser in choosers:
-        if not chooser.needs_validation:
-            continue
-        name = type(chooser).__name__
-        if split is None:
-            raise ConfigError(
-                f"{name} chooses by evaluations, and nothing is evaluated: fit(..., evaluate_on=held_out, "
-                "split='validation')"
-            )
-        if split != "validation":
-            raise ConfigError(
-                f"split={split}: {name} never chooses by the test images: hold others out of training, and then "
-                "fit(..., evaluate_on=held_out, split='validation')"
-            )
-        if not each:
-            raise ConfigError(
-                "averaging_frequency: replicas are evaluated only once they are averaged, which not every epoch ends "
-                f"with, and {name} chooses between epochs: average after each, averaging_frequency='epoch'"
-            )
 
 
 class History(Callback):

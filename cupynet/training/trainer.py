@@ -11,59 +11,29 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cupynet.backend import Shared
-from cupynet.checks import integer, is_bool, one_of
+from cupynet.checks import is_bool
 from cupynet.data import Batch, Batches, BatchFeed
 from cupynet.errors import ConfigError, DivergedError, annotate
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Synchronizer
 from cupynet.runs import Run
 from cupynet.training import averages, trainer_state
-from cupynet.training.callbacks import Callback, Chooser, check_validation
+from cupynet.training.callbacks import Callback
 from cupynet.training.clock import Statistics
 from cupynet.training.consensus import StopConsensus
-from cupynet.training.data_checks import check_loader
 from cupynet.training.evaluator import Evaluator
+from cupynet.training.fit import Fit, check_loader
 from cupynet.training.metrics import Evaluation
 from cupynet.training.nonfinite import NonFinite
 from cupynet.training.records import Piece, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The arguments of `Trainer.fit`.
-
-    Attributes:
-        unfinished: the fit continues a restored one, which may have no epoch left to train.
-
-    Raises:
-        ConfigError: an argument is not valid.
-    """
-
-    train: Batches
-    epochs: int
-    evaluate_on: Batches | None
-    evaluate_every: int
-    split: str
-    unfinished: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epochs", integer("epochs", self.epochs, 0 if self.unfinished else 1))
-        object.__setattr__(self, "evaluate_every", integer("evaluate_every", self.evaluate_every, 1))
-        one_of("split", self.split, ("test", "validation"))
-
-    def check_choosers(self, choosers: Sequence[Chooser], synchronizer: Synchronizer, workers: int) -> None:
-        """Refuse a fit without the evaluations that something chooses by. ConfigError."""
-        evaluated = None if self.evaluate_on is None else self.split
-        check_validation(choosers, evaluated, each=synchronizer.evaluates or workers == 1)
 
 
 class Trainer:
@@ -322,7 +292,7 @@ class Trainer:
         shared = time.perf_counter()
         if wanted:
             self.world.check()  # a worker that timed out must not touch the user's model
-            replica.update(self.iteration, None if synchronizer.shares_gradients else step.squared_norm)
+            replica.update(self.iteration, None if synchronizer.changes_gradients else step.squared_norm)
         if step.ahead and synchronizer.looks(self.iteration):
             self._settle()
         updated = time.perf_counter()

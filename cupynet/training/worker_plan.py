@@ -83,28 +83,18 @@ class WorkerPlan:
         self.report_every = integer("report_every", self.report_every, 0)
         self.prefetch_buffer = integer("prefetch_buffer", self.prefetch_buffer, 0)
         self.accumulate = check_accumulate(self.accumulate, self.model.network, self.pipeline)
-        network, backend = self.model.network, self.model.backend
+        network, backend, pipeline = self.model.network, self.model.backend, self.pipeline
         self.data_on_device = check_on_device(self.data_on_device, backend.name)
-        self.placement = self._place()
+        stages, most = (1, 1) if pipeline is None else (pipeline.count, pipeline.most(network))
+        devices, seats = self.devices, job().seats if self.processes else None
+        if devices is None and self.processes and backend.name == "cupy":
+            devices = [backend.device]
+        self.placement = Placement.of(backend.name, self.workers, devices, backend.device, stages, most, seats)
         workers, stages = self.placement.workers, self.placement.stages
         self.reduce = check_reduce(self.reduce, backend.name, processes=self.processes, stages=stages)
-        self.layers = [] if self.pipeline is None else self.pipeline.cut(network, stages)
+        self.layers = [] if pipeline is None else pipeline.cut(network, stages)
         self.synchronizer.check(workers, stages)
         self.optimizer = _scaled(self.optimizer, self.learning_rate_scale, workers)
-
-    def _place(self) -> Placement:
-        own, pipeline, devices = self.model.backend, self.pipeline, self.devices
-        if self.processes and devices is None and own.name == "cupy":
-            devices = [own.device]
-        return Placement.of(
-            own.name,
-            self.workers,
-            devices,
-            first=own.device,
-            stages=1 if pipeline is None else pipeline.count,
-            most_stages=1 if pipeline is None else pipeline.most(self.model.network),
-            seats=job().seats if self.processes else None,
-        )
 
     def check(self, loader: Batches) -> None:
         """Refuse batches too small for a layer, or too large for the machine's memory. ConfigError.

@@ -39,13 +39,13 @@ from cupynet.runs import Run
 from cupynet.training.callbacks import Callback, Chooser
 from cupynet.training.checkpoint import found, resumed, save
 from cupynet.training.console import Progress
-from cupynet.training.data_checks import check_data, check_pixels
 from cupynet.training.failures import told
+from cupynet.training.fit import Fit, check_data, check_pixels
 from cupynet.training.metrics import Evaluation
 from cupynet.training.profile import Profile
 from cupynet.training.records import StopReason
 from cupynet.training.stage import Stage
-from cupynet.training.trainer import Fit, Trainer
+from cupynet.training.trainer import Trainer
 from cupynet.training.worker_plan import WorkerPlan
 
 T = TypeVar("T")

@@ -145,6 +145,11 @@ class Synchronizer:
         return True
 
     @property
+    def changes_gradients(self) -> bool:
+        """Whether `before_update` may change the gradients: their norm is computed again before clipping."""
+        return self.shares_gradients
+
+    @property
     def identical(self) -> bool:
         """Whether all replicas hold the same weights now, so that any of them may stand for the model."""
         return True

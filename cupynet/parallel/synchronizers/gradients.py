@@ -101,6 +101,10 @@ class GradientSharing(Synchronizer):
     def shares_gradients(self) -> bool:
         return self.encoding is None
 
+    @property
+    def changes_gradients(self) -> bool:
+        return self.shares_gradients and self.communicator.size > 1
+
     def shared(self, replica: ReplicaView) -> list[Array]:
         return super().shared(replica) if self._encoder is None else [replica.params.master]
 

@@ -1,14 +1,68 @@
-"""Refusals of data: those that do not fit the model, or differ between workers."""
+"""The arguments of a fit, and the data that it refuses: what does not fit the model, or differs between workers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from cupynet.backend import PixelScale
+from cupynet.checks import integer, one_of
 from cupynet.data import Batches, Labelled
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Model, check_output
-from cupynet.parallel import Communicator
+from cupynet.parallel import Communicator, Synchronizer
+from cupynet.training.callbacks import Chooser
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The arguments of `Trainer.fit`.
+
+    Attributes:
+        unfinished: the fit continues a restored one, which may have no epoch left to train.
+
+    Raises:
+        ConfigError: an argument is not valid.
+    """
+
+    train: Batches
+    epochs: int
+    evaluate_on: Batches | None
+    evaluate_every: int
+    split: str
+    unfinished: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epochs", integer("epochs", self.epochs, 0 if self.unfinished else 1))
+        object.__setattr__(self, "evaluate_every", integer("evaluate_every", self.evaluate_every, 1))
+        one_of("split", self.split, ("test", "validation"))
+
+    def check_choosers(self, choosers: Sequence[Chooser], synchronizer: Synchronizer, workers: int) -> None:
+        """Refuse a fit without the evaluations, on validation images, that something chooses by. ConfigError.
+
+        choosers: callbacks, and the schedule of the learning rate.
+        """
+        for chooser in choosers:
+            if not chooser.needs_validation:
+                continue
+            name = type(chooser).__name__
+            if self.evaluate_on is None:
+                raise ConfigError(
+                    f"{name} chooses by evaluations, and nothing is evaluated: fit(..., evaluate_on=held_out, "
+                    "split='validation')"
+                )
+            if self.split != "validation":
+                raise ConfigError(
+                    f"split={self.split}: {name} never chooses by the test images: hold others out of training, and "
+                    "then fit(..., evaluate_on=held_out, split='validation')"
+                )
+            if not (synchronizer.evaluates or workers == 1):
+                raise ConfigError(
+                    "averaging_frequency: replicas are evaluated only once they are averaged, which not every epoch "
+                    f"ends with, and {name} chooses between epochs: average after each, averaging_frequency='epoch'"
+                )
 
 
 def check_data(dataset: Labelled, model: Model) -> None:
