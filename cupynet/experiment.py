@@ -19,13 +19,12 @@ from cupynet.checks import kept_out, tf32_products
 from cupynet.data import Batches, Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
-from cupynet.optim import Optimizer
+from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.parts import build_as, check_modules, named, naming
 from cupynet.runs import Run
 from cupynet.settings import Settings, size
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
-from cupynet.training.callbacks import Chooser
 from cupynet.training.memory import Usage
 from cupynet.training.replica import check_accumulate
 
@@ -133,7 +132,7 @@ class Experiment:
     def _check_validation(self) -> None:
         """Refuse what chooses between epochs where none is evaluated on images kept out of training."""
         names = [f"callbacks.{name}" for name, part in self.settings.callbacks.items() if part is not None]
-        choosers: dict[str, Chooser] = dict(zip(names, self.callbacks, strict=True))
+        choosers: dict[str, Callback | Schedule] = dict(zip(names, self.callbacks, strict=True))
         choosers["optimizer.learning_rate"] = self.optimizer.learning_rate
         for name, chooser in choosers.items():
             kind = type(chooser).__name__

@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from cupynet.errors import ConfigError, OutputError
 from cupynet.runs import Run
@@ -77,14 +77,6 @@ class Callback:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned, before the next `fit`, which goes on with the same."""
-
-
-class Chooser(Protocol):
-    """What may choose by evaluations: a callback, or a learning-rate schedule."""
-
-    @property
-    def needs_validation(self) -> bool:
-        """Whether a fit must evaluate validation images, epoch by epoch."""
 
 
 class History(Callback):

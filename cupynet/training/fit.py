@@ -12,8 +12,9 @@ from cupynet.checks import integer, one_of
 from cupynet.data import Batches, Labelled
 from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Model, check_output
+from cupynet.optim import Schedule
 from cupynet.parallel import Communicator, Synchronizer
-from cupynet.training.callbacks import Chooser
+from cupynet.training.callbacks import Callback
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Fit:
         object.__setattr__(self, "evaluate_every", integer("evaluate_every", self.evaluate_every, 1))
         one_of("split", self.split, ("test", "validation"))
 
-    def check_choosers(self, choosers: Sequence[Chooser], synchronizer: Synchronizer, workers: int) -> None:
+    def check_choosers(self, choosers: Sequence[Callback | Schedule], synchronizer: Synchronizer, workers: int) -> None:
         """Refuse a fit without the evaluations, on validation images, that something chooses by. ConfigError.
 
         choosers: callbacks, and the schedule of the learning rate.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,23 +16,19 @@ from cupynet.checks import counted, integer, one_of, setting
 from cupynet.data import Batch, Batches
 from cupynet.errors import DivergedError
 from cupynet.nn import Context, Layer, Sequential
-from cupynet.parallel import Groups, is_finite, parts
+from cupynet.parallel import is_finite, parts
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
 from cupynet.training.records import TrainerView
 from cupynet.training.replica import Replica, Step
 
+if TYPE_CHECKING:
+    from cupynet.training.trainer import Trainer
+
 ACTIONS = ("stop", "skip")
 NAMED = 5  # samples of a batch that are named in a message
 
 log = logging.getLogger(__name__)
-
-
-class Guarded(TrainerView, Protocol):
-    """A trainer, as its guard sees it."""
-
-    groups: Groups
-    replica: Replica
 
 
 class NonFinite(Callback):
@@ -98,7 +94,7 @@ class NonFinite(Callback):
 
     # in a round -----------------------------------------------------------------------------------------------------
 
-    def checked(self, trainer: Guarded, step: Step) -> Step:
+    def checked(self, trainer: Trainer, step: Step) -> Step:
         """Return the step, or one without samples if its batch is left out. All workers call it in every round.
 
         Raises:
@@ -129,7 +125,7 @@ class NonFinite(Callback):
         replica.forget()
         return Step(batch)
 
-    def halted(self, trainer: Guarded, batch: Batch) -> DivergedError:
+    def halted(self, trainer: Trainer, batch: Batch) -> DivergedError:
         """Return the error of a replica that ran ahead of the host and stands still since this batch."""
         trainer.replica.begin()
         trainer.replica.backpropagate(batch)
@@ -137,7 +133,7 @@ class NonFinite(Callback):
         trainer.replica.forget()
         return DivergedError(text + WAYS_OUT + LEAVE_OUT)
 
-    def end_epoch(self, trainer: Guarded, train: Batches) -> None:
+    def end_epoch(self, trainer: Trainer, train: Batches) -> None:
         """After the last round of an epoch of these batches, before anything is made of it.
 
         Raises:
@@ -225,6 +221,6 @@ def _samples(indices: Any) -> str:
     return f"sample{'s' * (len(indices) > 1)} {named}{more}"
 
 
-def _weights_are_finite(trainer: Guarded) -> bool:
+def _weights_are_finite(trainer: Trainer) -> bool:
     """Whether the weights of all stages of this worker's replica are finite; all of them ask."""
     return bool(trainer.groups.stages.gather_numbers(is_finite(*trainer.params.vectors)).all())

@@ -23,7 +23,7 @@ from cupynet.columns import Columns
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.errors import ConfigError, CupynetError, DataError, DivergedError
 from cupynet.nn import Model
-from cupynet.optim import Nesterov, Optimizer
+from cupynet.optim import Nesterov, Optimizer, Schedule
 from cupynet.parallel import (
     Communicator,
     Launcher,
@@ -36,7 +36,7 @@ from cupynet.parallel import (
     When,
 )
 from cupynet.runs import Run
-from cupynet.training.callbacks import Callback, Chooser
+from cupynet.training.callbacks import Callback
 from cupynet.training.checkpoint import found, resumed, save
 from cupynet.training.console import Progress
 from cupynet.training.failures import told
@@ -235,7 +235,7 @@ class ParallelWrapper:
         held_out = None if evaluate_on is None else self._judging(evaluate_on, batch_size, pixels)
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, unfinished)
-        choosers: list[Chooser] = [*self.plan.callbacks, self.plan.optimizer.learning_rate]
+        choosers: list[Callback | Schedule] = [*self.plan.callbacks, self.plan.optimizer.learning_rate]
         fit.check_choosers(choosers, self.plan.synchronizer, self.placement.workers)  # before any worker begins
         self._warn_of_idle(loader)
         self.plan.check(loader)
