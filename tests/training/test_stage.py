@@ -28,7 +28,7 @@ from cupynet.parallel import (
     WorkerTimeout,
     placement,
 )
-from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer, worker_plan
 from cupynet.training.stage import Stage
 from tests.extending.gradient_mean import GradientMean
 from tests.nn.networks import SMALL, small_networks
@@ -321,15 +321,14 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches():
 
 def test_images_are_loaded_by_the_first_stage_alone(monkeypatch):
     loaded: list[int] = []
-    make = ParallelWrapper._backend
 
-    def watched(wrapper, rank):
-        backend = make(wrapper, rank)
-        load = backend.load_images
-        backend.load_images = lambda *given: (loaded.append(rank), load(*given))[1]
-        return backend
+    class Watched(Stage):
+        def __init__(self, whole, optimizer, groups, backend, *others):
+            load = backend.load_images
+            backend.load_images = lambda *given: (loaded.append(groups.world.rank), load(*given))[1]
+            super().__init__(whole, optimizer, groups, backend, *others)
 
-    monkeypatch.setattr(ParallelWrapper, "_backend", watched)
+    monkeypatch.setattr(worker_plan, "Stage", Watched)
     trained(small_model(), Pipeline(3), 2)
     assert set(loaded) == {0, 3}
 
