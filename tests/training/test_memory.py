@@ -159,7 +159,7 @@ def test_a_fit_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_allocation_that_fails_names_batch_size_and_limit(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupynet.backend import backend as base
+    from cupynet.backend import device as base
 
     def forward(self: Layer, x: Any, context: Any) -> Any:
         raise MemoryError("Unable to allocate 5.6 GiB")
