@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import instance, integer, setting
+from cupynet.checks import instance, integer
 from cupynet.data import Batch
 from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Layer, Model
@@ -36,9 +36,9 @@ def check_accumulate(accumulate: int, network: Layer, pipeline: Pipeline | None 
     """Return into how many parts a batch is cut, if the built network can be trained so; else raise ConfigError."""
     accumulate = integer("accumulate", accumulate, 1)
     if pipeline is not None and accumulate > 1:
-        own = setting("parallel.pipeline", "micro_batches", python="Pipeline(micro_batches=...)")
         raise ConfigError(
-            f"accumulate={accumulate}: stages of a pipeline cut batches by themselves, see {own}: leave it at 1"
+            f"accumulate={accumulate}: stages of a pipeline cut batches by themselves, see Pipeline(micro_batches=...): "
+            "leave it at 1"
         )
     meeting = next((layer for layer in network.walk() if layer.syncs_replicas), None)
     if accumulate > 1 and meeting is not None:  # replicas may have batches of different numbers of parts
