@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,9 @@ from cupynet.nn import Context, Layer, Sequential
 from cupynet.parallel import is_finite, parts
 from cupynet.runs import Run
 from cupynet.training.callbacks import Callback
+from cupynet.training.internals import TrainerInternals
 from cupynet.training.records import TrainerView
 from cupynet.training.replica import Replica, Step
-
-if TYPE_CHECKING:
-    from cupynet.training.trainer import Trainer
 
 ACTIONS = ("stop", "skip")
 NAMED = 5  # samples of a batch that are named in a message
@@ -94,7 +92,7 @@ class NonFinite(Callback):
 
     # in a round -----------------------------------------------------------------------------------------------------
 
-    def checked(self, trainer: Trainer, step: Step) -> Step:
+    def checked(self, trainer: TrainerInternals, step: Step) -> Step:
         """Return the step, or one without samples if its batch is left out. All workers call it in every round.
 
         Raises:
@@ -125,7 +123,7 @@ class NonFinite(Callback):
         replica.forget()
         return Step(batch)
 
-    def halted(self, trainer: Trainer, batch: Batch) -> DivergedError:
+    def halted(self, trainer: TrainerInternals, batch: Batch) -> DivergedError:
         """Return the error of a replica that ran ahead of the host and stands still since this batch."""
         trainer.replica.begin()
         trainer.replica.backpropagate(batch)
@@ -133,7 +131,7 @@ class NonFinite(Callback):
         trainer.replica.forget()
         return DivergedError(text + WAYS_OUT + LEAVE_OUT)
 
-    def end_epoch(self, trainer: Trainer, train: Batches) -> None:
+    def end_epoch(self, trainer: TrainerInternals, train: Batches) -> None:
         """After the last round of an epoch of these batches, before anything is made of it.
 
         Raises:
@@ -221,6 +219,6 @@ def _samples(indices: Any) -> str:
     return f"sample{'s' * (len(indices) > 1)} {named}{more}"
 
 
-def _weights_are_finite(trainer: Trainer) -> bool:
+def _weights_are_finite(trainer: TrainerInternals) -> bool:
     """Whether the weights of all stages of this worker's replica are finite; all of them ask."""
     return bool(trainer.groups.stages.gather_numbers(is_finite(*trainer.params.vectors)).all())

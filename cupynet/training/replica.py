@@ -37,8 +37,8 @@ def check_accumulate(accumulate: int, network: Layer, pipeline: Pipeline | None 
     accumulate = integer("accumulate", accumulate, 1)
     if pipeline is not None and accumulate > 1:
         raise ConfigError(
-            f"accumulate={accumulate}: stages of a pipeline cut batches by themselves, see Pipeline(micro_batches=...): "
-            "leave it at 1"
+            f"accumulate={accumulate}: stages of a pipeline cut batches by themselves, see "
+            "Pipeline(micro_batches=...): leave it at 1"
         )
     meeting = next((layer for layer in network.walk() if layer.syncs_replicas), None)
     if accumulate > 1 and meeting is not None:  # replicas may have batches of different numbers of parts

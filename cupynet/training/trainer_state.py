@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cupynet.parallel import Average
 from cupynet.training.callbacks import Callback
-
-if TYPE_CHECKING:
-    from cupynet.training.trainer import Trainer
+from cupynet.training.internals import TrainerInternals
 
 
-def state_of(trainer: Trainer) -> dict[str, Any]:
+def state_of(trainer: TrainerInternals) -> dict[str, Any]:
     """Return numbers, and arrays on the host, by name, in dictionaries. No step may be running ahead."""
     replica, measured = trainer.replica, trainer.consensus.own
     return {
@@ -27,7 +25,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
             "iteration": trainer.iteration,
             "epoch": trainer.epoch,
             "round": trainer.round,
-            "fitting": int(trainer.unfinished),
+            "fitting": int(trainer.fit_start is not None),
             "finished": int(trainer.averaged),
             "span_start": trainer.fit_start or 0,
             "deal": np.array(trainer.deal, np.int64),
@@ -42,7 +40,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: Trainer, state: dict[str, Any]) -> None:
+def restore(trainer: TrainerInternals, state: dict[str, Any]) -> None:
     """Take over what `state_of` returned.
 
     Raises:
