@@ -23,7 +23,7 @@ install: environment ## build .venv, with CuPy where nvidia-smi answers; PYTHON=
 	@echo "$(VENV) is ready: $$(cat $(VENV)/.complete)"
 
 train: environment ## train LeNet on MNIST, or what ARGS says: ARGS="workers=4 dtype=half"
-	@$(PY) -m cupynet.train $(ARGS)
+	@$(PY) -m cupynet train $(ARGS)
 
 # bytecode is kept, whatever the shell says: hundreds of processes import the same modules
 test: environment ## run the tests that this machine can run and that are not slow, up to 4 at once: ARGS="-k loader"
@@ -35,7 +35,7 @@ test: environment ## run the tests that this machine can run and that are not sl
 		-o faulthandler_exit_on_timeout=true -m "$$marks" $(ARGS)
 
 # with an interpreter that has all there is to have: PYTHON, else that of .venv, else python3; nothing is installed
-equipped = py="$$PYTHON"; if [ -z "$$py" ]; then py=$(PY); [ -x "$$py" ] || py=python3; fi; "$$py" -m cupynet.equipped
+equipped = py="$$PYTHON"; if [ -z "$$py" ]; then py=$(PY); [ -x "$$py" ] || py=python3; fi; "$$py" -m cupynet.bench.environment
 
 test-gpu: ## run the tests marked gpu with PYTHON=, which has CuPy and pytest; writes outputs/records/gpu-tests-*.json
 	@$(equipped) pytest hypothesis && marks='gpu and not slow' && \
@@ -55,13 +55,13 @@ picture: environment ## draw anew what the README shows of a terminal, on an idl
 	@$(PY) -m tests.picture epochs=3 $(ARGS)
 
 bench: environment ## measure operations, the training step and the loop: ARGS="peers=torch" compares with PyTorch if installed
-	@$(PY) -m cupynet.bench $(ARGS)
+	@$(PY) -m cupynet bench $(ARGS)
 
 bench-gpu: ## measure on a GPU, with PyTorch where it is: PYTHON= as for test-gpu, QUICK=1; writes outputs/records/gpu-*.json
-	@$(equipped) && "$$py" -m cupynet.bench gpu=true data=mnist data.fallback=synthetic $(if $(QUICK),repeats=1 seeds=1) $(ARGS)
+	@$(equipped) && "$$py" -m cupynet bench gpu=true data=mnist data.fallback=synthetic $(if $(QUICK),repeats=1 seeds=1) $(ARGS)
 
 doctor: environment ## say what this machine has and lacks for training: ARGS="backend=cupy"
-	@$(PY) -m cupynet.doctor $(ARGS)
+	@$(PY) -m cupynet doctor $(ARGS)
 
 check: environment ## the gate: formatting, lint, types
 	@$(PY) -m ruff format --check .

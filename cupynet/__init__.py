@@ -12,6 +12,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes them public
     from cupynet.backend import Backend as Backend
     from cupynet.backend import create_backend as create_backend
+    from cupynet.config.load_model import load_model as load_model
+    from cupynet.core.errors import ConfigError as ConfigError
+    from cupynet.core.errors import CupynetError as CupynetError
+    from cupynet.core.errors import DataError as DataError
+    from cupynet.core.errors import DeviceError as DeviceError
+    from cupynet.core.errors import DivergedError as DivergedError
+    from cupynet.core.errors import Interrupted as Interrupted
+    from cupynet.core.errors import OutputError as OutputError
+    from cupynet.core.files import load_weights as load_weights
+    from cupynet.core.files import save_weights as save_weights
     from cupynet.data import CIFAR10 as CIFAR10
     from cupynet.data import KMNIST as KMNIST
     from cupynet.data import MNIST as MNIST
@@ -36,15 +46,6 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.data import Shift as Shift
     from cupynet.data import Source as Source
     from cupynet.data import Synthetic as Synthetic
-    from cupynet.errors import ConfigError as ConfigError
-    from cupynet.errors import CupynetError as CupynetError
-    from cupynet.errors import DataError as DataError
-    from cupynet.errors import DeviceError as DeviceError
-    from cupynet.errors import DivergedError as DivergedError
-    from cupynet.errors import Interrupted as Interrupted
-    from cupynet.errors import OutputError as OutputError
-    from cupynet.files import load_weights as load_weights
-    from cupynet.files import save_weights as save_weights
     from cupynet.interop import export_onnx as export_onnx
     from cupynet.interop import export_torch as export_torch
     from cupynet.interop import import_keras as import_keras
@@ -115,9 +116,8 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.parallel import TargetSparsity as TargetSparsity
     from cupynet.parallel import ThresholdEncoding as ThresholdEncoding
     from cupynet.parallel import When as When
-    from cupynet.runs import Run as Run
-    from cupynet.runs import Summary as Summary
-    from cupynet.trained import load_model as load_model
+    from cupynet.runs.run import Run as Run
+    from cupynet.runs.run import Summary as Summary
     from cupynet.training import Callback as Callback
     from cupynet.training import Checkpoint as Checkpoint
     from cupynet.training import EarlyStopping as EarlyStopping

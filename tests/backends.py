@@ -13,7 +13,7 @@ from cupynet.backend import BACKENDS, Backend, DtypePolicy, select_backend
 from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.cuda import CupyBackend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from tests.standin import machine
 
 CLASSES: dict[str, type[Backend]] = {"numpy": NumpyBackend, "numba": NumbaBackend, "cupy": CupyBackend}

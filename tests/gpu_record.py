@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cupynet import gpu_records
 from cupynet.backend import cuda
+from cupynet.bench import records as gpu_records
 
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # as pytest has them; error: around a test
 

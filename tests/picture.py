@@ -83,10 +83,10 @@ def drawn(lines: Sequence[str], title: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.picture", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("settings", nargs="*", help="of cupynet.train")
+    parser.add_argument("settings", nargs="*", help="of cupynet.commands.train")
     settings = parser.parse_args().settings
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "cupynet.train", *settings, f"hydra.run.dir={folder}/run"]
+        command = [sys.executable, "-m", "cupynet", "train", *settings, f"hydra.run.dir={folder}/run"]
         text = written(command).replace(f"{folder}/run", "outputs/2026-11-22/12-00-00-000000")
     lines = shown(text)
     while lines and not lines[-1]:

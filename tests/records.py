@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "outputs" / "records"
-TRAIN = "python -m cupynet.train"
+TRAIN = "cupynet train"
 # what a user's machine does not set, and what decides which kernels of BLAS are taken
 OWN = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
 
@@ -76,11 +76,11 @@ class Maker:
         self.folder, self.target, self.extra = folder, target, tuple(extra)
         self.commit, self._environment, self._count = commit(), {}, 0  # type: tuple[str, dict[str, Any], int]
 
-    def run(self, module: str, *arguments: str) -> Done:
+    def run(self, name: str, *arguments: str) -> Done:
         """One command in a process of its own; SystemExit with what it said where it fails."""
         self._count += 1
         folder = self.folder / f"{self._count:04}"
-        command = [sys.executable, "-m", module, *arguments, f"hydra.run.dir={folder}"]
+        command = [sys.executable, "-m", "cupynet", name, *arguments, f"hydra.run.dir={folder}"]
         began = time.perf_counter()
         with (self.folder / "said").open("w+") as said:
             process = subprocess.Popen(command, cwd=ROOT, env=OWN, stdout=said, stderr=subprocess.STDOUT)
@@ -96,7 +96,7 @@ class Maker:
         """The summary of one run, and the memory it held; settings with names in capitals, which values replace."""
         for name, value in values.items():
             settings = settings.replace(name.upper(), str(value))
-        done = self.run("cupynet.train", *settings.split(), "callbacks.progress.style=none", *self.extra)
+        done = self.run("train", *settings.split(), "callbacks.progress.style=none", *self.extra)
         summary = done.json("summary.json")
         if summary["commit"] != self.commit:
             raise SystemExit(f"{done.folder}: was made at {summary['commit']}, not at {self.commit}")
@@ -235,15 +235,15 @@ def memory(maker: Maker, counts: Sequence[int] = (1, 2, 8, 16, 32)) -> None:
 
 def plan(maker: Maker) -> None:
     """What was predicted beside what was measured, with threads and under mpiexec."""
-    made = maker.run("cupynet.plan", "check=true", "link=10gbe").json("plan.json")
-    maker.save("plan", {"command": "python -m cupynet.plan check=true link=10gbe", **made})
+    made = maker.run("plan", "check=true", "link=10gbe").json("plan.json")
+    maker.save("plan", {"command": "cupynet plan check=true link=10gbe", **made})
 
 
 def bench(maker: Maker) -> None:
     """Operations, steps and loops, with PyTorch beside them."""
     for name, settings in BENCHES.items():
-        made = maker.run("cupynet.bench", *settings.split()).json("bench.json")
-        maker.save(name, {"command": f"python -m cupynet.bench {settings}", **made})
+        made = maker.run("bench", *settings.split()).json("bench.json")
+        maker.save(name, {"command": f"cupynet bench {settings}", **made})
 
 
 MAKERS: dict[str, Callable[[Maker], None]] = {

@@ -95,7 +95,7 @@ class Point:
 
 
 def begun(arguments: Sequence[str], output: Path, prepare: Callable[[], None] = lambda: None) -> int:
-    """The process of `cupynet.train ARGUMENTS`, which prints into a file; `prepare` is called in it before."""
+    """The process of `cupynet train ARGUMENTS`, which prints into a file; `prepare` is called in it before."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -105,9 +105,9 @@ def begun(arguments: Sequence[str], output: Path, prepare: Callable[[], None] = 
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        from cupynet import train
+        from cupynet.commands import train
 
-        sys.argv = ["cupynet.train", *arguments]
+        sys.argv = ["cupynet", *arguments]
         prepare()
         train.main()
         code = 0
@@ -233,8 +233,8 @@ def timeless(value: Any) -> Any:
 
 def left_by(folder: Path) -> dict[str, Any]:
     """What a finished run left, of all that two equal runs have alike: by name, as text or digests."""
-    from cupynet.checkpoints import Checkpoints
-    from cupynet.files import digest
+    from cupynet.core.files import digest
+    from cupynet.runs.checkpoints import Checkpoints
 
     store = Checkpoints(folder / "checkpoints")
     newest = store.newest()
@@ -416,7 +416,7 @@ class Soak:
         """The greatest relative distance between the weights that NumPy and numba train in double, in one epoch."""
         import numpy as np
 
-        from cupynet.files import load_weights
+        from cupynet.core.files import load_weights
 
         found = []
         for backend in ("numpy", "numba"):
@@ -554,7 +554,7 @@ def table(points: Sequence[Point]) -> list[str]:
 
 def warm() -> None:
     """Import what a run needs, and load its kernels, so that those that are forked have them. It starts no thread."""
-    import cupynet.train  # noqa: F401
+    import cupynet.commands.train  # noqa: F401
     from cupynet import Image, Model, create_backend
     from cupynet.optim import Nesterov
     from cupynet.training import Replica
@@ -636,7 +636,7 @@ def record(
 ) -> None:
     """Write down what was done and what came of it."""
     from cupynet.backend.environment import commit, environment
-    from cupynet.files import write_json
+    from cupynet.core.files import write_json
 
     by_kind: dict[str, dict[str, int]] = {}
     for point in points:

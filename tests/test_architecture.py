@@ -19,82 +19,37 @@ from typing import NamedTuple
 
 import pytest
 
-from cupynet.settings import BenchSettings, rules
+from cupynet.config.schema import BenchSettings, rules
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cupynet"
 
-COMMANDS = (
-    "train",
-    "evaluate",
-    "predict",
-    "export",
-    "compare",
-    "bench",
-    "plan",
-    "tune",
-    "find_rate",
-    "doctor",
+# From the top to the bottom of the package's map: a package imports itself and those before it.
+ORDER = (
+    *("core", "backend", "nn", "optim", "data", "parallel", "runs", "training"),
+    *("config", "interop", "reporting", "bench", "commands", "guides", "__init__", "__main__", "train"),
 )
-SHARED = (
-    "experiment",
-    "measure",
-    "bench_gpu",
-    "forecast",
-    "gpu_records",
-    "sweeps",
-    "trained",
-)  # what the commands share: settings turned into the objects of a run; measuring
-DOOR = (
-    "config",
-    "exits",
-    "parts",
-    "settings",
-    "resume",
-)  # from a command line to plain values and exit codes: for commands only
-LIBRARY = ("backend", "nn", "optim", "data", "parallel", "training")  # loggers are made by name alone: parts.py
-STARTED = ("mpiexec",)  # what the environment tells of the other processes: for who starts or finds them
-SCREEN = ("terminal",)  # what it can show: for who writes there
-FILES = (
-    "files",
-    "runs",
-    "checkpoints",
-    "columns",
-    "interrupts",
-)  # writing and reading them: for the commands, what they share, and training
-
-# What a room may import besides itself, cupynet.errors and cupynet.checks: rooms, or modules of rooms.
-MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "errors": (),
-    "checks": (),
-    "mpiexec": (),
-    "terminal": (),
-    "files": (),
-    "lock": (),
-    "interrupts": STARTED,
-    "columns": (),
-    "runs": ("files", "checkpoints", "columns", "interrupts"),
-    "checkpoints": ("files", "interrupts"),
-    "backend": (),
-    "nn": ("backend",),
-    "optim": ("backend", "nn.params"),
-    "data": ("backend", "files", "lock"),
-    "parallel": ("backend", "nn.params", *STARTED),
-    "parallel.pipeline": ("backend", "nn"),
-    "training": ("backend", "nn", "optim", "data", "parallel", "report", *FILES, *SCREEN),
-    "loggers": ("training", "runs"),
-    **dict.fromkeys(DOOR, (*DOOR, *STARTED, *SCREEN, "lock")),
-    "config": (*DOOR, *STARTED, *SCREEN, "lock", "files", "interrupts", "sweeps", "backend"),
-    **dict.fromkeys(SHARED, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "interop", "peer")),
-    "interop": ("backend", "files", "nn"),
+LIBRARY = ("core", "backend", "nn", "optim", "data", "parallel", "runs", "training")  # needs no configuration
+# Packages, or modules of them, that see less than the order allows.
+NARROWER: dict[str, tuple[str, ...]] = {
+    "optim": ("core", "backend", "nn.params"),
+    "data": ("core", "backend"),
+    "parallel": ("core", "backend", "nn.params"),
+    "parallel.pipeline": ("core", "backend", "nn"),
+    "runs": ("core",),
+    "interop": ("core", "backend", "nn"),
+    "bench.environment": ("backend",),  # begins with nothing but Python
+    "bench.torch_peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     "guides": ("", *LIBRARY),  # programs of users
-    "equipped": ("backend",),  # begins with nothing but Python
-    "report": ("exits", "files", "lock", "runs", "terminal"),  # reads a folder; imports nothing that computes
-    "peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
-    **dict.fromkeys(COMMANDS, (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, *COMMANDS, "interop", "report")),
-    "compare": (*LIBRARY, *DOOR, *FILES, *SHARED, *STARTED, *SCREEN, "lock", "report"),
-    "__init__": (*LIBRARY, *FILES, "interop", "trained"),  # resolved lazily: tests/test_init.py
 }
+
+
+def allowed(room: str) -> tuple[str, ...]:
+    """What a package, or a module of one, may import besides its own package."""
+    if room in NARROWER:
+        return NARROWER[room]
+    return ORDER[: ORDER.index(room)] if room in ORDER else ()
+
 
 # The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
 HOMES: dict[str, tuple[str, ...]] = {
@@ -106,28 +61,33 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ml_dtypes": ("backend/",),
     "numba": ("backend/cpu/kernels/",),
     "llvmlite": ("backend/cpu/kernels/",),
-    "filelock": ("lock.py", "data/download.py"),
+    "filelock": ("core/lock.py", "data/download.py"),
     "hydra": ("config/",),
     "omegaconf": ("config/",),
     "yaml": ("config/stored.py",),
-    "packaging": ("doctor/",),
+    "packaging": ("commands/doctor/",),
     "mnist": ("data/sources/mnist.py",),
     "PIL": ("data/sources/image_folder.py",),
     "h5py": ("interop/keras.py",),
     "platformdirs": ("data/",),
-    "rich": ("training/console.py", "training/bar.py", "sweeps/table.py", *(f"{command}.py" for command in COMMANDS)),
-    "safetensors": ("files.py",),
+    "rich": (
+        "training/callbacks/progress.py",
+        "training/callbacks/progress_bar.py",
+        "config/sweep_table.py",
+        "commands/",
+    ),
+    "safetensors": ("core/files.py",),
     "mpi4py": ("parallel/communicators/mpi.py",),
     "onnx": ("interop/onnx.py",),
     "onnxruntime": ("interop/onnx_check.py",),
-    "threadpoolctl": ("backend/", "bench.py"),
-    "torch": ("peer.py",),
-    "matplotlib": ("report/charts.py",),
-    "jinja2": ("report/render.py",),
-    "tensorboardX": ("loggers/tensorboard.py",),
-    "mlflow": ("loggers/mlflow.py",),
-    "wandb": ("loggers/wandb.py",),
-    "optuna": ("tune/", "config/search_space.py"),
+    "threadpoolctl": ("backend/", "commands/bench.py"),
+    "torch": ("bench/torch_peer.py",),
+    "matplotlib": ("reporting/charts.py",),
+    "jinja2": ("reporting/render.py",),
+    "tensorboardX": ("training/callbacks/loggers/tensorboard.py",),
+    "mlflow": ("training/callbacks/loggers/mlflow.py",),
+    "wandb": ("training/callbacks/loggers/wandb.py",),
+    "optuna": ("commands/tune/", "config/search_space.py"),
 }
 OPTIONAL = (
     "PIL",
@@ -157,10 +117,10 @@ BUILD_FROM_CONFIGURATION = {
     "get_method",
     "get_object",
     "_locate",
-}  # Hydra's: parts.py builds
+}  # Hydra's: config/instantiate.py builds
 SHELLS = ("os.system", "os.popen", "os.startfile", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.getoutput")
 # These import what a name says that they have checked, or have of us.
-BY_NAME = {"parts.py", "__init__.py", "doctor/machine.py"}
+BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py", "commands/doctor/machine.py"}
 REGISTRIES = ("pypi" + ".org", "pythonhosted" + ".org", "anaconda" + ".org", "anaconda" + ".com", "npmjs" + ".")
 TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "LICENSE", "conf", "cupynet", "tests", "outputs"}
 
@@ -220,15 +180,15 @@ def imported(source: Source) -> Iterator[tuple[str, int]]:
 
 def import_directions(source: Source) -> Iterator[str]:
     inner = source.module.removeprefix("cupynet.")
-    room = inner if inner in MAY_IMPORT else source.room
-    if room not in MAY_IMPORT:
-        yield f"unknown room {room!r}: say in MAY_IMPORT what it may import"
+    room = inner if inner in NARROWER else source.room
+    if room.split(".")[0] not in ORDER:
+        yield f"unknown package {room!r}: give it a place in ORDER"
         return
-    allowed = ("errors", "checks", source.room, *MAY_IMPORT[room])
+    seen = (source.room, *allowed(room))
     for name, line in imported(source):
         target = name.removeprefix("cupynet").removeprefix(".")
-        if name.split(".")[0] == "cupynet" and not any(f"{target}.".startswith(f"{a}.") for a in allowed):
-            yield f"line {line}: {room} may not import {name}, only {', '.join(sorted(set(allowed)))}"
+        if name.split(".")[0] == "cupynet" and not any(f"{target}.".startswith(f"{each}.") for each in seen):
+            yield f"line {line}: {room} may not import {name}"
 
 
 def third_party_homes(source: Source) -> Iterator[str]:
@@ -342,9 +302,9 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     ),
     (import_directions, "nn/conv.py", "from cupynet.optim.sgd import SGD", "nn may not import cupynet.optim.sgd"),
     (import_directions, "nn/conv.py", "from ..data import Loader", "nn may not import cupynet.data"),
-    (import_directions, "nn/conv.py", "from cupynet import Model", "nn may not import cupynet, only"),
-    (import_directions, "nn/conv.py", "import cupynet", "nn may not import cupynet, only"),
-    (import_directions, "optim/sgd.py", "from cupynet.nn import Params", "optim may not import cupynet.nn, only"),
+    (import_directions, "nn/conv.py", "from cupynet import Model", "nn may not import cupynet"),
+    (import_directions, "nn/conv.py", "import cupynet", "nn may not import cupynet"),
+    (import_directions, "optim/sgd.py", "from cupynet.nn import Params", "optim may not import cupynet.nn"),
     (import_directions, "optim/sgd.py", "from cupynet.nn.params_of import x", "optim may not import cupynet.nn"),
     (
         import_directions,
@@ -368,18 +328,23 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     (
         import_directions,
         "training/x.py",
-        "from cupynet.experiment import x",
-        "training may not import cupynet.experiment",
+        "from cupynet.config.experiment import x",
+        "training may not import cupynet.config.experiment",
     ),
-    (import_directions, "training/trainer.py", "from ..train import main", "training may not import cupynet.train"),
+    (
+        import_directions,
+        "training/trainer.py",
+        "from ..train import main",
+        "training may not import cupynet.train",
+    ),
     (
         import_directions,
         "config/hydra_main.py",
-        "from cupynet.training import Trainer",
-        "config may not import cupynet.training",
+        "from cupynet.reporting import ReportPage",
+        "config may not import cupynet.reporting",
     ),
-    (import_directions, "errors.py", "import cupynet.backend", "errors may not import cupynet.backend"),
-    (import_directions, "cellar/x.py", "", "unknown room 'cellar'"),
+    (import_directions, "core/errors.py", "import cupynet.backend", "core may not import cupynet.backend"),
+    (import_directions, "cellar/x.py", "", "unknown package 'cellar'"),
     (third_party_homes, "nn/conv.py", "import cupy", "cupy belongs into backend/cuda/"),
     (third_party_homes, "backend/cudax.py", "import cupy.cuda", "cupy belongs into backend/cuda/"),
     (
@@ -392,7 +357,12 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     (third_party_homes, "settings.py", "import omegaconf as oc", "omegaconf belongs into config/"),
     (third_party_homes, "data/idx_file.py", "import mnist", "mnist belongs into data/sources/mnist.py"),
     (third_party_homes, "training/report.py", "__import__('platformdirs')", "platformdirs belongs into data/"),
-    (third_party_homes, "training/trainer.py", "from rich.table import Table", "rich belongs into training/console.py"),
+    (
+        third_party_homes,
+        "training/trainer.py",
+        "from rich.table import Table",
+        "rich belongs into training/callbacks/progress.py",
+    ),
     (third_party_homes, "data/loader.py", "import threadpoolctl", "threadpoolctl belongs into backend/"),
     (
         third_party_homes,
@@ -426,8 +396,13 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
     (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=True)", "allow_pickle runs code"),
     (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=trusted)", "allow_pickle runs code"),
     (no_package_registry, "data/x.py", f"URL = 'https://{REGISTRIES[0]}/simple'", "names the package registry"),
-    (import_directions, "files.py", "from cupynet.data import Dataset", "files may not import cupynet.data"),
-    (third_party_homes, "training/checkpoint.py", "import safetensors.numpy", "safetensors belongs into files.py"),
+    (import_directions, "core/files.py", "from cupynet.data import Dataset", "core may not import cupynet.data"),
+    (
+        third_party_homes,
+        "training/callbacks/checkpoint.py",
+        "import safetensors.numpy",
+        "safetensors belongs into core/files.py",
+    ),
     (names_say_something, "nn/utils.py", "", "utils says nothing"),
     (names_say_something, "nn/conv_stub.py", "", "conv_stub says nothing"),
     (names_say_something, "nn/conv.py", "class LayerManager: ...", "LayerManager says nothing"),
@@ -435,12 +410,16 @@ BROKEN: list[tuple[Rule, str, str, str]] = [
 ]
 
 KEPT: list[tuple[Rule, str, str]] = [
-    (import_directions, "optim/sgd.py", "from cupynet.nn.params import Params\nfrom cupynet.errors import ConfigError"),
+    (
+        import_directions,
+        "optim/sgd.py",
+        "from cupynet.nn.params import Params\nfrom cupynet.core.errors import ConfigError",
+    ),
     (import_directions, "nn/conv.py", "from . import types\nfrom .types import Image\nfrom cupynet import __version__"),
     (import_directions, "nn/__init__.py", "from .types import Image\nfrom cupynet.backend import Backend"),
     (import_directions, "parallel/pipeline.py", "from cupynet.nn import Sequential"),
     (import_directions, "train.py", "from cupynet.training import Trainer\nfrom cupynet.config import run"),
-    (third_party_homes, "backend/cuda/devices.py", "import os, numpy, cupy\nimport cupynet.errors"),
+    (third_party_homes, "backend/cuda/devices.py", "import os, numpy, cupy\nimport cupynet.core.errors"),
     (third_party_homes, "data/folders.py", "from platformdirs import user_cache_path"),
     (no_code_from_data, "data/x.py", "np.load(f, allow_pickle=False); model.eval(); re.compile('x')"),
     (no_code_from_data, "data/x.py", "tar.extractall(folder, filter='data'); subprocess.run([a, b], check=True)"),
@@ -476,7 +455,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     Docstrings may show code, in which `data.train` is an attribute. What a library tells people to set goes through
     `checks.setting`, which names it for Python as well, see `told_to_set`.
     """
-    if source.room in (*DOOR, *SHARED, "tune", "find_rate", "compare", "plan"):  # these tell people what to write
+    if source.room in ORDER[ORDER.index("config") :]:  # these tell people what to write
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     tree = source.tree
@@ -513,9 +492,9 @@ def test_only_the_door_knows_the_keys_of_the_configuration() -> None:
     ("path", "text", "expected"),
     [
         ("nn/conv.py", "raise E('lower optimizer.learning_rate')", ["line 1: optimizer.learning_rate is a key"]),
-        ("train.py", "x = f'{a}: or data.fallback={b}'", ["line 1: data.fallback is a key"]),
-        ("train.py", "x = 'cupynet.data.seed'; y = 'data.seedling'; z = 'lower learning_rate'", []),
-        ("parts.py", "x = 'parallel.timeout_s'", []),
+        ("runs/run.py", "x = f'{a}: or data.fallback={b}'", ["line 1: data.fallback is a key"]),
+        ("runs/run.py", "x = 'cupynet.data.seed'; y = 'data.seedling'; z = 'lower learning_rate'", []),
+        ("commands/train.py", "x = 'parallel.timeout_s'", []),
         ("nn/conv.py", "def f():\n    'Takes data.train.'", []),
     ],
 )
@@ -605,7 +584,7 @@ def run_without(hidden: tuple[str, ...], modules: list[str], then: str = "") -> 
 
 
 def test_the_package_imports_without_optional_packages() -> None:
-    made_for_them = ("backend/cpu/", "tune/search.py", "tune/study.py", "tune/results.py")  # cuda/ imports without CuPy
+    made_for_them = ("backend/cpu/", "guides/", "commands/tune/")  # cuda/ imports without CuPy
     modules = [source.module for source in SOURCES if not source.path.startswith(made_for_them)]
     assert "cupynet.backend" in modules
     run_without(

@@ -1,8 +1,8 @@
 """What the documentation says can be done: links lead somewhere, commands compose, programs run, records are as named.
 
 README.md, conf/README.md and the pages below cupynet/ and outputs/records/ are all read by the same rules: a command is
-a line of an indented block, or words between backquotes, that begins with `python -m cupynet.`, `mpiexec`, `make` or a
-console script, or with settings. Its settings are composed as the command itself would, a sweep job by job; whether
+a line of an indented block, or words between backquotes, that begins with `cupynet`, `python -m`, `mpiexec` or `make`,
+or with settings. Its settings are composed as the command itself would, a sweep job by job; whether
 such a run comes to its end is for the tests of each command. Words in capitals (RUN) and dots (...) stand for what a
 reader has.
 """
@@ -30,10 +30,12 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import load_file, save_file
 
-from cupynet import config, settings
+import cupynet.__main__
+from cupynet import config
 from cupynet.config import composing
-from cupynet.errors import ConfigError
-from cupynet.settings import Settings
+from cupynet.config import schema as settings
+from cupynet.config.schema import Settings
+from cupynet.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -94,21 +96,20 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 # commands ------------------------------------------------------------------------------------------------------------
 
-SCRIPTS = tuple(re.findall(r"^(cupynet-\S+) = \"(\S+):main\"", (ROOT / "pyproject.toml").read_text("utf-8"), re.M))
-STARTS = re.compile(r"^(\S*python -m (cupynet|tests)\b|mpiexec |make [a-z]|cupynet-[a-z])")
+STARTS = re.compile(r"^(\S*python -m (cupynet|tests)\b|(\S*/)?mpiexec |make [a-z]|(\S*/)?cupynet [a-z])")
 PLACEHOLDER = re.compile(r"\.\.\.|<|^[A-Z_]+$|\*")
 FOLDERS = ("resume=", "--config-dir", "hydra/launcher=")
 
 
 class Command(NamedTuple):
-    """One command of a page: the module it starts, and its words."""
+    """One command of a page, and its words."""
 
     page: str
-    module: str  # "cupynet.train"
+    name: str  # "train", "make test", "tests.soak"
     words: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.page}: {self.module} {' '.join(self.words)}"
+        return f"{self.page}: {self.name} {' '.join(self.words)}"
 
 
 def lines(text: str) -> Iterator[str]:
@@ -129,7 +130,7 @@ def split(line: str) -> list[str]:
 
 
 def is_setting(word: str) -> bool:
-    """Whether a word gives a value to a setting of cupynet.train: `data.limit=1000`, `+callbacks.stop.loss=0.1`."""
+    """Whether a word gives a value to a setting of `cupynet train`: `data.limit=1000`, `+callbacks.stop.loss=0.1`."""
     key, equals, value = word.lstrip("+~").partition("=")
     known = key.split(".")[0] in composing.names(Settings)
     return bool(equals and value and known and re.fullmatch(r"[\w.]+", key) and not re.search(r"\.\.\.|\(", value))
@@ -140,7 +141,7 @@ def commands(page: str) -> Iterator[Command]:
     for line in lines(PAGES[page]):
         words = split(line)
         if words and all(map(is_setting, words)):
-            yield Command(page, "cupynet.train", tuple(words))
+            yield Command(page, "train", tuple(words))
         elif words and STARTS.match(line) and "..." not in words:
             yield from started(page, words)
 
@@ -152,33 +153,38 @@ def started(page: str, words: list[str]) -> Iterator[Command]:
         given = dict(word.split("=", 1) for word in words[2:])
         yield Command(page, f"make {target}", tuple(given))
         if target in ("train", "bench") and "ARGS" in given:
-            yield Command(page, f"cupynet.{target}", tuple(shlex.split(given["ARGS"])))
-    elif words[0].startswith("cupynet-"):
-        yield Command(page, dict(SCRIPTS)[words[0]], tuple(words[1:]))
+            yield Command(page, target, tuple(shlex.split(given["ARGS"])))
+        return
+    names = [Path(word).name for word in words]
+    if "cupynet" in names:  # `cupynet train`, `python -m cupynet train`, `mpiexec -n 2 cupynet train`
+        at = names.index("cupynet")
+        yield Command(page, *words[at + 1 : at + 2], tuple(words[at + 2 :]))
     elif "-m" in words:
         at = words.index("-m")
-        yield Command(page, words[at + 1], tuple(words[at + 2 :]))
+        yield Command(page, words[at + 1].removeprefix("cupynet."), tuple(words[at + 2 :]))
 
 
 COMMANDS = list({command[1:]: command for page in reversed(PAGES) for command in commands(page)}.values())  # each once
 
 
 @cache
-def hydra_arguments(module: str) -> tuple[str, type[Settings]] | None:
+def hydra_arguments(name: str) -> tuple[str, type[Settings]] | None:
     """The file of conf/ and the schema of a command that Hydra composes, from its call of `config.run`; else None."""
-    tree = ast.parse(source(module))
+    tree = ast.parse(source(name))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "config.run":
-            name, schema = node.args[2:4]
-            assert isinstance(name, ast.Constant) and isinstance(schema, ast.Name)
-            return name.value, getattr(settings, schema.id)
+            primary, schema = node.args[2:4]
+            assert isinstance(primary, ast.Constant) and isinstance(schema, ast.Name)
+            return primary.value, getattr(settings, schema.id)
     return None
 
 
-def source(module: str) -> str:
-    path = ROOT / module.replace(".", "/")
+def source(name: str) -> str:
+    """The text of what a name starts: a command, or a module of the tests or the guides."""
+    module = f"cupynet.{cupynet.__main__.COMMANDS[name][0]}" if name in cupynet.__main__.COMMANDS else name
+    path = ROOT / module.replace(".", "/").replace("guides/", "cupynet/guides/")
     path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-    assert path.exists(), f"there is no command {module}"
+    assert path.exists(), f"there is no command {name}"
     return path.read_text("utf-8")
 
 
@@ -187,7 +193,7 @@ def check_settings(words: list[str], name: str, schema: type[Settings]) -> None:
     words = [word for word in words if not word.startswith(FOLDERS)]
     parsed = OverridesParser.create().parse_overrides(words)
     for number, each in enumerate(parsed):
-        if each.is_interval_sweep():  # of cupynet.tune: where it begins is a value
+        if each.is_interval_sweep():  # of `cupynet tune`: where it begins is a value
             words[number] = f"{each.key_or_group}={each.value().start}"
     parsed = OverridesParser.create().parse_overrides(words)
     choices = [
@@ -208,24 +214,24 @@ def check_settings(words: list[str], name: str, schema: type[Settings]) -> None:
 
 def check(command: Command) -> None:
     """Fails where a command cannot be given like this."""
-    module, words = command.module, list(command.words)
-    if module.startswith("make "):
+    name, words = command.name, list(command.words)
+    if name.startswith("make "):
         makefile = (ROOT / "Makefile").read_text("utf-8")
-        target = module.removeprefix("make ")
+        target = name.removeprefix("make ")
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make has no target {target}"
         for variable in words:
             assert re.search(rf"\$[({{]{variable}\b|\$\${variable}\b", makefile), f"make looks at no {variable}"
         return
-    text = source(module)
-    if module.startswith("tests."):
+    text = source(name)
+    if name.startswith(("tests.", "guides.")):
         return
     options = [word for word in words if word.startswith("-") and word not in ("-m", "--help", "--cfg")]
     words = [word for word in words if word not in ("job", "-m") and not word.startswith("-")]
-    described = hydra_arguments(module)
+    described = hydra_arguments(name)
     for option in options:
         assert described and option.startswith("--config-dir") or f'"{option.partition("=")[0]}"' in text, option
     given = [word for word in words if re.match(r"[+~]*[\w./]+=", word) and not PLACEHOLDER.search(word)]
-    if module == "cupynet.doctor":
+    if name == "doctor":
         given = [word for word in given if not word.startswith(("json=", "check=", "timeout_s="))]
     if described is not None:
         assert len(given) == len(words) or any(map(PLACEHOLDER.search, words)), f"no settings: {words}"
@@ -238,9 +244,9 @@ def test_every_command_can_be_given(command: Command) -> None:
 
 
 def test_commands_are_found_wherever_they_stand() -> None:
-    found = {(command.page, command.module) for page in PAGES for command in commands(page)}
-    assert {("README.md", "cupynet.train"), ("README.md", "make train")} <= found
-    assert ("cupynet/parallel/README.md", "cupynet.plan") in found
+    found = {(command.page, command.name) for page in PAGES for command in commands(page)}
+    assert {("README.md", "train"), ("README.md", "make train")} <= found
+    assert ("cupynet/parallel/README.md", "plan") in found
     assert len(list(commands("README.md"))) > 20
 
 
@@ -248,15 +254,15 @@ def test_commands_are_found_wherever_they_stand() -> None:
     "line",
     [
         *(
-            "python -m cupynet.train epoch=5",
-            "python -m cupynet.trian",
+            "cupynet train epoch=5",
+            "cupynet trian",
             "parallel=averages",
             "make trian",
             "make test X=1",
         ),
-        *("python -m cupynet.plan link=10gbs", "mpiexec -n 2 python -m cupynet.train parallel.launcher=mpl"),
+        *("cupynet plan link=10gbs", "mpiexec -n 2 cupynet train parallel.launcher=mpl"),
         *(
-            "python -m cupynet.train -m workers=1,two",
+            "cupynet train -m workers=1,two",
             "make train ARGS=batchsize=3",
         ),
     ],
@@ -326,7 +332,7 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 def test_the_example_from_deeplearning4j_runs_and_is_the_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cupynet.experiment import Experiment
+    from cupynet.config.experiment import Experiment
 
     wrapper = run_guide(f"{GUIDES}deeplearning4j.md", tmp_path, monkeypatch)["wrapper"]
     assert "Accuracy" in capsys.readouterr().out

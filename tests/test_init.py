@@ -48,7 +48,7 @@ def test_a_public_name_is_what_its_room_calls_so(name: str) -> None:
 
 
 def test_every_error_is_public() -> None:
-    errors = import_module("cupynet.errors")
+    errors = import_module("cupynet.core.errors")
     raised = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert raised <= set(cupynet.__all__)
 
@@ -78,6 +78,6 @@ def test_importing_the_package_costs_nothing() -> None:
 def test_a_name_brings_its_own_room_only() -> None:
     assert {name for name in modules_after("from cupynet import ConfigError") if name.startswith("cupynet")} == {
         "cupynet",
-        "cupynet.errors",
+        "cupynet.core.errors",
     }
     assert "numpy" in modules_after("from cupynet import Evaluation")  # so the test above looks at the right thing

@@ -32,7 +32,7 @@ def written(maker: records.Maker, name: str) -> dict[str, Any]:
 def test_a_record_has_its_command_its_runs_and_where_they_were_made(maker: records.Maker) -> None:
     records.keras_cnn(maker, seeds=[1, 2])
     found = written(maker, "keras_cnn")
-    assert found["command"] == "python -m cupynet.train experiment=keras_cnn seed=SEED"
+    assert found["command"] == "cupynet train experiment=keras_cnn seed=SEED"
     reached = [run["test_accuracy"] for run in found["runs"]]
     assert [run["seed"] for run in found["runs"]] == [1, 2] and len(reached) == 2
     assert found["test_accuracy"] == {

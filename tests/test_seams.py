@@ -1,26 +1,10 @@
-"""Import cycles and the order of the packages, read from the sources."""
+"""Import cycles, read from the sources."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from tests.test_architecture import MODULES, SOURCES, Source, imported
-
-# From the lowest room to the highest; a file may import what stands before its own room, or its own room.
-ORDER = (
-    "errors",
-    "checks",
-    "mpiexec",
-    "files",
-    "lock",
-    "runs",
-    "backend",
-    "nn",
-    "optim",
-    "data",
-    "parallel",
-    "training",
-)
 
 
 def edges(sources: Iterable[Source]) -> dict[str, set[str]]:
@@ -63,20 +47,3 @@ def test_a_circle_is_seen() -> None:
     text = "if TYPE_CHECKING:\n    from cupynet.backend.select import create_backend\n"
     graph = edges(SOURCES) | edges([Source("backend/policy.py", text)])
     assert any({"cupynet.backend.policy", "cupynet.backend.select"} <= set(group) for group in circles(graph))
-
-
-def upward(source: Source) -> list[str]:
-    """What a file imports from a room above its own."""
-    if source.room not in ORDER:
-        return []
-    above = ORDER[ORDER.index(source.room) + 1 :]
-    return [name for name, _ in imported(source) if (name.split(".") + [""])[1] in above]
-
-
-def test_imports_lead_down() -> None:
-    assert {s.path: upward(s) for s in SOURCES if upward(s)} == {}
-
-
-def test_an_import_that_leads_up_is_seen() -> None:
-    text = "if TYPE_CHECKING:\n    from cupynet.training.trainer import Trainer\n"
-    assert upward(Source("parallel/x.py", text)) == ["cupynet.training.trainer"]

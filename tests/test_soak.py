@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import soak
-from tests.test_train import ROOT, environment
+from tests.commands.test_train import ROOT, environment
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -54,7 +54,7 @@ def test_twelve_runs_that_are_killed_go_on_bit_for_bit(tmp_path):
     ],
 )
 def test_what_a_soak_would_find(tmp_path, harm, said):
-    from cupynet.checkpoints import Checkpoints
+    from cupynet.runs.checkpoints import Checkpoints
 
     Checkpoints(tmp_path / "checkpoints").save(3, {"workers": []}, {"weights": {}, "state": {}})
     (tmp_path / "history.jsonl").write_text('{"loss": 1.25, "a_s": 2}\n')

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from tests.commands.test_train import QUICK, environment, run, run_folder
 from tests.machines import do, inside, mpi_command, two_machines, unavailable
 from tests.mpi import ROOT, mpiexec, needs_mpi
-from tests.test_train import QUICK, environment, run, run_folder
 
 pytestmark = [*needs_mpi, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
 
@@ -26,7 +26,7 @@ def test_two_machines_give_the_weights_of_two_threads(tmp_path):
     run(tmp_path / "threads", *QUICK, "workers=2")
     with two_machines("200mbit") as names:
         command = mpi_command(str(mpiexec()), names, tmp_path)
-        train = [sys.executable, "-m", "cupynet.train", *QUICK, "parallel.launcher=mpi"]
+        train = [sys.executable, "-m", "cupynet", "train", *QUICK, "parallel.launcher=mpi"]
         variables = environment() | {"UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
         done = subprocess.run(
             [*command, *train], cwd=tmp_path / "machines", env=variables, capture_output=True, text=True, timeout=120

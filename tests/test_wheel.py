@@ -37,8 +37,8 @@ def test_a_wheel_trains_from_an_empty_directory(tmp_path: Path) -> None:
     empty, home = tmp_path / "empty", tmp_path / "home"
     empty.mkdir()
     home.mkdir()
-    stdout = call(python, "-m", "cupynet.train", "data=synthetic", "epochs=1", cwd=empty, HOME=str(home))
+    stdout = call(python, "-m", "cupynet", "train", "data=synthetic", "epochs=1", cwd=empty, HOME=str(home))
     assert "test accuracy" in stdout
     assert [p.name for p in empty.iterdir()] == ["outputs"]
     assert list((empty / "outputs").rglob("report.html"))
-    assert "cupynet" in call(tmp_path / "env" / "bin" / "cupynet-train", "--help", cwd=empty)
+    assert "cupynet" in call(tmp_path / "env" / "bin" / "cupynet train", "--help", cwd=empty)

@@ -101,9 +101,9 @@ def import_all() -> None:
     import hydra.main  # noqa: F401
     from hydra.core.plugins import Plugins
 
-    import cupynet.training.console  # noqa: F401
+    import cupynet.training.callbacks.progress  # noqa: F401
     from cupynet import Image, Model, config, create_backend
-    from cupynet.experiment import Experiment
+    from cupynet.config.experiment import Experiment
     from cupynet.training import Replica
 
     Plugins.instance()

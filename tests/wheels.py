@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = re.compile(r"cuda.*|peer|dev")
-JOB = ("-m", "cupynet.train", "data=synthetic", "data.train=2000", "epochs=1")
+JOB = ("-m", "cupynet", "train", "data=synthetic", "data.train=2000", "epochs=1")
 STEP_S = 1200  # of one command: an installation may download some hundred MB
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CUPYNET_DATA")
 

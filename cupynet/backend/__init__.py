@@ -12,7 +12,7 @@ from cupynet.backend.transfer import Shared, Transfer, TransferTarget, check_on_
 from cupynet.backend.update_rules import RULES, Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
-from cupynet.checks import BACKENDS, DTYPES
+from cupynet.core.checks import BACKENDS, DTYPES
 
 __all__ = [
     "BACKENDS",

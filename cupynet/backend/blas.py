@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from cupynet.backend.environment import available_cores, cpu_flags
-from cupynet.checks import integer
+from cupynet.core.checks import integer
 
 THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 CORE_VARIABLE = "OPENBLAS_CORETYPE"

@@ -19,7 +19,7 @@ from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.transfer import Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
-from cupynet.checks import amount, one_line
+from cupynet.core.checks import amount, one_line
 
 
 class Device:

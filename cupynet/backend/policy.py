@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cupynet import checks
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

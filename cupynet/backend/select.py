@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-from cupynet import checks
 from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.checks import BACKENDS
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.checks import BACKENDS
+from cupynet.core.errors import ConfigError
 
 CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, by the driver's CUDA"  # what brings it
 

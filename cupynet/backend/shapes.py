@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from cupynet.backend.array import Array
 from cupynet.backend.window import Window
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 
 
 def windows(operation: str, shape: tuple[int, ...], window: Window, *, pool: bool = False) -> None:

@@ -12,10 +12,10 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend.array import Array
 from cupynet.backend.pixels import FRACTIONS, PixelScale
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 
 Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same number of images, augmented
 

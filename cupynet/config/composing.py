@@ -19,13 +19,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet.checks import refusal, shown, written
+from cupynet.config.instantiate import for_chosen_classes
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
-from cupynet.errors import ConfigError
-from cupynet.parts import for_chosen_classes
-from cupynet.resume import quoted
-from cupynet.settings import Group, Settings, read, without_stand_in
+from cupynet.config.resume import quoted
+from cupynet.config.schema import Group, Settings, read, without_stand_in
+from cupynet.core.checks import refusal, shown, written
+from cupynet.core.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
 

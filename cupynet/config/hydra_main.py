@@ -29,18 +29,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet import __version__, resume
-from cupynet.checks import one_line
+from cupynet import __version__
+from cupynet.config import resume
 from cupynet.config.composing import GROUPS, conf_folder, flat, own_folder, register, settings_of
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
+from cupynet.config.schema import AS_RANKS, Settings
 from cupynet.config.stored import asked, check_downloads, check_outputs, keep, load, overrides_of, store
-from cupynet.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
-from cupynet.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, steady_streams, tell
-from cupynet.lock import Hold
-from cupynet.mpiexec import started
-from cupynet.settings import AS_RANKS, Settings
-from cupynet.terminal import near
+from cupynet.core.checks import one_line
+from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
+from cupynet.core.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, steady_streams, tell
+from cupynet.core.lock import Hold
+from cupynet.core.mpiexec import started
+from cupynet.core.terminal import near
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
@@ -212,7 +213,7 @@ def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str
     else:
         code = next((code for code in command.codes if code), 0)
     if command.sweep is not None:
-        from cupynet.sweeps import record
+        from cupynet.config import sweep as record
 
         of_jobs = record.finish(command.sweep)  # also of those that other processes have run
         code = code or of_jobs
@@ -242,7 +243,7 @@ class Entry(Callback):
         """Lock the folder of the sweep. SystemExit if it is taken."""
         if _command is None:
             return
-        from cupynet.sweeps import record
+        from cupynet.config import sweep as record
 
         with _leaving():
             folder = _folder(config, "hydra.sweep.dir")
@@ -323,7 +324,7 @@ class _Job(Generic[S, T]):
         if value is None:
             return given
         if self.schema is not Settings:
-            raise ConfigError(f"resume={value}: only cupynet.train resumes runs: leave it out")
+            raise ConfigError(f"resume={value}: only cupynet train resumes runs: leave it out")
         if {"-m", "--multirun"} & set(given):
             raise ConfigError(f"resume={value}: resumes one run: leave out -m")
         self.resumed = resume.find(value, given)
@@ -343,7 +344,7 @@ class _Job(Generic[S, T]):
 
     def __call__(self, config: DictConfig) -> float | None:
         """Run the job. Its errors are reported here and never reach Hydra."""
-        from cupynet.sweeps import record
+        from cupynet.config import sweep as record
 
         now = HydraConfig.get()
         folder, sweep = Path(now.runtime.output_dir), in_sweep()

@@ -8,9 +8,9 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from cupynet.checks import listed, nearest, one_line
-from cupynet.errors import ConfigError
-from cupynet.settings import Settings, rules
+from cupynet.config.schema import Settings, rules
+from cupynet.core.checks import listed, nearest, one_line
+from cupynet.core.errors import ConfigError
 
 
 def message(error: BaseException, schema: type[Settings]) -> str:

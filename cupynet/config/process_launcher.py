@@ -23,12 +23,12 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from cupynet import interrupts
-from cupynet.checks import integer
 from cupynet.config.composing import own_folder
-from cupynet.errors import ConfigError, Interrupted
-from cupynet.exits import say_error, tell
-from cupynet.resume import quoted
+from cupynet.config.resume import quoted
+from cupynet.core import signals as interrupts
+from cupynet.core.checks import integer
+from cupynet.core.errors import ConfigError, Interrupted
+from cupynet.core.exits import say_error, tell
 
 MOST_ON_CPU = 4  # jobs at once by default
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -104,7 +104,7 @@ class ProcessLauncher(Launcher):
 
     def _run(self, job: _Job) -> None:
         """Run a job in its process, and record how it ended."""
-        from cupynet.sweeps import record
+        from cupynet.config import sweep as record
 
         if self._signal:
             return
@@ -189,7 +189,7 @@ def _devices(config: DictConfig) -> list[str]:
 
 def _returned(job: _Job) -> JobReturn:
     """Return the result of a job for Hydra's sweeper: accuracy, or None if it failed."""
-    from cupynet.sweeps import record
+    from cupynet.config import sweep as record
 
     done = JobReturn(overrides=job.overrides, cfg=job.config, status=JobStatus.COMPLETED)
     if job.code == 0:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cupynet.checks import one_line, written
-from cupynet.errors import ConfigError
+from cupynet.core.checks import one_line, written
+from cupynet.core.errors import ConfigError
 
 _NONE = object()
 
@@ -31,12 +31,12 @@ class Removed:
 
 # "key" or "key=value" -> its replacement
 _ROLLBACK = "callbacks.nonfinite.action=skip leaves such batches out, or lower learning_rate and resume"
-_STAGES = "cupynet.plan forecasts averaging alone: see how fast a pipeline is by training with parallel=pipeline"
+_STAGES = "cupynet plan forecasts averaging alone: see how fast a pipeline is by training with parallel=pipeline"
 REMOVED: dict[str, Removed] = {
-    "modes": Removed("cupynet.plan forecasts averaging alone: choose frequencies"),
+    "modes": Removed("cupynet plan forecasts averaging alone: choose frequencies"),
     "stages": Removed(_STAGES),
     "micro_batches": Removed(_STAGES),
-    "all_reduce": Removed("cupynet.plan forecasts what parallel.launcher=mpi does: leave it out"),
+    "all_reduce": Removed("cupynet plan forecasts what parallel.launcher=mpi does: leave it out"),
     "link=measured": Removed("give its figures, link={bandwidth_gbit_s:10,latency_us:25}"),
     "callbacks.nonfinite.action=rollback": Removed(_ROLLBACK),
     "callbacks.nonfinite.every_iterations": Removed(_ROLLBACK, default=100),

@@ -22,8 +22,8 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import HydraException
 
-from cupynet.checks import one_line
-from cupynet.errors import ConfigError
+from cupynet.core.checks import one_line
+from cupynet.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

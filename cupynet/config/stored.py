@@ -21,14 +21,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet.checks import one_line
 from cupynet.config.composing import GROUPS, conf_folder, flat, global_hydra, names, own_folder, settings_of, spine
+from cupynet.config.instantiate import build
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed, without_removed
-from cupynet.errors import ConfigError, DataError
-from cupynet.parts import build
-from cupynet.resume import name_of, quoted
-from cupynet.settings import Settings, own_names
+from cupynet.config.resume import name_of, quoted
+from cupynet.config.schema import Settings, own_names
+from cupynet.core.checks import one_line
+from cupynet.core.errors import ConfigError, DataError
 
 FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another setting, as earlier versions stored them
@@ -162,7 +162,7 @@ def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
     """Store the settings of a run in `folder`, each file whole or not at all. OutputError."""
-    from cupynet.files import write_whole  # brings NumPy, which --help can do without
+    from cupynet.core.files import write_whole  # brings NumPy, which --help can do without
 
     (folder / ".hydra").mkdir(parents=True, exist_ok=True)
     for name, content in (("config.yaml", asdict(settings)), ("overrides.yaml", list(overrides))):
@@ -172,7 +172,7 @@ def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> Non
 
 def store(folder: Path, settings: Settings) -> None:
     """Store the settings of the job that runs now, and Hydra's own. OutputError."""
-    from cupynet.files import write_whole
+    from cupynet.core.files import write_whole
 
     keep(folder, settings, asked())
     write_whole(folder / ".hydra" / "hydra.yaml", OmegaConf.to_yaml(HydraConfig.instance().cfg).encode())

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.core.errors import DataError
 from cupynet.data.sources.image_folder import resized
-from cupynet.errors import DataError
 
 BOX = 20 / 28  # of the image's side
 FAINT = 0.1  # of the ink: less is none

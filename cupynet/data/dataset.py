@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 
 # The second words of this room's Philox keys; the first is the seed. A Loader's second word is its epoch, which stays
 # far below these: no two uses of one seed ever share random numbers.

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from filelock import FileLock, Timeout
 
-from cupynet.checks import one_line
+from cupynet.core.checks import one_line
 
 logger = logging.getLogger(__name__)
 

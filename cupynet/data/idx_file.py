@@ -24,7 +24,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.errors import DataError
+from cupynet.core.errors import DataError
 
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend import FRACTIONS, PixelScale, Transfer, TransferTarget
 from cupynet.backend.array import Array
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations, augmented
 from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
 from cupynet.data.shards import Shards
 from cupynet.data.sources.source import Data, Source
-from cupynet.errors import ConfigError, DataError
 
 _LOOKED_AT = 1 << 20  # bytes of images that a signature takes in
 

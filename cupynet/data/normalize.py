@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 
 _AT_ONCE = 1 << 22  # bytes that are counted at a time
 

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
-from cupynet.checks import integer
+from cupynet.core.checks import integer
 
 T = TypeVar("T")
 

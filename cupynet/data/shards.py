@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx_file import expanded, regular
-from cupynet.errors import ConfigError, DataError
 
 _parsing = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time
 

@@ -1,4 +1,4 @@
-"""Models for and from other programs: PyTorch, Keras, ONNX. `python -m cupynet.export` exports a run."""
+"""Models for and from other programs: PyTorch, Keras, ONNX. `cupynet export` exports a run."""
 
 from cupynet.interop.keras import import_keras
 from cupynet.interop.onnx import INPUTS, export_onnx, onnx_graph

@@ -20,8 +20,8 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from cupynet.errors import ConfigError, DataError
-from cupynet.files import PathLike
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.files import PathLike
 from cupynet.interop.matching import check_all_taken, check_shape, take, weight_shape, weights_of
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from cupynet.checks import one
-from cupynet.errors import ConfigError, DataError
-from cupynet.files import PathLike
+from cupynet.core.checks import one
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.files import PathLike
 from cupynet.nn import Layer, Model
 
 

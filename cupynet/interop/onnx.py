@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend import Window
-from cupynet.errors import ConfigError
-from cupynet.files import PathLike, write_whole
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
+from cupynet.core.files import PathLike, write_whole
 from cupynet.interop.matching import check_known
 from cupynet.nn import (
     Activation,

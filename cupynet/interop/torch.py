@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend import Window
-from cupynet.errors import ConfigError, DataError
-from cupynet.files import PathLike, load_tensors, require_plain, save_weights
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.files import PathLike, load_tensors, require_plain, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weight_shape, weights_of
 from cupynet.nn import (
     Activation,

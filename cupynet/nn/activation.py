@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.backend.reference.activation import NAMES, OF_INPUT
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 
 ACTIVATIONS = ("identity", "relu", "softmax", *NAMES)
 LEAKY_SLOPE = 0.01  # Maas et al. 2013

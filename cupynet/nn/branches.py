@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.params import Scope

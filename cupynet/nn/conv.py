@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cupynet import checks
 from cupynet.backend import Backend, Convolution, FusedPair, MaxPool
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import Initializer, bias_initializer, grouped, initializer

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
+from cupynet.core import checks
 from cupynet.nn.activation import LEAKY_SLOPE, activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import Initializer, bias_initializer, initializer

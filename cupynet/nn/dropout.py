@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.backend.philox import key_of
+from cupynet.core import checks
 from cupynet.nn.context import Context
 from cupynet.nn.layer import Backward, Layer, no_backward
 from cupynet.nn.params import Scope

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.checks import guess, number, one_of, refusal, shown, single
-from cupynet.errors import ConfigError
+from cupynet.core.checks import guess, number, one_of, refusal, shown, single
+from cupynet.core.errors import ConfigError
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 

@@ -31,10 +31,10 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from cupynet import checks
 from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.params import Params, Scope
 from cupynet.nn.types import Image, InputType

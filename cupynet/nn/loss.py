@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import number, refusal, shown, single
-from cupynet.errors import ConfigError
+from cupynet.core.checks import number, refusal, shown, single
+from cupynet.core.errors import ConfigError
 
 Weights: TypeAlias = "Sequence[float] | Mapping[int, float] | Array"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend import FRACTIONS, Backend
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import Backward, Layer, Sequential
 from cupynet.nn.loss import Loss, SoftmaxNLL

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
+from cupynet.core import checks
 from cupynet.nn.context import Context, Group
 from cupynet.nn.dense import Activation
 from cupynet.nn.init import zeros

@@ -19,7 +19,7 @@ import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn.init import Initializer
 
 ALIGNMENT = 64  # bytes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from cupynet import checks
 from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
 from cupynet.backend.window import IntPair
-from cupynet.errors import ConfigError
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cupynet.checks import integer
+from cupynet.core.checks import integer
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from cupynet.backend import RULES
-from cupynet.checks import number
+from cupynet.core.checks import number
 from cupynet.optim.optimizers import ByRule, Clipping, Numbers
 from cupynet.optim.schedules import Schedule
 

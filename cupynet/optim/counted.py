@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cupynet.checks import integer, number, one_of, refusal, shown
+from cupynet.core.checks import integer, number, one_of, refusal, shown
 from cupynet.optim.schedules import Schedule
 
 UNITS = ("iteration", "epoch")

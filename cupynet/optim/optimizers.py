@@ -11,8 +11,8 @@ from typing import TypeAlias, TypedDict
 
 from cupynet.backend import RULES, Backend, Layers, Move, Rule
 from cupynet.backend.array import Array
-from cupynet.checks import number, single
-from cupynet.errors import ConfigError
+from cupynet.core.checks import number, single
+from cupynet.core.errors import ConfigError
 from cupynet.nn.params import Params, Segment
 from cupynet.optim.schedules import Schedule, schedule
 

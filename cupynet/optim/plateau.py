@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cupynet.checks import integer, number, one_of
+from cupynet.core.checks import integer, number, one_of
 from cupynet.optim.schedules import Schedule, below
 
 BETTER = {"loss": -1, "accuracy": 1}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupynet.checks import instance, integer, learning_rate_scale, number, refusal, shown
+from cupynet.core.checks import instance, integer, learning_rate_scale, number, refusal, shown
 
 
 class Schedule:

@@ -1,7 +1,7 @@
 """Model parallelism: a network cut into stages, each with a worker of its own, and micro-batches that pass through.
 
 Here it is decided where the network is cut and in which order a stage works; what a stage computes and sends is
-training/stage.py.
+training/pipeline_stage.py.
 
 A batch is cut into m micro-batches, so that a stage can work on one while the next stage works on the one before.
 Each stage alternates one forward with one backward pass as soon as it can (PipeDream-Flush of Narayanan et al. 2021,
@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from cupynet.checks import integer, shown
-from cupynet.errors import ConfigError
+from cupynet.core.checks import integer, shown
+from cupynet.core.errors import ConfigError
 from cupynet.nn import Layer, Sequential
 
 Stages: TypeAlias = "int | str | Sequence[Sequence[str]]"

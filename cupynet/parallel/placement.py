@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cupynet.backend import available_cores, device_count
-from cupynet.checks import counted, integer
-from cupynet.errors import ConfigError
+from cupynet.core.checks import counted, integer
+from cupynet.core.errors import ConfigError
 
 MOST_CPU_WORKERS = 4  # by default: more replicas than this change how a run learns
 

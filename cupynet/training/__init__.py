@@ -1,25 +1,29 @@
 """Training: the loop that every worker runs, what watches it, and the wrapper that is the way in."""
 
 from cupynet.training.advice import advise, unlearned
-from cupynet.training.callbacks import Callback, History
-from cupynet.training.checkpoint import Checkpoint
+from cupynet.training.callbacks.base import Callback, History
+from cupynet.training.callbacks.checkpoint import Checkpoint
+from cupynet.training.callbacks.early_stopping import EarlyStopping, EarlyStoppingResult
+from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB
+from cupynet.training.callbacks.memory_pools import Pools
+from cupynet.training.callbacks.nonfinite import NonFinite
+from cupynet.training.callbacks.profile import Profile
+from cupynet.training.callbacks.progress import Progress
+from cupynet.training.callbacks.rate_test import RateTest, find_rate
+from cupynet.training.callbacks.weight_average import WeightAverage
 from cupynet.training.clock import Clock
-from cupynet.training.console import Progress
-from cupynet.training.early_stopping import EarlyStopping, EarlyStoppingResult
+from cupynet.training.evaluation import Evaluation
+from cupynet.training.events import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
 from cupynet.training.graph_replica import GraphReplica
-from cupynet.training.metrics import Evaluation
-from cupynet.training.nonfinite import NonFinite
-from cupynet.training.pools import Pools
-from cupynet.training.profile import Profile
-from cupynet.training.rate_test import RateTest, find_rate
-from cupynet.training.records import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
+from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.replica import Replica
-from cupynet.training.report_page import ReportPage
 from cupynet.training.trainer import Trainer
-from cupynet.training.weight_average import WeightAverage
-from cupynet.training.wrapper import ParallelWrapper
 
 __all__ = [
+    "Logger",
+    "MLflow",
+    "TensorBoard",
+    "WandB",
     "Callback",
     "Clock",
     "Checkpoint",
@@ -37,7 +41,6 @@ __all__ = [
     "RateTest",
     "Replica",
     "Report",
-    "ReportPage",
     "Spent",
     "Stop",
     "StopReason",

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from cupynet.checks import percent
+from cupynet.core.checks import percent
 from cupynet.parallel import PipelineSpeed, When
-from cupynet.training.metrics import Evaluation
-from cupynet.training.records import Spent
+from cupynet.training.evaluation import Evaluation
+from cupynet.training.events import Spent
 
 STANDS_OUT = 0.10  # share of the time: smaller costs are not mentioned
 WANTED = 0.055  # share of averaging at the advised frequency: 5 % when rounded

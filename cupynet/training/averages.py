@@ -6,11 +6,11 @@ import math
 import time
 from itertools import starmap
 
+from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Batches
-from cupynet.errors import ConfigError, DivergedError
 from cupynet.parallel import Average, Moment, is_finite
+from cupynet.training.events import StopReason
 from cupynet.training.internals import TrainerInternals
-from cupynet.training.records import StopReason
 from cupynet.training.replica import moved
 
 

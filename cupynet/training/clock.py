@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
 from cupynet.parallel import Average
-from cupynet.training.records import SPENT, EpochRecord, Report, Spent
+from cupynet.training.events import SPENT, EpochRecord, Report, Spent
 
 UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are still being loaded
 

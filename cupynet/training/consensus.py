@@ -11,7 +11,7 @@ import numpy as np
 
 from cupynet.parallel import Average, Communicator, Groups
 from cupynet.training.clock import Statistics
-from cupynet.training.records import STOP_BYTES, Stop, StopReason
+from cupynet.training.events import STOP_BYTES, Stop, StopReason
 
 AGREE_EVERY = 10  # rounds between two agreements, where no average brings the workers together
 HEARD_S = 0.5  # where rounds are slow, workers ask each other more often: a wish is heard after about this long

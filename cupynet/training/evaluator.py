@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cupynet.core.errors import annotate
 from cupynet.data import Batches, BatchFeed
-from cupynet.errors import annotate
 from cupynet.parallel import Groups
-from cupynet.training.metrics import Evaluation
+from cupynet.training.evaluation import Evaluation
 from cupynet.training.replica import Replica
 
 

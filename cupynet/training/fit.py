@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupynet.backend import PixelScale
-from cupynet.checks import integer, one_of
+from cupynet.core.checks import integer, one_of
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Batches, Labelled
-from cupynet.errors import ConfigError, DataError
 from cupynet.nn import Model, check_output
 from cupynet.optim import Schedule
 from cupynet.parallel import Communicator, Synchronizer
-from cupynet.training.callbacks import Callback
+from cupynet.training.callbacks.base import Callback
 
 
 @dataclass(frozen=True)

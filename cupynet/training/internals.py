@@ -7,11 +7,11 @@ from typing import Any, Protocol
 from cupynet.data import Batches
 from cupynet.optim import Schedule
 from cupynet.parallel import Groups, Synchronizer
-from cupynet.training.callbacks import Callback
+from cupynet.training.callbacks.base import Callback
 from cupynet.training.clock import Statistics
 from cupynet.training.consensus import StopConsensus
-from cupynet.training.metrics import Evaluation
-from cupynet.training.records import TrainerView
+from cupynet.training.evaluation import Evaluation
+from cupynet.training.events import TrainerView
 from cupynet.training.replica import Replica
 
 

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import instance, integer
+from cupynet.core.checks import instance, integer
+from cupynet.core.errors import ConfigError
 from cupynet.data import Batch
-from cupynet.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Layer, Model
 from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Communicator, Groups, Pipeline, parts
-from cupynet.training.records import Piece
-from cupynet.training.scaling import LossScaler
+from cupynet.training.events import Piece
+from cupynet.training.loss_scaling import LossScaler
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import Shared
-from cupynet.checks import is_bool
+from cupynet.core.checks import is_bool
+from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.data import Batch, Batches, BatchFeed
-from cupynet.errors import ConfigError, DivergedError, annotate
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Synchronizer
-from cupynet.runs import Run
+from cupynet.runs.run import Run
 from cupynet.training import averages, trainer_state
-from cupynet.training.callbacks import Callback
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.nonfinite import NonFinite
 from cupynet.training.clock import Statistics
 from cupynet.training.consensus import StopConsensus
+from cupynet.training.evaluation import Evaluation
 from cupynet.training.evaluator import Evaluator
+from cupynet.training.events import Piece, Spent, Stop, StopReason
 from cupynet.training.fit import Fit, check_loader
-from cupynet.training.metrics import Evaluation
-from cupynet.training.nonfinite import NonFinite
-from cupynet.training.records import Piece, Spent, Stop, StopReason
 from cupynet.training.replica import Replica
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.parallel import Average
-from cupynet.training.callbacks import Callback
+from cupynet.training.callbacks.base import Callback
 from cupynet.training.internals import TrainerInternals
 
 

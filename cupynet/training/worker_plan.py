@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cupynet.backend import Shared, check_on_device, create_backend, memory
-from cupynet.checks import instance, integer, one_of, shown
+from cupynet.core.checks import instance, integer, one_of, shown
+from cupynet.core.errors import ConfigError
 from cupynet.data import Batches
-from cupynet.errors import ConfigError
 from cupynet.nn import Model, check_batches
 from cupynet.optim import Optimizer, Scaled, scale_factor
 from cupynet.parallel import Communicator, Groups, Pipeline, Placement, Synchronizer, check_reduce, job
-from cupynet.runs import Run
-from cupynet.training.callbacks import Callback, Rows
-from cupynet.training.console import STYLES, Progress
+from cupynet.runs.run import Run
+from cupynet.training.callbacks.base import Callback, Rows
+from cupynet.training.callbacks.profile import Profile
+from cupynet.training.callbacks.progress import STYLES, Progress
 from cupynet.training.graph_replica import replica_of
-from cupynet.training.memory import Usage
-from cupynet.training.profile import Profile
+from cupynet.training.memory_estimate import Usage
+from cupynet.training.pipeline_stage import Stage
 from cupynet.training.replica import Replica, check_accumulate
-from cupynet.training.stage import Stage
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cupynet.backend import DtypePolicy, create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from tests.backend.comparisons import COMPARISONS, Shape
 from tests.backend.test_operations import compare, shapes
 from tests.backends import every_backend, needs_bfloat16

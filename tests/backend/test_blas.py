@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cupynet.backend import blas
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Shared, create_backend
+from cupynet.core.errors import ConfigError
 from cupynet.data import (
     Augmentation,
     BatchFeed,
@@ -25,7 +26,6 @@ from cupynet.data import (
     Source,
     Synthetic,
 )
-from cupynet.errors import ConfigError
 from tests.shards import write_shards
 
 PARTS: list[Augmentation] = [Shift(2), HorizontalFlip(), CutOut(5), Rotate(20), Elastic(20, 3)]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import MNIST, Data, Dataset, Synthetic
-from cupynet.errors import ConfigError, DataError
 
 
 def numbered(samples: int = 20) -> Dataset:

@@ -16,8 +16,8 @@ from cupynet.backend.cuda import resident
 from cupynet.backend.cuda.resident import Resident, ResidentTransfer
 from cupynet.backend.cuda.ring import RingTransfer
 from cupynet.backend.cuda.staging import Staging
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Batch, Batches, BatchFeed, Dataset, Loader, Prefetcher, ShardedLoader
-from cupynet.errors import ConfigError, DataError
 from tests.shards import write_shards
 from tests.standin import installed
 from tests.standin.errors import Unordered

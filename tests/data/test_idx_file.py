@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.core.errors import DataError
 from cupynet.data import MNIST
 from cupynet.data import idx_file as idx
 from cupynet.data.idx_file import IdxFile
-from cupynet.errors import DataError
 
 IMAGES, LABELS, TEST_IMAGES = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz"
 

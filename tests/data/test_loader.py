@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Loader, Synthetic, as_loader
-from cupynet.errors import ConfigError, DataError
 
 
 def numbered(samples: int) -> Dataset:

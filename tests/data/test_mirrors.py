@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import cupynet
+from cupynet.core.errors import DataError
 from cupynet.data import MNIST, download
-from cupynet.errors import DataError
 
 PACKAGE = Path(cupynet.__file__).parent
 MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in their place

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cupynet.core.errors import ConfigError
 from cupynet.data import Prefetcher
-from cupynet.errors import ConfigError
 
 CAPACITIES = [0, 1, 3]
 

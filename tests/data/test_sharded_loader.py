@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Dataset, Loader, ShardedLoader, Shards, as_loader
-from cupynet.errors import ConfigError, DataError
 from tests.data.test_loader import Recorder, numbered
 from tests.shards import write_shards
 

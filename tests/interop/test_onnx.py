@@ -13,6 +13,7 @@ import pytest
 
 from cupynet import ConfigError, export_onnx
 from cupynet.backend import create_backend
+from cupynet.config.instantiate import build_as
 from cupynet.data import Synthetic
 from cupynet.interop import BOUND, difference, onnx_graph
 from cupynet.nn import (
@@ -31,10 +32,9 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
-from cupynet.parts import build_as
+from tests.config.test_conf_files import CHOICES, settings_of
 from tests.interop.networks import everything_as_model, images_for, logits, model_of
 from tests.nn.networks import Around
-from tests.test_conf_files import CHOICES, settings_of
 
 MODELS = [name for group, name in CHOICES if group == "model"]
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from cupynet import ConfigError, DataError, export_torch, import_torch
 from cupynet.backend import create_backend
+from cupynet.config.instantiate import build_as
 from cupynet.data import Synthetic
 from cupynet.interop import torch_source
 from cupynet.interop.torch import LAYERS, RESERVED, from_torch, orders, to_torch
@@ -31,10 +32,9 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
-from cupynet.parts import build_as
+from tests.config.test_conf_files import CHOICES, settings_of
 from tests.interop.networks import everything_as_model, images_for, logits, model_of
 from tests.nn.networks import Around
-from tests.test_conf_files import CHOICES, settings_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = [name for group, name in CHOICES if group == "model"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import Backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     Activation,
     AvgPool2D,

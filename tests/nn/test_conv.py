@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Window, create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import INFERENCE, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
 from cupynet.nn.activation import ACTIVATIONS
 from cupynet.nn.pool import same_padding

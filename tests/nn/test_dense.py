@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import INFERENCE, Activation, Context, Conv2D, Dense, Flat, Flatten, Image, InputType, Params
 from cupynet.nn.activation import ACTIVATIONS
 from tests.backends import every_backend

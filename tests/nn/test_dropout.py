@@ -9,7 +9,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.philox import dropped_below, key_of, of_examples
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Dense, Dropout, Flat, Image, Layer, Model, Params, Sequential
 from tests.backends import every_backend, every_dtype
 from tests.gradients import check_layer

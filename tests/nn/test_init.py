@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.config.instantiate import build
+from cupynet.core.errors import ConfigError
 from cupynet.data import Shift
-from cupynet.errors import ConfigError
 from cupynet.nn import Conv2D, Dense, Flat, Image, Layer, Loss, Model, Sequential
 from cupynet.nn.init import (
     INITIALIZERS,
@@ -25,7 +26,6 @@ from cupynet.nn.init import (
     initializer,
 )
 from cupynet.optim import Step
-from cupynet.parts import build
 
 DENSE, CONV = (300, 200), (5, 5, 20, 50)
 TRUNCATED = 2.3657  # the kurtosis of a normal distribution that is cut at two deviations

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Backend, create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,
@@ -31,8 +31,8 @@ from cupynet.nn import (
 )
 from cupynet.optim import Nesterov
 from tests.backends import every_backend, every_dtype
-from tests.extending.scale import Scale
 from tests.gradients import check_layer
+from tests.guides.extending.scale import Scale
 from tests.nn.networks import SMALL, Around, examples, gradients, lenet, small_networks, train_step
 
 every_network = pytest.mark.parametrize("kind", small_networks())

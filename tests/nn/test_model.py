@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import PixelScale, create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Backend, create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import Conv2D, Dense, Flatten, Image, Model, Params, Sequential
 from cupynet.nn.init import xavier, zeros
 from cupynet.optim import SGD, Momentum, Nesterov, Optimizer

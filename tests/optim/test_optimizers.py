@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Move, create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn.init import xavier
 from cupynet.nn.params import Params, Segment
 from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer, Schedule

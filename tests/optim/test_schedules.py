@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Loader
-from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import (
     SGD,
     Constant,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn import Activation, Conv2D, Dense, Flatten, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.parallel import Pipeline, PipelineSpeed, one_forward_one_backward, parts
 from cupynet.parallel.pipeline import balanced, training_work

@@ -1,4 +1,4 @@
-"""A command on the stand-in of CuPy: `python -m tests.standin [--devices 2] -m cupynet.train backend=cupy ...`.
+"""A command on the stand-in of CuPy: `python -m tests.standin [--devices 2] -m cupynet train backend=cupy ...`.
 
 Its exit code is the command's; 70 where CuPy was misused.
 """

@@ -17,8 +17,8 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.cuda.resident import Resident
+from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, Loader
-from cupynet.errors import ConfigError
 from cupynet.nn import (
     Activation,
     BatchNorm,
@@ -221,7 +221,7 @@ def test_it_is_all_the_same_how_batches_come_to_a_device(
 def command(tmp_path: Path, *arguments: str, backend: str = "cupy") -> Any:
     small = ["data=synthetic", "data.train=200", "data.test=64", "batch_size=32", "epochs=1", f"backend={backend}"]
     through = ["-m", "tests.standin"] if backend == "cupy" else []
-    line = [sys.executable, *through, "-m", "cupynet.train", *small, *arguments]
+    line = [sys.executable, *through, "-m", "cupynet", "train", *small, *arguments]
     return subprocess.run(
         [*line, f"hydra.run.dir={tmp_path / 'run'}"],
         cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)},

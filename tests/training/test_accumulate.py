@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, Loader
-from cupynet.errors import ConfigError
 from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, Model, Sequential, SoftmaxNLL
 from cupynet.optim import Adam, Nesterov
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Loader
-from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator, SlowMo
 from cupynet.training import Replica, Trainer

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Dataset, Loader
-from cupynet.errors import ConfigError, DivergedError
 from cupynet.nn import (
     Activation,
     BatchNorm,
@@ -38,7 +38,7 @@ from cupynet.parallel import (
     ThreadCommunicator,
 )
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, worker_plan
-from cupynet.training.regroup import regrouped
+from cupynet.training.resize import regrouped
 from tests.training.conftest import WAYS, alone, on_threads, small_dataset, small_model
 
 RATE = 0.05

@@ -11,7 +11,7 @@ import pytest
 from cupynet.data import Loader
 from cupynet.optim import SGD
 from cupynet.parallel import Average, ParameterAveraging, Pipeline
-from cupynet.runs import Run
+from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, consensus
 from tests.training.conftest import Recorder, small_dataset, small_model, train
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupynet import checkpoints
-from cupynet.checkpoints import Checkpoints, read
+from cupynet.core.errors import OutputError
 from cupynet.data import Loader
-from cupynet.errors import OutputError
 from cupynet.optim import Nesterov
 from cupynet.parallel import WorkerTimeout
 from cupynet.parallel.launchers import threads as launch
+from cupynet.runs import checkpoints
+from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
 from tests.training.conftest import WAYS, small_dataset, small_model
 

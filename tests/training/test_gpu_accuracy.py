@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from cupynet.errors import DataError
-from cupynet.experiment import Experiment
+from cupynet.config.experiment import Experiment
+from cupynet.core.errors import DataError
 from tests.backends import REAL_GPU, needs_bfloat16
-from tests.test_conf_files import settings_of
+from tests.config.test_conf_files import settings_of
 
 # those of modes.json, in which four workers reach 99.31 % on a processor, and not less than 99.26 % (five seeds)
 LENET = ("workers=4", "batch_size=32", "epochs=5")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
-from cupynet.errors import ConfigError
 from cupynet.optim import LAMB, SGD, AdamW, Momentum, Nesterov
 from cupynet.parallel import FixedThreshold, GradientSharing, Groups, ThresholdEncoding
 from cupynet.training import ParallelWrapper, Replica, Trainer

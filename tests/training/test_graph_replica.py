@@ -15,9 +15,8 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.cuda import cublas, launch
-from cupynet.checkpoints import Checkpoints
+from cupynet.core.errors import DivergedError
 from cupynet.data import Dataset, Loader
-from cupynet.errors import DivergedError
 from cupynet.nn import (
     INFERENCE,
     Activation,
@@ -55,6 +54,7 @@ from cupynet.optim import (
     RMSProp,
 )
 from cupynet.parallel import ParameterAveraging, Synchronizer
+from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import (
     Callback,
     Checkpoint,
@@ -64,9 +64,9 @@ from cupynet.training import (
     Trainer,
     WeightAverage,
     graph_replica,
-    scaling,
     worker_plan,
 )
+from cupynet.training import loss_scaling as scaling
 from tests.training.conftest import WAYS, small_dataset, small_model, small_network
 
 on_devices = pytest.mark.usefixtures("devices")  # the stand-in's, and a GPU's where there is one

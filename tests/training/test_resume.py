@@ -7,12 +7,12 @@ import copy
 import numpy as np
 import pytest
 
+from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
-from cupynet.errors import ConfigError
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
 from cupynet.parallel import Adaptive, ElasticAveraging, GradientSharing, Groups, ParameterAveraging
 from cupynet.training import Callback, Replica, Trainer
-from tests.extending.gradient_mean import GradientMean
+from tests.guides.extending.gradient_mean import GradientMean
 from tests.training.conftest import WAYS, Recorder, fingerprint, on_threads, small_dataset, small_model
 
 EPOCHS, ROUNDS = 2, 5

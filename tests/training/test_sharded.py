@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Dataset, Loader, ShardedLoader, Shards
-from cupynet.errors import ConfigError, DataError
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.training import ParallelWrapper, Replica, Trainer

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, Loader, Synthetic
-from cupynet.errors import ConfigError
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential, SoftmaxNLL
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
-from cupynet.runs import Run
+from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from tests.backends import WORKING
 from tests.training.conftest import (

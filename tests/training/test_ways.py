@@ -9,8 +9,8 @@ import re
 import numpy as np
 import pytest
 
+from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Loader
-from cupynet.errors import ConfigError, DivergedError
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import (
     Adaptive,

@@ -12,7 +12,7 @@ from cupynet.backend.cpu.direct_conv import DirectConvolution, passes
 from cupynet.backend.cpu.kernels import depthwise, loops
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 
 
 class NumbaConv(NumbaDense, ConvOps):

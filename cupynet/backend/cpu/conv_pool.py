@@ -22,7 +22,7 @@ from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.kernels import loops, outer, rows, windows
 from cupynet.backend.cpu.kernels.patches import Block, Passed, Patches
 from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values: a patch's row below this fills no vector

@@ -14,7 +14,7 @@ from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
 from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 
 NO_PLACE = 255  # in 8 bits: windows of fewer places can say that ReLU closed
 

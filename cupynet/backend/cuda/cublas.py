@@ -22,8 +22,8 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.policy import stored_dtype
-from cupynet.checks import one_line
-from cupynet.errors import ConfigError
+from cupynet.core.checks import one_line
+from cupynet.core.errors import ConfigError
 
 # Of cublas_api.h: functions that return a status, and what they take.
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int

@@ -23,8 +23,8 @@ from cupynet.backend.failure import Failure
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.transfer import Shared, Transfer
-from cupynet.checks import tf32_products
-from cupynet.errors import ConfigError
+from cupynet.core.checks import tf32_products
+from cupynet.core.errors import ConfigError
 
 MOST_VALUES = 1 << 31  # of an image, its windows or a row: kernels number these in 32 bits
 SIXTEEN = 16  # bytes in one access

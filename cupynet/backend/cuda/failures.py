@@ -10,7 +10,7 @@ import re
 
 from cupynet.backend.cuda.pools import pool
 from cupynet.backend.failure import Failure
-from cupynet.checks import amount, one_line
+from cupynet.core.checks import amount, one_line
 
 NO_MEMORY = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "_STATUS_ALLOC_FAILED")
 # once one of these was raised all that is asked of the device raises it, until the process ends

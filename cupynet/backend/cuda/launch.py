@@ -22,8 +22,8 @@ import numpy as np
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.backend.update_rules import RULES
-from cupynet.checks import block_size, grid_size
-from cupynet.errors import ConfigError
+from cupynet.core.checks import block_size, grid_size
+from cupynet.core.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "kernels"
 HEADER = "common.cuh"

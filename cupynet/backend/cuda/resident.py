@@ -11,8 +11,8 @@ from cupynet.backend.array import Array
 from cupynet.backend.cuda.staging import Gpu, Staging, batch_of, check_rows
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.transfer import Edit, Shared, Transfer
-from cupynet.checks import amount
-from cupynet.errors import ConfigError
+from cupynet.core.checks import amount
+from cupynet.core.errors import ConfigError
 
 SHARE = 4  # data stay on a device where they take one part in so many of what is free
 UPLOAD = 1 << 23  # bytes that are copied at once when a data set comes to a device

@@ -18,7 +18,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.cuda.launch import Kernels
 from cupynet.backend.pixels import PixelScale
 from cupynet.backend.policy import DtypePolicy
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 
 
 class Gpu(Protocol):

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
-from cupynet.checks import one_of
+from cupynet.core.checks import one_of
 
 Function: TypeAlias = Callable[[Any, Array, float], Array]
 

@@ -16,9 +16,9 @@ from typing import BinaryIO
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.core.errors import DataError
 from cupynet.data.idx_file import Damaged, regular
 from cupynet.data.sources.downloaded import Irreplaceable, KnownFile
-from cupynet.errors import DataError
 
 _CHUNK = 1 << 20
 _RECORD = 1 + 3 * 32 * 32  # a label, then the red, the green and the blue plane

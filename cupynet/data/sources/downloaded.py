@@ -14,14 +14,14 @@ from typing import Protocol
 import platformdirs
 
 from cupynet.backend.array import Array
-from cupynet.checks import number, setting
+from cupynet.core.checks import number, setting
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.download import Check, Downloader, Unavailable
 from cupynet.data.idx_file import Damaged, expanded
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.synthetic import Synthetic
-from cupynet.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from cupynet import checks
 from cupynet.backend.array import Array
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import IdxFile, expanded, opened, read_opened
 from cupynet.data.sources.user_files import Outline, UserFiles, by, path_of, reported_at, sha256_of
-from cupynet.errors import ConfigError, DataError
 
 IDX_NAMES = {
     "train_images": "train-images-idx3-ubyte",

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from cupynet import checks
 from cupynet.backend.array import Array
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import expanded
 from cupynet.data.sources.user_files import Outline, UserFiles, path_of
-from cupynet.errors import ConfigError, DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")

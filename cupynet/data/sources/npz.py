@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.checks import setting
+from cupynet.core.checks import setting
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import Damaged, expanded, regular
 from cupynet.data.sources.user_files import Outline, UserFiles, path_of, sha256_of
-from cupynet.errors import ConfigError, DataError
 
 _parsing = threading.Lock()  # see `stored`
 KEYS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}

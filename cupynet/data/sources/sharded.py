@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from cupynet import checks
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.normalize import pixels_for
 from cupynet.data.shards import Shards, as_dataset, map_images, map_integers
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.user_files import path_of
-from cupynet.errors import ConfigError
 
 
 class Sharded(Source):

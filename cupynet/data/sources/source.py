@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from cupynet import checks
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, philox
 from cupynet.data.normalize import check_channels, checked, pixels_for
 from cupynet.data.shards import Shards
-from cupynet.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.checks import integer
+from cupynet.core.checks import integer
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
 from cupynet.data.sources.source import Data, Source

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-from cupynet import checks
 from cupynet.backend.array import Array
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx_file import Damaged
 from cupynet.data.sources.source import Data, Source
-from cupynet.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.errors import CupynetError
+from cupynet.core.errors import CupynetError
 
 REDUCES = ("auto", "nccl", "device", "host")  # where means of arrays on devices are computed
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.checks import one_of
-from cupynet.errors import ConfigError
+from cupynet.core.checks import one_of
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.base import REDUCES, Communicator
 from cupynet.parallel.communicators.nccl import Hand

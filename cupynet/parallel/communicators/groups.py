@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.communicators.serial import SerialCommunicator
 

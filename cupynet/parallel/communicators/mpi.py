@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
-from cupynet.checks import one_line
-from cupynet.errors import ConfigError
+from cupynet.core.checks import one_line
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import Communicator, PeerFailed, Traffic
 from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 from cupynet.parallel.communicators.serial import SerialCommunicator

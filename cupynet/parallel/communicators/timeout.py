@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from cupynet.checks import setting
+from cupynet.core.checks import setting
 from cupynet.parallel.communicators.base import WorkerTimeout
 
 LOOK_S = 0.1  # between two looks; a longer gap counts as no more than this

@@ -24,9 +24,9 @@ from typing import TypeVar
 import numpy as np
 
 from cupynet.backend import usable_cores
-from cupynet.checks import number
-from cupynet.errors import ConfigError, CupynetError, annotate, exit_code
-from cupynet.mpiexec import started
+from cupynet.core.checks import number
+from cupynet.core.errors import ConfigError, CupynetError, annotate, exit_code
+from cupynet.core.mpiexec import started
 from cupynet.parallel.communicators.base import Communicator, PeerFailed
 from cupynet.parallel.communicators.mpi import GRACE_S, MpiCommunicator, Ranks, library
 from cupynet.parallel.communicators.serial import SerialCommunicator

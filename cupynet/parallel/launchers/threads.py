@@ -12,8 +12,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
-from cupynet.checks import integer, number
-from cupynet.errors import ConfigError, CupynetError, annotate
+from cupynet.core.checks import integer, number
+from cupynet.core.errors import ConfigError, CupynetError, annotate
 from cupynet.parallel.communicators.base import Communicator, PeerFailed
 from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from cupynet.backend.array import Array
-from cupynet.checks import flag, integer, one_of
+from cupynet.core.checks import flag, integer, one_of
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, distance
 from cupynet.parallel.synchronizers.half_precision import RESOLUTION, WIRES, half_mean

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.errors import ConfigError, DivergedError
+from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
 

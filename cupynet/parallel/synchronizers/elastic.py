@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cupynet.backend.array import Array
-from cupynet.checks import number
-from cupynet.errors import ConfigError
+from cupynet.core.checks import number
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.averaging import UNMEASURED, ParameterAveraging, Spread, spread
 from cupynet.parallel.synchronizers.base import Average, Moment

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
-from cupynet.checks import flag, integer, one_of
-from cupynet.errors import ConfigError
+from cupynet.core.checks import flag, integer, one_of
+from cupynet.core.errors import ConfigError
 from cupynet.nn.params import Params
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, is_finite, refuse_divergence

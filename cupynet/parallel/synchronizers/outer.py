@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupynet.backend.array import Array
-from cupynet.checks import guess, instance, number, refusal, shown
+from cupynet.core.checks import guess, instance, number, refusal, shown
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupynet.checks import guess, instance, integer, number, refusal, shown
+from cupynet.core.checks import guess, instance, integer, number, refusal, shown
 from cupynet.parallel.synchronizers.base import Moment
 
 MOMENTS = ("epoch", "end")

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.checks import guess, instance, integer, number, refusal, shown
-from cupynet.errors import ConfigError
+from cupynet.core.checks import guess, instance, integer, number, refusal, shown
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.synchronizers.base import is_finite
 
 SPARSE, BITMAP = 0, 1

@@ -14,7 +14,7 @@ from cupynet.backend import create_backend
 from cupynet.backend.cuda import CupyBackend, cublas
 from cupynet.backend.cuda.cublas import Cublas, CublasError
 from cupynet.backend.policy import stored_dtype
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from tests.backends import needs_bfloat16
 from tests.standin.machine import active
 from tests.standin.planted import together

@@ -21,9 +21,9 @@ from cupynet.backend.graph_capture import GIVEN
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.reference import activation as pointwise
 from cupynet.backend.reference.loss import TARGET_LOSSES
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.serial import SerialCommunicator
-from cupynet.training import scaling
+from cupynet.training import loss_scaling as scaling
 from tests.backends import GPU, Reference
 from tests.standin.host import host_library
 

@@ -14,7 +14,7 @@ from cupynet.backend import Control, create_backend
 from cupynet.backend.cuda import launch
 from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, OPTIONS, Kernels, power_of_two, source
 from cupynet.backend.reference.activation import NAMES
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from tests.standin.host import host_library
 
 on_devices = pytest.mark.usefixtures("devices")

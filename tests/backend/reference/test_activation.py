@@ -11,7 +11,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.reference import activation as pointwise
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.nn.activation import ACTIVATIONS, activation_function
 from tests.backends import every_backend
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.core.errors import DataError
 from cupynet.data import CIFAR10
 from cupynet.data.sources.cifar import Archive
-from cupynet.errors import DataError
 
 RNG = np.random.default_rng(3)
 IMAGES = RNG.integers(0, 256, (6, 4, 32, 32, 3), np.uint8)  # of each file four, (H, W, C)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from cupynet.core.errors import DataError
 from cupynet.data import KMNIST, FashionMNIST
 from cupynet.data.idx_file import IdxFile
-from cupynet.errors import DataError
 from tests.data.conftest import NAMES
 
 both = pytest.mark.parametrize("kind", [FashionMNIST, KMNIST])

@@ -16,9 +16,9 @@ import numpy as np
 import platformdirs
 import pytest
 
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import MNIST, Data
 from cupynet.data.sources.downloaded import data_folder
-from cupynet.errors import ConfigError, DataError
 
 NAMES = [file.name for file in MNIST.files]
 REAL = os.environ.get("CUPYNET_DATA", "")  # before the fixture hides it

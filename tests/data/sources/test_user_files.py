@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Folder, Idx, Npz
 from cupynet.data.sources import image_folder
 from cupynet.data.sources.idx import IDX_NAMES
 from cupynet.data.sources.user_files import UserFiles
-from cupynet.errors import ConfigError, DataError
 from tests.data.own_files import Parts, digits, idx_bytes, write_idx, write_npz, write_pictures
 
 SMALL = digits(60, 30)

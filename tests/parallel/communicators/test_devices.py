@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.parallel import ThreadCommunicator, ThreadGroup
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.devices import (

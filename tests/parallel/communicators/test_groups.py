@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.parallel import Groups, SerialCommunicator, ThreadLauncher
 
 

@@ -14,7 +14,7 @@ pytestmark = needs_mpi
 
 SCRIPT = """
 import os, signal, sys
-from cupynet.errors import DivergedError
+from cupynet.core.errors import DivergedError
 from cupynet.parallel import MpiLauncher
 
 kind, victim, turn = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -140,7 +140,7 @@ def test_a_rank_that_waits_hears_signals(tmp_path):
 
 BEGINNING = """
 import os, sys, time
-from cupynet.mpiexec import started
+from cupynet.core.mpiexec import started
 from cupynet.parallel import job
 from cupynet.parallel.launchers import mpi as ranks
 
@@ -167,8 +167,8 @@ RESTORING = """
 import sys
 import numpy as np
 from cupynet import ParallelWrapper, create_backend
-from cupynet.errors import ConfigError, DataError
-from cupynet.mpiexec import started
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.mpiexec import started
 from cupynet.nn import Dense, Image, Model, Sequential
 
 rng = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import traceback
 
 import pytest
 
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.parallel import PeerFailed, ThreadLauncher
 from cupynet.parallel.launchers import threads as launch
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.optim import SGD
 from cupynet.parallel import DiLoCo, Mean, Outer, SlowMo
 from cupynet.parallel.synchronizers.outer import outer_step

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.parallel import Adaptive, PostLocal, When
 from cupynet.parallel.synchronizers.schedule import rule
 

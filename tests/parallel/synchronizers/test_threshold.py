@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupynet.errors import ConfigError
+from cupynet.core.errors import ConfigError
 from cupynet.parallel import AdaptiveThreshold, FixedThreshold, TargetSparsity, ThresholdEncoding
 from cupynet.parallel.synchronizers.threshold import HEADER, Message, encoding
 

@@ -1,0 +1,65 @@
+"""The command `cupynet`: find the named command and run it.
+
+cupynet train workers=4             the same as: python -m cupynet train workers=4
+cupynet report outputs/latest
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "train": ("commands.train", "train a network; -m makes it a sweep"),
+    "evaluate": ("commands.evaluate", "evaluate a finished run on its test set"),
+    "predict": ("commands.predict", "classify pictures with a finished run"),
+    "export": ("commands.export", "write a finished run as ONNX, safetensors or PyTorch"),
+    "report": ("commands.report", "write the page of a run: report.html and curves.png"),
+    "compare": ("commands.compare", "compare runs: settings, results, which to use"),
+    "tune": ("commands.tune.command", "search for good settings"),
+    "find_rate": ("commands.find_rate", "run a learning-rate range test"),
+    "plan": ("commands.plan", "predict the speed of more workers and other links"),
+    "bench": ("commands.bench", "measure operations, the training step and the loop"),
+    "doctor": ("commands.doctor.command", "check what this machine has and lacks for training"),
+}
+
+
+def main() -> None:
+    """Run `cupynet COMMAND ...`. Exit code 2 if there is no such command."""
+    name = _command()
+    if name in COMMANDS:
+        import_module(f"cupynet.{COMMANDS[name][0]}").main()
+    elif name in ("", "-h", "--help"):
+        print(_help())
+    elif name == "--version":
+        from cupynet import __version__
+
+        print(f"cupynet {__version__}")
+    else:
+        from cupynet.core.checks import nearest
+
+        print(
+            f"cupynet: there is no command '{name}'{nearest(name, COMMANDS)}; cupynet --help lists them",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+
+
+def _command() -> str:
+    """Take the command's name out of `sys.argv`, which the command then reads as its own."""
+    words = os.environ.get("COMP_LINE", "").split()
+    if sys.argv[1:2] == ["-sc"] and len(words) > 1 and words[1] in COMMANDS:  # the shell completes `cupynet train ...`
+        os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
+        return words[1]
+    return sys.argv.pop(1) if len(sys.argv) > 1 else ""
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(["usage: cupynet COMMAND ...", "", *lines, "", "cupynet COMMAND --help tells more."])
+
+
+if __name__ == "__main__":
+    main()

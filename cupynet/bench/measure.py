@@ -1,0 +1,377 @@
+"""Measuring the parts of training on this machine: what `cupynet bench` and `cupynet plan` share.
+
+Nothing is asserted here: figures are for reading, and on a machine that others use too only ratios within one sitting
+count. Whole runs are measured as users start them, in processes of their own. What is measured between workers is
+returned on rank 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupynet import config
+from cupynet.bench.torch_peer import OPTIMIZERS
+from cupynet.config.schema import AS_RANKS, Settings
+from cupynet.core.errors import ConfigError, CupynetError
+from cupynet.core.files import write_whole
+from cupynet.core.mpiexec import find_mpiexec
+from cupynet.data import Augmentation, Batch, Data
+from cupynet.data.augment import augmented
+from cupynet.interop import torch_source
+from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential, SoftmaxNLL
+from cupynet.parallel import parts
+from cupynet.runs.run import Run, Summary
+from cupynet.training import GraphReplica, History, Replica, Trainer
+
+if TYPE_CHECKING:
+    from cupynet.backend import Backend
+    from cupynet.config.experiment import Experiment
+
+Row: TypeAlias = dict[str, Any]
+Key = TypeVar("Key", bound=Hashable)
+LARGE = 2048  # rows and columns of the product that sets the ceiling
+PEER_S = 300  # that PyTorch may take to be measured once, its start included
+
+
+def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) -> float:
+    """The median seconds of one `work()`, after a warm-up."""
+    (seconds,) = timed_in_turn([work], backend, at_least_s)
+    return seconds
+
+
+def timed_in_turn(works: list[Callable[[], Any]], backend: Backend, at_least_s: float = 0.4) -> list[float]:
+    """The median seconds of each of some pieces of work that are done one after the other, after a warm-up."""
+    backend.synchronize()
+    times: list[list[float]] = []
+    while len(times) < 8 or sum(map(sum, times[3:])) < at_least_s:
+        times.append([])
+        for work in works:
+            began = time.perf_counter()
+            work()
+            backend.synchronize()
+            times[-1].append(time.perf_counter() - began)
+    return [statistics.median(each) for each in zip(*times[3:], strict=True)]
+
+
+def resident_batch(experiment: Experiment, backend: Backend, size: int | None = None) -> Batch:
+    """One batch of random images on the device, `size` of them or as many as the settings say."""
+    size, rng = size or experiment.settings.batch_size, np.random.default_rng(1)
+    samples = np.arange(size)
+    images = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
+    labels = backend.asarray(rng.integers(0, experiment.source.classes, size))
+    loaded = backend.load_images(images, samples)
+    return Batch(index=0, epoch=0, images=loaded, labels=labels, samples=samples, steady=True)
+
+
+# the network ----------------------------------------------------------------------------------------------------------
+
+
+def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
+    """The steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
+    steps, network = [], model.network
+    named = dict(network) if isinstance(network, Sequential) else {"network": network}
+    for step in network.steps if isinstance(network, Sequential) else [network]:
+        inside = [id(layer) for layer in step.walk()]
+        names = [name for name, layer in named.items() if id(layer) in inside]
+        steps.append((" + ".join(names), step, sum(2.0 * layer.multiply_adds() for layer in step.walk())))
+    return steps
+
+
+def passes(backend: Backend, layer: Layer, x: Any, at_least_s: float = 0.4) -> tuple[float, float, Any]:
+    """Seconds of a layer forwards, and forwards and backwards, both as in training, and an output for x."""
+    training, held = Context(train=True), []
+    y, _ = layer.forward(x, INFERENCE)
+    gradient = backend.allocate(y.shape, y.dtype)
+    gradient[...] = 1e-3
+
+    def forward() -> None:
+        held.append(layer.forward(x, training))
+
+    def backward() -> None:
+        output, backward = held.pop()
+        dy = backend.borrow(output.shape)
+        dy[...] = gradient
+        backend.give_back(backward(dy))
+
+    seconds = timed_in_turn([forward, backward], backend, 2 * at_least_s)
+    return seconds[0], sum(seconds), y
+
+
+# operations -----------------------------------------------------------------------------------------------------------
+
+
+def ceiling(experiment: Experiment) -> Row:
+    """GFLOP/s of a large product in the run's precision, on one core and on all of them."""
+    from cupynet.backend import available_cores, blas
+
+    backend = experiment.model().backend
+    backend.synchronize()  # what made the model was asked for on another stream
+    backend.activate()
+    a, b, out = (backend.allocate((LARGE, LARGE), backend.policy.compute) for _ in range(3))
+    a[...], b[...] = 0.5, 0.25
+    found = {}
+    for name, threads in (("one core", 1), ("all cores", available_cores())):
+        with blas.limited(threads):
+            seconds = timed(lambda: backend._gemm(a, b, out), backend, 1.5)
+        found[name] = 2 * LARGE**3 / seconds / 1e9
+    return found
+
+
+def operations(experiment: Experiment, one_core: float) -> list[Row]:
+    """Each step of the network forwards and backwards, the loss and the update, on one core, for a batch.
+
+    Where gradients are accumulated, the network is measured on a part of a batch, and its times are of all parts.
+    """
+    from cupynet.backend import blas
+
+    settings = experiment.settings
+    size = max(part.stop - part.start for part in parts(settings.batch_size, settings.accumulate))
+    times = settings.batch_size / size
+    with blas.limited(1):
+        model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
+        backend = model.backend
+        backend.synchronize()  # what made the model was asked for on another stream
+        backend.activate()
+        batch, rows = resident_batch(experiment, backend, size), []
+        x = batch.images
+        for name, layer, flop in network_steps(model):
+            found, x = layer_rows(backend, name, layer, x, flop * len(batch))
+            rows += found
+        loss = timed(lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]), backend)
+        rows.append({"operation": "loss", "ms": 1e3 * loss})
+        rows = [{name: v if name == "operation" else times * v for name, v in row.items()} for row in rows]
+        optimizer.init(model.params, backend)
+        optimizer.learning_rate.span(0, 2, epoch=2, epochs=1)
+        update = timed(lambda: optimizer.step(model.params, 0), backend)
+        pixels = np.zeros((settings.batch_size, *experiment.source.image_shape), np.uint8)
+        images = timed(lambda: backend.load_images(pixels, np.arange(len(pixels))), backend)
+        rows += [augmentation_row(part, pixels, backend) for part in experiment.source.augment]
+    rows += [{"operation": name, "ms": 1e3 * s} for name, s in (("update", update), ("load batch", images))]
+    for row in rows:
+        if "mflop" in row:
+            row["gflop_per_s"] = row["mflop"] / row["ms"]
+            row["share_of_ceiling"] = row["gflop_per_s"] / one_core
+    return rows
+
+
+def augmentation_row(part: Augmentation, pixels: Any, backend: Backend) -> Row:
+    """The time of one augmentation of a batch (N, H, W, C) on the host."""
+    samples = np.arange(len(pixels))
+    seconds = timed(lambda: augmented([part], pixels, 0, 0, samples), backend)
+    return {"operation": f"augment {type(part).__name__}", "ms": 1e3 * seconds}
+
+
+def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -> tuple[list[Row], Any]:
+    """The time of a layer forwards, and backwards (both passes less the forward one); and its output."""
+
+    forward, both, y = passes(backend, layer, x)
+    rows: list[Row] = [
+        {"operation": f"{name} forward", "ms": 1e3 * forward},
+        {"operation": f"{name} backward", "ms": 1e3 * max(both - forward, 1e-9)},
+    ]
+    if flop:  # backwards: as much for the weights, and again for the input where dx is needed
+        both_ways = sum(2.0 * each.multiply_adds() * (1 + each.needs_dx) for each in layer.walk())
+        rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, both_ways * len(x) / 1e6
+    return rows, y
+
+
+# the step and the loop ------------------------------------------------------------------------------------------------
+
+
+def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> NDArray[Any]:
+    """(workers, 4): mean and deviation of the seconds of a training step, how many, the median; of all at once.
+
+    Resident data, no averaging, one BLAS thread each.
+    """
+
+    def task(trainer: Trainer) -> NDArray[Any]:
+        replica, world = trainer.replica, trainer.groups.world
+        replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
+        batch = resident_batch(experiment, replica.backend)
+        times: list[float] = []
+        replica.run_ahead(True)  # as in training, where no replica has to look at another
+        with np.errstate(over="ignore", invalid="ignore"):  # one batch for ever: nothing is learned here
+            for number in range(3):
+                one_step(replica, batch, number)
+            replica.backend.synchronize()
+            world.barrier()
+            began = last = time.perf_counter()
+            while last - began < seconds or len(times) < 2:
+                one_step(replica, batch, len(times) + 3)
+                replica.backend.synchronize()
+                now = time.perf_counter()
+                times.append(now - last)
+                last = now
+        if isinstance(replica, GraphReplica) and replica.refused:
+            raise ConfigError(f"{replica.refused}: a step that is launched in pieces is not what is to be measured")
+        stands = (found := replica.settle()) is not None and found.halted is not None
+        if any(world.gather_numbers(bool(stands))[:, 0]):
+            raise ConfigError("a step on one batch for ever is not finite: measure with a lower learning rate")
+        own = statistics.fmean(times), statistics.stdev(times), len(times), statistics.median(times)
+        return world.gather_numbers(*own)
+
+    with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
+        found = wrapper.on_workers(task)
+    return np.zeros((workers, 4)) if found is None else found
+
+
+def one_step(replica: Replica, batch: Batch, number: int) -> None:
+    """Make one training step, as the training loop does."""
+    step = replica.gradient(batch)
+    replica.update(number, step.squared_norm)
+
+
+def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:
+    """Training as `cupynet train` does it: loading, prefetching, averaging, logging; changes: of the wrapper."""
+    epochs = -(-images // len(data.train))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        experiment.wrapper(Run(folder), [History()], workers=workers, **changes) as wrapper,
+    ):
+        wrapper.fit(experiment.train_loader(data), epochs)
+        return wrapper.trainer.statistics.clock.images_per_s
+
+
+def averaged_bytes(experiment: Experiment) -> int:
+    """Return the bytes that an average is of: the weights and, if it is averaged, the optimizer's state."""
+    model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
+    optimizer.init(model.params, model.backend)
+    states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()
+    return sum(int(vector.nbytes) for vector in (model.params.master, *states))
+
+
+def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> dict[Key, float]:
+    """Return the median of each measurement. They are made in turn, so that a drift of the machine affects all."""
+    found: dict[Key, list[float]] = {name: [] for name in measurements}
+    for _ in range(repeats):
+        for name, measured in measurements.items():
+            found[name].append(measured())
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+# PyTorch --------------------------------------------------------------------------------------------------------------
+
+
+def peer_network(experiment: Experiment) -> str:
+    """Return the text of the PyTorch module that the peer measures: see `torch_source`.
+
+    Raises:
+        ConfigError: a layer, the loss or the optimizer has no equivalent.
+    """
+    model, name = experiment.model(), type(experiment.optimizer).__name__
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"peers=torch: PyTorch has no {name}: choose one of {', '.join(OPTIMIZERS)}, or peers=null")
+    if type(model.loss) is not SoftmaxNLL:
+        raise ConfigError(
+            f"peers=torch: PyTorch is measured with softmax and cross-entropy, not with {type(model.loss).__name__}: "
+            "leave out loss=, or peers=torch"
+        )
+    try:
+        return torch_source(model)
+    except ConfigError as error:
+        raise ConfigError(f"peers=torch: {error}") from error
+
+
+def peer_options(experiment: Experiment, network: str, folder: Path) -> list[object]:
+    """Write the text of the PyTorch module to `folder`; return the options that make the peer measure it."""
+    write_whole(folder / "network.py", network.encode())
+    optimizer = type(experiment.optimizer).__name__
+    batch = experiment.settings.batch_size
+    return ["--network", folder / "network.py", "--optimizer", optimizer, "--batch", batch]
+
+
+def peer(*options: object) -> float:
+    """Return PyTorch's images per second, see `peer_row`."""
+    rate: float = peer_row(*options)["images_per_s"]
+    return rate
+
+
+def peer_row(*options: object) -> Row:
+    """Return PyTorch's result in a process of its own, with its version. ConfigError.
+
+    options: of `cupynet.bench.torch_peer`.
+    """
+    command = [sys.executable, "-m", "cupynet.bench.torch_peer", *map(str, options)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PEER_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"peers=torch: PyTorch could not be measured: it takes more than {PEER_S} s") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]  # killed: silent
+        raise ConfigError(f"peers=torch: PyTorch could not be measured: {reason}")
+    row: Row = json.loads(done.stdout)
+    return row
+
+
+# whole runs -----------------------------------------------------------------------------------------------------------
+
+
+def without_ranks() -> str:
+    """Why nothing can be measured under mpiexec; "" where it can."""
+    if find_spec("mpi4py") is None:
+        return "mpi4py is not installed: pip install 'cupynet[mpi]'"
+    try:
+        find_mpiexec()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def job(command: str, overrides: Sequence[str], ranks: int = 0) -> Iterator[tuple[Path, int]]:
+    """One of the commands as it is started by hand: its folder, which is then removed, and the most bytes it held.
+
+    ranks: under mpiexec with as many, whose memory is not seen from here; 0 for workers that are threads. CupynetError
+    where it fails.
+    """
+    chosen = [AS_RANKS] if ranks else []
+    with tempfile.TemporaryDirectory() as folder:
+        line = [*([find_mpiexec(), "-n", str(ranks)] if ranks else []), sys.executable, "-m", f"cupynet.{command}"]
+        line += [*overrides, *chosen, f"hydra.run.dir={folder}/run"]
+        with open(f"{folder}/output", "w+", encoding="utf-8") as output:
+            # a file, not a pipe: nothing has to be read while it goes on
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            try:
+                _, status, usage = os.wait4(process.pid, 0)
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+            process.returncode = os.waitstatus_to_exitcode(status)
+            output.seek(0)
+            last = (output.read().strip().splitlines() or ["it said nothing"])[-1]
+        if process.returncode:
+            raise CupynetError(f"{' '.join(line[:-1])} ended with {process.returncode}: {last}")
+        yield Path(folder) / "run", usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, int]:
+    """A run of `cupynet train`, see `job`: its summary, and the most memory it held, in bytes."""
+    with job("train", overrides, ranks) as (folder, memory):
+        return Run(folder).summary(), memory
+
+
+def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:
+    """The command line of a run like the one that the job in `folder`, of a command with settings `kind`, describes.
+
+    without: settings and groups that the run chooses itself.
+    """
+    asked = config.arguments_of(folder, kind, *without)
+    if not any(each.startswith("data=") for each in asked):
+        asked.insert(sum(each.startswith("--") for each in asked), "data=synthetic")  # options come first
+    return asked

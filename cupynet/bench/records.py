@@ -1,0 +1,39 @@
+"""Records of what was done on a GPU: `outputs/records/gpu-<device>-<date>.json`, gpu-tests-... of the tests."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from cupynet.backend import cuda
+from cupynet.backend.environment import commit, environment
+from cupynet.core.files import write_json
+
+RECORDS = Path("outputs/records")
+
+
+def where(device: int = 0) -> dict[str, Any]:
+    """The device, what drives it, the commit, the machine and the date; call after `cuda.probe` has returned None."""
+    there = cuda.inventory()
+    return {
+        "device": there["devices"][device],
+        "cuda": {name: there[name] for name in ("cupy", "driver", "runtime", "nccl")},
+        "commit": commit(),
+        "environment": environment(),
+        "date": date.today().isoformat(),
+    }
+
+
+def write(record: dict[str, Any], kind: str = "gpu") -> Path:
+    """The record, in a file of its own: one of the same day is kept. kind: what its name begins with."""
+    name = re.sub(r"[^a-z0-9]+", "-", record["device"]["name"].lower()).strip("-")
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    stem, number = f"{kind}-{name}-{record['date']}", 1
+    path = RECORDS / f"{stem}.json"
+    while path.exists():
+        number += 1
+        path = RECORDS / f"{stem}-{number}.json"
+    write_json(path, record)
+    return path

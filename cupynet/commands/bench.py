@@ -1,0 +1,210 @@
+"""Measure: `cupynet bench [peers=torch] [workers_memory=true] [key=value ...]`.
+
+Each operation against the ceiling that a large product sets on this machine; the training step on resident data; the
+whole loop as `cupynet train` runs it; whole runs with two threads and with two ranks of mpiexec; with `peers=torch`
+PyTorch on the same network, alone and as two processes that are averaged, in turn with the loop. With
+`workers_memory=true` the memory of runs with up to 32 workers, and nothing else. With `gpu=true` what one GPU does
+(bench_gpu.py), and nothing else.
+Nothing is asserted: figures are for reading, and on a machine that others use too only ratios within one run count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from cupynet import config
+from cupynet.config.schema import BenchSettings
+from cupynet.core.checks import percent
+from cupynet.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cupynet.config.experiment import Experiment
+
+Row: TypeAlias = dict[str, Any]
+PAIR = 2  # workers of a whole run, as threads and as ranks
+MEMORY_OF = (1, 2, 8, 16, 32)  # workers
+
+
+def main() -> None:
+    """The command."""
+    config.run(bench, prepare, "bench", BenchSettings)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured, with what, and what cannot be."""
+
+    settings: BenchSettings
+    experiment: Experiment
+    without_ranks: str  # why nothing can be measured under mpiexec; "" where it can
+    network: str | None = None  # the PyTorch module, if the peer is measured too
+
+
+def prepare(settings: BenchSettings) -> Bench:
+    """Refuse what cannot work, before anything is measured; ConfigError."""
+    from cupynet.bench.measure import peer_network, without_ranks
+    from cupynet.config.experiment import Experiment
+
+    if settings.parallel.launcher == "mpi":
+        raise ConfigError("launcher=mpi: the bench measures threads of one process; leave it out")
+    if settings.peers == "torch" and find_spec("torch") is None:
+        raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
+    experiment = Experiment(settings)
+    experiment.check_memory()
+    if settings.accumulate > 1 and (settings.gpu or settings.peers == "torch"):
+        which = "gpu=true" if settings.gpu else "peers=torch"
+        raise ConfigError(
+            f"accumulate={settings.accumulate}: with {which} PyTorch's step on a whole batch is measured beside ours: "
+            "leave it at 1"
+        )
+    if settings.gpu and not experiment.placement.devices:
+        raise ConfigError(
+            f"gpu=true: measures on a GPU, and none is used: {experiment.backend_reason or 'backend=cupy'}"
+        )
+    network = peer_network(experiment) if settings.peers == "torch" else None
+    return Bench(settings, experiment, without_ranks(), network)
+
+
+def bench(asked: Bench, folder: Path) -> None:
+    """All measurements, as a table and as bench.json in `folder`."""
+    from cupynet.backend.environment import commit, environment
+    from cupynet.bench import measure
+    from cupynet.core.files import write_json
+
+    experiment, settings = asked.experiment, asked.settings
+    experiment.announce()
+    if settings.gpu:
+        from cupynet.bench import gpu as bench_gpu
+
+        found, path = bench_gpu.record(settings, experiment.load(), folder)
+        print("\n".join(bench_gpu.table(found)))
+        print(f"written to {path}")
+        return
+    if settings.workers_memory:
+        write_json(folder / "memory.json", {**memory(folder), "commit": commit(), "environment": environment()})
+        print(f"written to {folder / 'memory.json'}")
+        return
+    if asked.without_ranks:
+        print(f"not measured under mpiexec: {asked.without_ranks}")
+    result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
+    result["accumulate"] = settings.accumulate
+    result["commit"], result["environment"] = commit(), environment()
+    result["model"] = experiment.model().summary().splitlines()
+    result["optimizer"] = type(experiment.optimizer).__name__
+    result["ceiling_gflop_per_s"] = measure.ceiling(experiment)
+    result["operations"] = measure.operations(experiment, result["ceiling_gflop_per_s"]["one core"])
+    result["images_per_s"] = loops(asked, folder)
+    result["ratios"] = ratios(experiment, result)
+    write_json(folder / "bench.json", result)
+    print("\n".join(table(result)))
+    print(f"written to {folder / 'bench.json'}")
+
+
+# the loop -------------------------------------------------------------------------------------------------------------
+
+
+def loops(asked: Bench, folder: Path) -> Row:
+    """Images per second of the loop, of the bare step, of whole runs and of the peers: medians, measured in turn."""
+    from cupynet.bench import measure
+
+    experiment, settings = asked.experiment, asked.settings
+    data, cores = experiment.load(), experiment.placement.workers
+    measurements: dict[str, Callable[[], float]] = {}
+    same = [] if asked.network is None else measure.peer_options(experiment, asked.network, folder)
+    for workers in sorted({1, cores}):
+        loop = partial(measure.loop_images_per_s, experiment, data, workers, settings.images, blas_threads=1)
+        measurements[f"loop, workers={workers}"] = loop
+        measurements[f"bare step, workers={workers}"] = partial(bare_steps, experiment, workers)
+        if settings.peers == "torch":
+            for layout in ("channels_last", "contiguous"):
+                name = f"torch {layout}, threads={workers}"
+                measurements[name] = partial(measure.peer, "--threads", workers, "--layout", layout, *same)
+    epochs = -(-settings.images // len(data.train))
+    asked_for = measure.overrides(folder, BenchSettings, "workers")  # ranks are workers, as many as are started
+    run = [*asked_for, f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
+    measurements[f"train, threads={PAIR}"] = partial(trained, [*run, f"workers={PAIR}"])
+    if not asked.without_ranks:
+        measurements[f"train, ranks={PAIR}"] = partial(trained, run, ranks=PAIR)
+    if settings.peers == "torch":
+        period = settings.parallel.averaging_frequency
+        options = ["--processes", PAIR, "--average-every", period if isinstance(period, int) else 3]
+        measurements[f"torch channels_last, processes={PAIR}"] = partial(measure.peer, *options, *same)
+    return measure.medians(measurements, settings.repeats)
+
+
+def bare_steps(experiment: Experiment, workers: int) -> float:
+    """The training step alone, on resident data and without averaging, of `workers` replicas at once."""
+    from cupynet.bench import measure
+
+    means = measure.step_times(experiment, workers)[:, 0]
+    return float((experiment.settings.batch_size / means).sum())
+
+
+def trained(overrides: list[str], ranks: int = 0) -> float:
+    """A whole run of `cupynet train`."""
+    from cupynet.bench import measure
+
+    return measure.trained(overrides, ranks=ranks)[0].cost.images_per_s
+
+
+def memory(folder: Path) -> Row:
+    """The most memory that a run of one epoch held, by its number of workers, and how far from a straight line."""
+    import numpy as np
+
+    from cupynet.bench import measure
+
+    run, found = measure.overrides(folder, BenchSettings), {}
+    for workers in MEMORY_OF:
+        found[workers] = measure.trained([*run, "epochs=1", f"workers={workers}"])[1] / 1e6
+        print(f"{f'workers={workers}':<48}{found[workers]:>10,.0f} MB", flush=True)
+    slope, least = np.polyfit(list(found), list(found.values()), 1)
+    off = max(abs(found[workers] / (least + slope * workers) - 1) for workers in found)
+    print(f"{'a straight line, off by ' + percent(off, 0):<48}{least:>10,.0f} MB and {slope:,.1f} MB a worker")
+    return {"mb": found, "line": {"mb": float(least), "mb_per_worker": float(slope), "off_by": float(off)}}
+
+
+# the result -----------------------------------------------------------------------------------------------------------
+
+
+def ratios(experiment: Experiment, result: Row) -> Row:
+    """The figures that mean something on any machine."""
+    rates, workers, found = result["images_per_s"], experiment.placement.workers, {}
+    mflop = sum(row.get("mflop", 0.0) for row in result["operations"]) / result["batch_size"]
+    best = rates[f"loop, workers={workers}"]
+    dense = best * mflop / 1e3
+    found["loop as dense arithmetic / ceiling of all cores"] = dense / result["ceiling_gflop_per_s"]["all cores"]
+    found[f"loop, workers={workers} / bare step"] = best / rates[f"bare step, workers={workers}"]
+    if workers > 1:
+        found[f"loop, workers={workers} / workers=1"] = best / rates["loop, workers=1"]
+    threads, ranks = (f"train, {kind}={PAIR}" for kind in ("threads", "ranks"))
+    if ranks in rates:
+        found[f"{ranks} / {threads}"] = rates[ranks] / rates[threads]
+    for name, rate in rates.items():
+        if name.startswith("torch"):
+            kinds = (threads, ranks) if "processes=" in name else (f"loop, workers={name.rpartition('=')[2]}",)
+            found |= {f"{own} / {name}": rates[own] / rate for own in kinds if own in rates}
+    return found
+
+
+def table(result: Row) -> list[str]:
+    """The result in lines."""
+    lines = [
+        f"{'product of 2048 x 2048, ' + name:<48}{rate:>10,.0f} GFLOP/s"
+        for name, rate in result["ceiling_gflop_per_s"].items()
+    ]
+    batch = f"one core, batch of {result['batch_size']}"
+    batch += f" in {result['accumulate']} parts" * (result["accumulate"] > 1)
+    lines += ["", f"{batch:<48}{'ms':>10}{'GFLOP/s':>10}{'ceiling':>10}"]
+    for row in result["operations"]:
+        arithmetic = f"{row['gflop_per_s']:>10.0f}{percent(row['share_of_ceiling'], 0):>10}" if "mflop" in row else ""
+        lines.append(f"{row['operation']:<48}{row['ms']:>10.3f}{arithmetic}")
+    total = sum(row["ms"] for row in result["operations"])
+    lines += [f"{'sum':<48}{total:>10.3f}", "", f"{'':<48}{'images/s':>10}"]
+    lines += [f"{name:<48}{rate:>10,.0f}" for name, rate in result["images_per_s"].items()]
+    lines += ["", *(f"{name:<60}{ratio:>8.2f}" for name, ratio in result["ratios"].items())]
+    return lines

@@ -1,0 +1,148 @@
+"""Evaluate a finished run again: `cupynet evaluate RUN_FOLDER [key=value ...]`.
+
+With the run's own settings, workers and backend the figures are those of its summary.json, to the last digit. In place
+of the run one of its checkpoints may be named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cupynet.config.schema import Settings
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.exits import Arguments, leave_after, named_path, steady_streams
+from cupynet.core.mpiexec import started
+
+if TYPE_CHECKING:
+    from cupynet.runs.run import Summary
+    from cupynet.training import Evaluation
+
+EXAMPLES = """overrides are settings of the run, changed:
+  cupynet evaluate outputs/latest
+  cupynet evaluate outputs/latest workers=1 data=fashion_mnist
+  cupynet evaluate outputs/latest/checkpoints/step-00001234 --json"""
+
+
+def main() -> None:
+    """The command."""
+    steady_streams()
+    parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
+    parser.add_argument(
+        "run", type=named_path, nargs="?", help="a folder that cupynet train has written, or one of its checkpoints"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
+    parser.add_argument("--json", action="store_true", help="the figures for programs")
+    if (started() or (0, 0))[0]:
+        raise SystemExit(ConfigError.exit_code)  # rank 0 tells it
+
+    def work() -> None:
+        if started() is not None:
+            raise ConfigError("evaluate works in one process, in threads: start it without mpiexec")
+        asked = parser.parse_intermixed_args()
+        if asked.run is None:
+            raise ConfigError(f"the folder of a run is missing: {parser.prog} --help shows what it takes")
+        evaluate(asked.run, asked.overrides, as_json=asked.json)
+
+    leave_after(work)
+
+
+def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> None:
+    """Print the evaluation of the run at `path`, or of one of its checkpoints."""
+    from cupynet.config.load_model import Trained
+
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"{override}: is not written as key=value: settings follow the run's folder")
+    evaluation, dataset, names = evaluated(path, overrides)
+    if as_json:
+        print(json.dumps({"run": str(path), "dataset": dataset, **evaluation.to_dict(), "class_names": names}))
+        return
+    print(evaluation.stats(names))
+    print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
+    trained = Trained(path)
+    same_settings = all(override.startswith("trusted_modules=") for override in overrides)
+    if trained.checkpoint is None and trained.summary is not None and same_settings:
+        print(_beside(trained.summary, evaluation))
+
+
+def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, str, tuple[str, ...]]:
+    """Evaluate a run, or one of its checkpoints, on its test set.
+
+    Returns:
+        The evaluation, the name of the data set and the names of its classes.
+    """
+    from cupynet.config.experiment import Experiment
+    from cupynet.config.load_model import Trained
+
+    trained = Trained(path)
+    summary = trained.summary
+    own = [] if summary is None else [f"workers={summary.setup.workers}"]
+    settings = without_training(trained.settings([*own, *overrides]))
+    if settings.trusted_modules:
+        trained = Trained(path, settings.trusted_modules)
+    changed = [override.lstrip("+~").partition("=")[0].split(".") for override in overrides]
+    if not any(keys[:2] == ["data", "normalize"] for keys in changed):
+        settings = normalized_as(settings, trained.normalize)
+    experiment = Experiment(settings)
+    weights, data = trained.weights, experiment.load()
+    if summary is not None and not any(keys[0] == "data" for keys in changed):
+        check_same_data(data.name, summary)
+    check_same_classes(experiment.source.class_names, trained.class_names)
+    with experiment.wrapper(callbacks=()) as wrapper:
+        try:
+            wrapper.model.load_weights(weights)
+        except ConfigError as error:
+            raise DataError(f"{path}: {error}") from error
+        return wrapper.evaluate(experiment.evaluation_loader(data.test)), data.name, wrapper.model.class_names
+
+
+def _beside(summary: Summary, evaluation: Evaluation) -> str:
+    """Whether the run came to the same."""
+    if summary.scores.test_accuracy is None:
+        return "summary.json has no result: the run was not evaluated"
+    loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # as JSON has it
+    same = (evaluation.accuracy, loss) == (summary.scores.test_accuracy, summary.scores.test_loss)
+    return "the same as in summary.json" if same else f"summary.json says {summary.scores.test_accuracy}"
+
+
+def without_training(settings: Settings) -> Settings:
+    """The settings with plain stand-ins for the parts that only training needs: those may be a user's own."""
+    idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
+    averaging = replace(
+        settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}
+    )
+    data = {name: [] if name == "augment" else value for name, value in settings.data.items()}
+    return replace(settings, callbacks={}, optimizer=idle, parallel=averaging, data=data)
+
+
+def normalized_as(settings: Settings, normalize: Any) -> Settings:
+    """The settings with the run's own mean and deviation, whatever these training images would give now."""
+    if normalize is None:
+        return settings
+    return replace(settings, data={**settings.data, "normalize": normalize})
+
+
+def check_same_data(name: str, summary: Summary) -> None:
+    """Refuse other images than the run's: MNIST was missing then and is there now, or the other way round."""
+    before = summary.setup.dataset
+    if name != before:
+        raise DataError(
+            f"the run was made on {before}, and now {name} was found: bring {before} back, or choose with data=..."
+        )
+
+
+def check_same_classes(found: Sequence[str], before: Sequence[str]) -> None:
+    """Refuse other classes than the run's, or in another order: each would be counted as another. DataError."""
+    for number, (here, there) in enumerate(zip_longest(found, before) if found and before else ()):
+        if here != there:
+            own, then = ("missing" if each is None else repr(each) for each in (here, there))
+            raise DataError(
+                f"class {number} of these data is {own}, and of the run's {then}: bring the same classes, in the same "
+                "order"
+            )

@@ -1,0 +1,115 @@
+"""Export a finished run for other programs: `cupynet export RUN --onnx model.onnx`.
+
+As an ONNX graph, which is held against the model before it is written; as weights in our names; as weights and a module
+of PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cupynet import __version__
+from cupynet.core.checks import integer
+from cupynet.core.errors import ConfigError, CupynetError
+from cupynet.core.exits import Arguments, leave_after, named_path, steady_streams
+
+if TYPE_CHECKING:
+    from cupynet.config.load_model import Trained
+    from cupynet.nn import Model
+
+CHECKED = 1000  # images, by default
+EXAMPLES = """examples:
+  cupynet export outputs/latest --onnx model.onnx
+  cupynet export outputs/latest --torch net.safetensors --torch-module net.py
+  cupynet export outputs/latest/checkpoints/step-00001234 --onnx model.onnx"""
+
+
+def main() -> None:
+    """The command."""
+    steady_streams()
+    parser = Arguments("cupynet export", "Write a finished run as what other programs read.", EXAMPLES)
+    parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_argument("--onnx", type=named_path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
+    parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
+                        help="what the graph takes: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
+    parser.add_argument("--check", type=int, default=CHECKED, metavar="N",
+                        help="images on which the graph is held against the model; 0: none (%(default)s)")  # fmt: skip
+    parser.add_argument("--safetensors", type=named_path, metavar="FILE", help="the weights, in our names and layouts")
+    parser.add_argument("--torch", type=named_path, metavar="FILE", help="the weights, in PyTorch's names and layouts")
+    parser.add_argument(
+        "--torch-module", type=named_path, metavar="FILE", help="Python text of the module that takes them"
+    )
+    parser.add_argument("--trusted-modules", default="", metavar="NAMES",
+                        help="modules of your own whose classes the run names, with commas between")  # fmt: skip
+    leave_after(lambda: export(parser.parse_args()))
+
+
+def export(asked: argparse.Namespace) -> None:
+    """Write what is asked for. ConfigError, DataError, OutputError."""
+    from cupynet.config.load_model import Trained
+    from cupynet.core.files import save_weights, write_whole
+    from cupynet.interop import export_torch, torch_source
+
+    integer("--check", asked.check, 0)
+    if not any((asked.onnx, asked.safetensors, asked.torch, asked.torch_module)):
+        raise ConfigError("nothing to write: name --onnx, --safetensors, --torch or --torch-module, and a file")
+    trained = Trained(asked.run, filter(None, asked.trusted_modules.split(",")))
+    model = trained.model(dtype="float")  # which weights are kept in, and what other programs compute in
+    if asked.onnx:
+        _export_onnx(trained, model, asked.onnx, asked.input, asked.check)
+    if asked.safetensors:
+        save_weights(asked.safetensors, model.weights())
+        print(f"{asked.safetensors}: {model.params.count:,} weights")
+    if asked.torch:
+        export_torch(model, asked.torch)
+        print(f"{asked.torch}: {model.params.count:,} weights, for load_state_dict of PyTorch")
+    if asked.torch_module:
+        write_whole(asked.torch_module, torch_source(model).encode())
+        print(f"{asked.torch_module}: network() makes the module of PyTorch, prepared() what it takes")
+
+
+def _export_onnx(trained: Trained, model: Model, path: Path, input: str, check: int) -> None:
+    from cupynet.core.files import write_whole
+    from cupynet.interop import BOUND, difference, onnx_graph
+
+    content = onnx_graph(model, input=input, metadata=_about(trained, model, input))
+    found = difference(content, model, check, input) if check else None
+    if found is not None and not found.logits <= BOUND:
+        raise CupynetError(
+            f"{path}: is not written: on {found.images:,} images onnxruntime {found.runtime} and the model differ by "
+            f"{found.logits:.1e} of the range of the logits, more than {BOUND:g}"
+        )
+    write_whole(path, content)
+    said = "unchecked"
+    if found is not None:
+        said = (
+            f"on {found.images:,} random images its logits in onnxruntime {found.runtime} differ by at most "
+            f"{found.logits:.1e} of their range"
+        )
+    elif check:
+        said += ": onnxruntime is not installed (pip install 'cupynet[onnx]')"
+    shape = ", ".join(map(str, ("N", *model.input.shape)))
+    print(f"{path}: images ({shape}) of {input} to logits (N, {model.output.features}); {said}")
+
+
+def _about(trained: Trained, model: Model, input: str) -> dict[str, str]:
+    """What the file says of itself: text by name."""
+    summary, normalize = trained.summary, model.pixels.normalization()
+    scaled = "divided by 255" if normalize is None else f"divided by 255, then normalised with {json.dumps(normalize)}"
+    about = {
+        "cupynet": __version__,
+        "labels": json.dumps(list(model.class_names) or [str(number) for number in range(model.output.features)]),
+        "input": f"images (N, H, W, C) {input}, pixels of {'0 to 255' if input == 'uint8' else '0 to 1'}",
+        "preprocessing": f"in the graph: pixels of 0 to 255 are {scaled}",
+    }
+    if summary is not None and trained.checkpoint is None:
+        known = {
+            "dataset": summary.setup.dataset,
+            "test_accuracy": summary.scores.test_accuracy,
+            "commit": summary.setup.commit,
+        }
+        about |= {name: str(value) for name, value in known.items() if value is not None}
+    return about

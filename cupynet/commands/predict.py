@@ -1,0 +1,193 @@
+"""What a finished run makes of pictures: `cupynet predict RUN digit.png [more.png | folder]`.
+
+Pictures may be of any size. For a run on MNIST they are brought to what MNIST's digits are, dark on light or light on
+dark (data/centering.py); for others they are resized, as `data=folder` does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cupynet.core.checks import integer, percent
+from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.exits import Arguments, leave_after, named_path, say_error, steady_streams
+
+if TYPE_CHECKING:
+    from cupynet.config.load_model import Trained
+    from cupynet.nn import Model
+
+TOGETHER = 64  # pictures
+BAR = 20  # columns, of 100 %
+SHADES = " ░▒▓█"
+EXAMPLES = """examples:
+  cupynet predict outputs/latest digit.png
+  cupynet predict outputs/latest scans/ --top 1 --json > scans.jsonl
+  cupynet predict outputs/latest blackboard.jpg --invert no --show"""
+
+
+def main() -> None:
+    """The command."""
+    steady_streams()
+    parser = Arguments("cupynet predict", "Say what a finished run sees in pictures.", EXAMPLES)
+    parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_argument("pictures", type=named_path, nargs="+", metavar="picture",
+                        help="PNG and JPEG files, and folders of them")  # fmt: skip
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes that are told (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="one object a line, for programs")
+    parser.add_argument("--center", action=argparse.BooleanOptionalAction,
+                        help="put what is drawn where MNIST has it (by default for a run on MNIST)")  # fmt: skip
+    parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
+                        help="dark for light; auto: where the run's were light on black, and this is not")  # fmt: skip
+    parser.add_argument("--show", action="store_true", help="what the network is shown, in shades")
+    parser.add_argument("--trusted-modules", default="", metavar="NAMES",
+                        help="modules of your own whose classes the run names, with commas between")  # fmt: skip
+    leave_after(lambda: predict(parser.parse_args()))
+
+
+def predict(asked: argparse.Namespace) -> int:
+    """Say what is in each picture; the exit code. ConfigError, DataError."""
+    from cupynet.config.load_model import Trained
+
+    integer("--top", asked.top, 1)
+    trained = Trained(asked.run, filter(None, asked.trusted_modules.split(",")))
+    model = trained.model()
+    seeing = Seeing.of(trained, model, asked.center, asked.invert)
+    failed, waiting = False, []
+    for path in _files(asked.pictures):
+        try:
+            if isinstance(path, CupynetError):
+                raise path
+            waiting.append((path, seeing.image(path)))
+        except DataError as error:  # the others are looked at all the same
+            say_error(str(error))
+            failed = True
+        if len(waiting) == TOGETHER:
+            _tell(model, waiting, asked)
+            waiting = []
+    _tell(model, waiting, asked)
+    return DataError.exit_code if failed else 0
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """How pictures become images of a network.
+
+    Attributes:
+        shape: (H, W, C) of these.
+        centred: whether what is drawn is put where MNIST has it.
+        on_black: whether they show something light on black.
+        invert: `yes`, `no`, or `auto`: where a picture is the other way round.
+    """
+
+    shape: tuple[int, ...]
+    centred: bool
+    on_black: bool
+    invert: str
+
+    @classmethod
+    def of(cls, trained: Trained, model: Model, center: bool | None, invert: str) -> Seeing:
+        """As the run's own images were. ConfigError: they cannot be so."""
+        shape = model.input.shape
+        if len(shape) != 3 or shape[2] not in (1, 3):
+            raise ConfigError(
+                f"{trained.path}: takes {model.input}: a picture has a height, a width and 1 or 3 channels"
+            )
+        try:
+            source: Any = trained.source
+        except ConfigError:  # a class that is not trusted: nothing is known of its images
+            source = None
+        centred = bool(getattr(source, "centred", False)) if center is None else center
+        if centred and (shape[0] != shape[1] or shape[2] != 1):
+            raise ConfigError(f"--center: is for square images of one channel, and {trained.path} takes {model.input}")
+        return cls(shape, centred, centred or bool(getattr(source, "on_black", False)), invert)
+
+    def image(self, path: Path) -> Any:
+        """A picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
+        from cupynet.data.centering import centred_as_mnist, is_dark_on_light
+        from cupynet.data.sources.image_folder import one_name, picture, resized
+
+        height, width, channels = self.shape
+        pixels = picture(path, channels, drawn=self.on_black)
+        if self.invert == "yes" or (self.invert == "auto" and self.on_black and is_dark_on_light(pixels)):
+            pixels = 255 - pixels
+        try:
+            return centred_as_mnist(pixels, height) if self.centred else resized(pixels, height, width)
+        except DataError as error:
+            raise DataError(f"{one_name(path)}: {error}") from error
+
+
+def _files(given: Sequence[Path]) -> Iterator[Path | CupynetError]:
+    """The files that are named, and those in folders that are, in order of their names; or why there are none."""
+    from cupynet.data.sources.image_folder import ENDINGS, one_name
+
+    for path in given:
+        if not os.path.isdir(path):  # which knows of names that cannot be
+            yield path
+            continue
+        try:
+            inside = sorted(each for each in path.iterdir() if not each.name.startswith("."))
+        except OSError as error:
+            yield DataError(f"{one_name(path)}: cannot be read ({error.strerror})")
+            continue
+        found = [each for each in inside if each.suffix.lower() in ENDINGS and each.is_file()]
+        yield from found
+        if not found:
+            yield DataError(f"{one_name(path)}: has no pictures ({', '.join(ENDINGS)})")
+
+
+def _tell(model: Model, waiting: Sequence[tuple[Path, Any]], asked: argparse.Namespace) -> None:
+    """Print what is seen in these pictures."""
+    import numpy as np
+
+    from cupynet.data.sources.image_folder import one_name
+
+    if not waiting:
+        return
+    images = np.stack([image for _, image in waiting])
+    sure = model.loss.applies is not None  # then scores are probabilities
+    best = model.classify(images, min(asked.top, model.output.features))
+    for (path, image), found in zip(waiting, best, strict=True):
+        if asked.json:
+            seen = [{"class": name, "score": score} for name, score in found]
+            print(json.dumps({"file": str(path), **seen[0], "top": seen}))
+        else:
+            print(_lines(one_name(path), found, sure))
+        if asked.show and not asked.json:
+            print(shown(image))
+    sys.stdout.flush()
+
+
+def _lines(name: str, found: Sequence[tuple[int | str, float]], sure: bool) -> str:
+    """A picture and what it shows: on a terminal a line with a bar for each class, else all in one."""
+    labels = [one_line_of(label) for label, _ in found]
+    scores = [percent(score, 1) if sure else f"{score:.3g}" for _, score in found]
+    if not sys.stdout.isatty():
+        return "  ".join([name, *map(" ".join, zip(labels, scores, strict=True))])
+    wide, high = max(map(len, labels)), max(map(len, scores))
+    lines = []
+    for number, (label, score, (_, share)) in enumerate(zip(labels, scores, found, strict=True)):
+        first = name if number == 0 else " " * len(name)
+        bar = f"{'█' * round(share * BAR):<{BAR}}  " if sure else ""
+        lines.append(f"{first}  {label:<{wide}}  {bar}{score:>{high}}")
+    return "\n".join(lines)
+
+
+def one_line_of(label: int | str) -> str:
+    """A class as it can be printed, whoever has named it."""
+    return "".join(each if each.isprintable() else "?" for each in str(label))
+
+
+def shown(image: Any) -> str:
+    """An image (H, W, C) uint8 in shades, two rows to a line."""
+    grey = image.mean(axis=2)
+    step = -(-grey.shape[1] // 76)
+    rows = grey[: len(grey) // (2 * step) * 2 * step, ::step]
+    rows = rows.reshape(-1, 2 * step, rows.shape[1]).mean(axis=1)
+    return "\n".join("".join(SHADES[min(int(level * 5 / 256), 4)] for level in row).rstrip() for row in rows)

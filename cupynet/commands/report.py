@@ -1,0 +1,36 @@
+"""Make the page of a run: `cupynet report RUN_FOLDER [--open]`."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+
+from cupynet.core.exits import Arguments, leave_after, named_path, say_error, stdout_is_gone, steady_streams
+
+EXAMPLES = """for example:
+  cupynet report outputs/latest --open"""
+
+
+def main() -> None:
+    """The command."""
+    steady_streams()
+    parser = Arguments(
+        "cupynet report",
+        "Write report.html and curves.png into the folder of a run: finished, killed or still training.",
+        EXAMPLES,
+    )
+    parser.add_argument("run_folder", type=named_path, help="a folder that cupynet train has written")
+    parser.add_argument("--open", action="store_true", help="show the page in the browser")
+    leave_after(lambda: _report(parser.parse_args()))
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from cupynet.reporting.page import write_page
+
+    path, missing = write_page(arguments.run_folder)
+    if missing:
+        say_error(missing)
+    print(path)
+    stdout_is_gone()
+    if arguments.open and not webbrowser.open(path.resolve().as_uri()):
+        say_error(f"no browser was found: open {path}")

@@ -1,0 +1,400 @@
+"""Train a network: `cupynet train [key=value ...]`.
+
+Composes the settings into an `Experiment`, which is refused or else trained in its `ParallelWrapper`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shlex
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cupynet.config import resume
+from cupynet.config.schema import Settings
+from cupynet.core import signals as interrupts
+from cupynet.core.errors import CupynetError, Interrupted
+
+if TYPE_CHECKING:
+    from cupynet.config import Ranks
+    from cupynet.config.experiment import Experiment
+    from cupynet.data import Batches, Data
+    from cupynet.parallel import PipelineSpeed
+    from cupynet.runs.run import Run, Setup, Start, Summary
+    from cupynet.training import Evaluation, ParallelWrapper, Spent
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """The command."""
+    interrupts.command(_command)
+
+
+def _command() -> None:
+    from cupynet import config
+
+    config.run(train, prepare, "config", Settings, ranks)
+
+
+def ranks() -> Ranks:
+    """The processes that mpiexec started; ConfigError where there is no MPI."""
+    from cupynet.parallel import job
+
+    return job()
+
+
+def prepare(settings: Settings) -> Experiment:
+    """The experiment that the settings describe, before anything is written; ConfigError if it cannot work."""
+    from cupynet.config.experiment import Experiment
+
+    if settings.fast_dev_run:
+        settings = replace(settings, epochs=1, evaluate_every_epochs=1, report_every_iterations=1)
+    stored, stages = None, None
+    if settings.resume is not None:
+        from cupynet.training.callbacks.checkpoint import check_stages, found, stages_of
+
+        stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet to warn in
+        stages = stages_of(stored)
+    experiment = Experiment(settings, stages)
+    experiment.check_memory()
+    experiment.check_shards()
+    if stored is not None:
+        check_stages(stored, experiment.placement.stages)
+    return experiment
+
+
+def train(experiment: Experiment, folder: Path) -> float | None:
+    """One run into `folder`: summary, history, checkpoints and weights.
+
+    Where mpiexec started several processes, all of them do this, and rank 0 alone writes and prints.
+
+    Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test
+    images.
+    """
+    from dataclasses import asdict
+
+    from cupynet.runs.run import Run
+
+    run = Run(folder, asdict(experiment.settings))
+    try:
+        with interrupts.handled(interrupts.leave):
+            return _train(experiment, run)
+    except KeyboardInterrupt as stopped:
+        raise Interrupted.by(stopped, _left(run)) from None
+    finally:
+        experiment.release_memory()
+
+
+def _train(experiment: Experiment, run: Run) -> float | None:
+    """The run, in which a second signal is a KeyboardInterrupt."""
+    from cupynet import config
+    from cupynet.training import StopReason, unlearned
+    from cupynet.training.callbacks.progress import is_quiet, result_table
+
+    began, settings = time.perf_counter(), experiment.settings
+    if experiment.rank == 0:
+        experiment.announce()
+    data = experiment.load()
+    if settings.batch_size > len(data.train) and experiment.rank == 0 and not settings.fast_dev_run:
+        log.warning(
+            "batch_size=%d: there are %d training images: each batch is all of them",
+            settings.batch_size,
+            len(data.train),
+        )
+    if experiment.rank == 0:  # not before there is anything to train on: what is in the folder is not lost for nothing
+        if settings.resume is None:
+            run.begin()
+        else:
+            run.tidy()
+        if settings.fast_dev_run:
+            run.mark_trial(int(settings.fast_dev_run))
+    split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
+    with experiment.wrapper(run) as wrapper:
+        if wrapper.blas_threads:
+            log.info("BLAS threads per worker: %d", wrapper.blas_threads)
+        experiment.limit_memory()
+        compile_s = wrapper.warm_up(settings.batch_size)
+        log.info("kernels ready after %.1f s", compile_s)
+        if settings.resume is not None and not _goes_on(experiment, wrapper, run):
+            return None
+        config.keep_settings()
+        if experiment.rank == 0:
+            run.describe(_start(experiment, wrapper, data, run))
+        if wrapper.placement.stages > 1 and wrapper.plan.pipeline is not None:
+            log.info("stages: %s", wrapper.plan.pipeline.describe(wrapper.layers))
+        told = _Told(wrapper, speaks=experiment.rank == 0)
+        with interrupts.handled(told):
+            try:
+                _fit(experiment, wrapper, data, experiment.evaluation_loader(held_out), split)
+            except CupynetError:
+                _keep_best(experiment, wrapper, data, run, compile_s, began)
+                raise
+            early = wrapper.trainer.stopped
+            complete = early is None or early.reason != StopReason.SIGNAL  # a signal came too late to stop anything
+            stopped = wrapper.greatest(told.number) and not complete  # it may reach one process of several
+            speed = _pipeline_speed(wrapper)
+            if speed is not None:
+                log.info("pipeline: %s", speed)
+            chosen = wrapper.trainer.evaluation  # of the last epoch, unless that was broken off, or of the best
+            if chosen is None and not stopped:
+                chosen = wrapper.evaluate(experiment.evaluation_loader(held_out))
+            test, validation = (chosen, None) if split == "test" else (None, chosen)
+            if split != "test" and not stopped and experiment.tests:
+                test = wrapper.evaluate(experiment.evaluation_loader(data.test))
+            summary = summarise(experiment, data, wrapper, test, validation, compile_s, time.perf_counter() - began)
+            if experiment.rank == 0:
+                wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
+                run.save(summary, wrapper.model.weights(), data.test.images[wrong])
+            number = int(wrapper.greatest(told.number))
+    if experiment.rank == 0 and test is not None and not settings.fast_dev_run:
+        losses = [loss for loss in wrapper.history.epochs.get("loss", ()) if loss is not None]
+        warning = unlearned(test, experiment.loss.chance(test.classes), losses)
+        if warning is not None:
+            log.warning("%s", warning)
+    silent = config.in_sweep() or is_quiet(settings.callbacks)  # a sweep has a table of all jobs
+    if experiment.rank == 0 and not silent and (summary.scores.test is not None or not number):
+        result_table(summary, run)
+    if number:  # which may also have come too late to stop anything: a sweep must not go on
+        raise Interrupted(number, _left(run, complete=complete))
+    return summary.scores.test_accuracy if data.validation is None else summary.scores.validation_accuracy
+
+
+class _Told:
+    """What happens when a signal tells a run to end: the first ends training soon and saves, the next ends it at once.
+
+    Attributes:
+        number: of the first; 0 while none has come.
+    """
+
+    def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
+        self.number, self._wrapper, self._speaks = 0, wrapper, speaks
+
+    def __call__(self, number: int) -> None:
+        from cupynet.training import StopReason
+
+        if self.number:
+            interrupts.leave(number)
+            return
+        self.number, name = number, signal.Signals(number).name
+        self._wrapper.stop(name, StopReason.SIGNAL)
+        if self._speaks:
+            interrupts.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
+
+
+def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run) -> Start:
+    """What the run sets out to do."""
+    from cupynet import config
+    from cupynet.runs.run import Start
+
+    settings, (head, *rows) = experiment.settings, wrapper.model.rows()
+    overrides, own = None, None
+    with contextlib.suppress(CupynetError):  # what Hydra has stored is of no concern to the training
+        overrides, own = config.overrides_of(run.folder), config.own_folder(sys.argv[1:])
+    return Start(
+        setup=_setup(experiment, wrapper, data),
+        started=time.strftime("%Y-%m-%d %H:%M:%S"),
+        epochs=settings.epochs,
+        overrides=overrides,
+        config_dir=None if own is None else str(own),
+        processes=None if experiment.job is None else experiment.job.size,
+        layers=[dict(zip(head, row, strict=True)) for row in rows],
+    )
+
+
+def _setup(experiment: Experiment, wrapper: ParallelWrapper, data: Data) -> Setup:
+    from cupynet.backend.environment import commit, environment
+    from cupynet.runs.run import Setup
+
+    settings, placement = experiment.settings, wrapper.placement
+    return Setup(
+        dataset=data.name,
+        fallback=data.fallback,
+        backend=experiment.backend_name,
+        devices=placement.names(),
+        dtype=settings.dtype,
+        workers=placement.workers,
+        stages=placement.stages,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        averaging_frequency=experiment.synchronizer.frequency,
+        synchronizer=wrapper.trainer.synchronizer.describe(),
+        parameters=wrapper.model.params.count,
+        image_shape=list(wrapper.model.input.shape),
+        normalize=data.train.pixels.normalization(),
+        class_names=list(wrapper.model.class_names) or None,
+        fast_dev_run=int(settings.fast_dev_run),
+        commit=commit(),
+        environment=environment(),
+    )
+
+
+def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool:
+    """Take over the checkpoint that is gone on with: whether there is anything left to do."""
+    settings = experiment.settings
+    wrapper.restore(resume.checkpoint_of(Path(settings.resume or "")))
+    log.info("going on after iteration %d, epoch %d", wrapper.trainer.iteration, wrapper.trainer.epoch)
+    if wrapper.trainer.epoch >= settings.epochs and run.iterations() == wrapper.trainer.iteration:
+        epochs = wrapper.trainer.epoch
+        complete = "its epoch is complete" if epochs == 1 else f"all of its {epochs} epochs are complete"
+        log.info("%s: epochs=... asks for more", complete)
+        return False
+    return True
+
+
+def _fit(experiment: Experiment, wrapper: ParallelWrapper, data: Data, evaluate_on: Batches, split: str) -> None:
+    """Train the epochs that are not complete yet."""
+    settings, trainer = experiment.settings, wrapper.trainer
+    left = settings.epochs - trainer.epoch
+    if left > 0 or trainer.unfinished:  # it may have been killed between its last epoch and its results
+        wrapper.fit(
+            experiment.train_loader(data),
+            max(left, 0),
+            evaluate_on=evaluate_on,
+            evaluate_every=settings.evaluate_every_epochs,
+            split=split,
+        )
+
+
+def _keep_best(
+    experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run, compile_s: float, began: float
+) -> None:
+    """After a fit that failed: early stopping may have given the best weights back, which are the run's result then."""
+    found = _early_stopping(wrapper)
+    if found is not None and found["reason"] == "diverged" and found["restored"]:
+        ended = (found["details"], found["reason"])
+        summary = summarise(experiment, data, wrapper, None, None, compile_s, time.perf_counter() - began, ended)
+        run.save(summary, wrapper.model.weights())
+        log.info("the weights of epoch %d, the best, are in %s", found["best_epoch"], run)
+
+
+def _left(run: Run, *, complete: bool = False) -> str:
+    """What a run that a signal ended has left, and how to go on with it. complete: training had come to its end."""
+    if run.saved and complete:
+        return f"training was complete, and its results are in {run}"
+    steps = any(run.checkpoints_path.glob("step-*"))
+    goes_on = f"; {shlex.quote(f'resume={run}')} goes on" if steps else ""
+    if run.saved:
+        return f"what was trained is in {run}{goes_on}"
+    return f"its last checkpoint is in {run}{goes_on}" if steps else "nothing of this run was saved"
+
+
+def summarise(
+    experiment: Experiment,
+    data: Data,
+    wrapper: ParallelWrapper,
+    test: Evaluation | None,
+    validation: Evaluation | None,
+    compile_s: float,
+    wall_s: float,
+    ended: tuple[str, str] | None = None,
+) -> Summary:
+    """Return the results of the run.
+
+    test, validation: None where they were not evaluated. ended: why and how, where the trainer does not know.
+    """
+    from dataclasses import asdict
+
+    from cupynet.runs.run import Cost, Outcome, Scores, Summary
+
+    settings, trainer = experiment.settings, wrapper.trainer
+    clock, stopped, spent, measured = (
+        trainer.statistics.clock,
+        trainer.stopped,
+        trainer.spent,
+        trainer.statistics.measured,
+    )
+    speed = _pipeline_speed(wrapper)
+    if stopped is not None:
+        ended = stopped.text, stopped.reason.name.lower()
+    stopped_by, stop_reason = (None, None) if ended is None else ended
+    outcome = Outcome(
+        epochs=trainer.epoch,
+        iterations=trainer.iteration,
+        images=clock.images,
+        train_loss=_finite(trainer.statistics.loss),
+        stopped_by=stopped_by,
+        stop_reason=stop_reason,
+        early_stopping=_early_stopping(wrapper),
+        divergence=None if measured is None else _finite(measured.divergence),
+        divergence_by_layer=None if measured is None else dict(measured.by_layer),
+        left_out=_left_out(wrapper),
+        skipped_steps=trainer.skipped_steps,
+        advice=None if spent is None or settings.fast_dev_run else _advice(experiment, wrapper, data, spent),
+    )
+    cost = Cost(
+        images_per_s=clock.images_per_s,
+        wall_s=wall_s,
+        train_s=clock.rounds_s,
+        compile_s=compile_s,
+        evaluate_s=clock.evaluate_s,
+        data_s=clock.data_s,
+        averaging_s=clock.averaging_s,
+        bytes_sent=0 if spent is None else sum(spent.bytes_sent),
+        spent=None if spent is None else asdict(spent),
+        pipeline=None if speed is None else speed.to_dict(),
+        memory=_memory(wrapper),
+    )
+    scores = Scores(
+        validation_accuracy=None if validation is None else _finite(validation.accuracy),
+        test_accuracy=None if test is None else _finite(test.accuracy),
+        test_loss=None if test is None else _finite(test.loss),
+        test_f1=None if test is None else _finite(test.f1),
+        test=None if test is None else test.to_dict(),
+    )
+    return Summary(setup=_setup(experiment, wrapper, data), outcome=outcome, cost=cost, scores=scores)
+
+
+def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:
+    """What early stopping came to, if it was asked for."""
+    from cupynet.training import EarlyStopping
+
+    results = [each.result for each in wrapper.plan.callbacks if isinstance(each, EarlyStopping)]
+    return next((result.to_dict() for result in results if result is not None), None)
+
+
+def _left_out(wrapper: ParallelWrapper) -> int:
+    """Batches that were left out of training, as they were not finite."""
+    from cupynet.training import NonFinite
+
+    return sum(each.left_out for each in wrapper.plan.callbacks if isinstance(each, NonFinite))
+
+
+def _memory(wrapper: ParallelWrapper) -> list[dict[str, Any]] | None:
+    """What the memory pools of the GPUs held; None where there are none."""
+    from cupynet.training import Pools
+
+    return next((each.found for each in wrapper.plan.callbacks if isinstance(each, Pools) and each.found), None)
+
+
+def _pipeline_speed(wrapper: ParallelWrapper) -> PipelineSpeed | None:
+    """How fast the stages were; None where there is but one, which is no pipeline."""
+    return wrapper.pipeline_speed() if wrapper.placement.stages > 1 else None
+
+
+def _advice(experiment: Experiment, wrapper: ParallelWrapper, data: Data, spent: Spent) -> str:
+    from cupynet.backend import available_cores
+    from cupynet.parallel import ParameterAveraging
+    from cupynet.training import advise
+
+    placement, synchronizer = wrapper.placement, experiment.synchronizer
+    frequency = synchronizer.when if isinstance(synchronizer, ParameterAveraging) else synchronizer.frequency
+    return advise(
+        spent,
+        frequency,
+        rounds=experiment.train_loader(data).rounds(placement.workers),
+        evaluated_every=min(experiment.settings.evaluate_every_epochs, experiment.settings.epochs),
+        speed=_pipeline_speed(wrapper),
+        stages=placement.stages,
+        cores=None if placement.devices else available_cores(),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

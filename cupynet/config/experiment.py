@@ -1,0 +1,428 @@
+"""Settings turned into the objects of a run: what the commands share.
+
+An `Experiment` is made, once, before anything is written: names are resolved, constructors have refused what they
+cannot take, and the network's shapes are inferred without allocating a weight. What it holds are descriptions; what
+trains is the `ParallelWrapper` that it builds.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
+from cupynet.config.instantiate import build_as, check_modules, named, naming
+from cupynet.config.schema import Settings, size
+from cupynet.core.checks import kept_out, tf32_products
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.data import Batches, Data, Dataset, Loader, Sharded, Source, as_loader
+from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
+from cupynet.optim import Optimizer, Schedule
+from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
+from cupynet.runs.run import Run
+from cupynet.training import Callback, ParallelWrapper, Pools, Profile
+from cupynet.training.memory_estimate import Usage
+from cupynet.training.replica import check_accumulate
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Experiment:
+    """One run: what it computes on, on how many workers, and the parts its settings name.
+
+    Attributes:
+        settings: what it was made from.
+        backend_name: what computes; `backend_reason`: why it is not the preferred one, None where it is.
+        placement: how many workers, and on which devices.
+        rank: of this process's first worker: 0, unless mpiexec started several processes.
+        source, network, loss, optimizer, synchronizer, pipeline, callbacks: the parts, as descriptions; no pipeline
+            where replicas are whole.
+        tests: whether a run that chooses by validation images is evaluated on the test images at its end.
+
+    Args:
+        stages: of each replica, where the settings leave that open: as many as a run has that is gone on with.
+
+    Raises:
+        ConfigError: the settings name something that cannot work here; the message begins with the setting.
+    """
+
+    def __init__(self, settings: Settings, stages: int | None = None) -> None:
+        check_modules(settings.trusted_modules)
+        self.settings, self.tests = settings, True
+        self._open = False  # whether the settings leave open into how many stages replicas are cut
+        self.job = job() if settings.parallel.launcher == "mpi" else None
+        self.rank = 0 if self.job is None else self.job.rank
+        backend, seat = settings.backend, 0 if self.job is None else self.job.seats[self.rank]
+        self.backend_name, self.backend_reason = select_backend(
+            backend.name,
+            gpu_priority=backend.priority.gpu,
+            cpu_priority=backend.priority.cpu,
+            device=settings.devices[seat % len(settings.devices)] if settings.devices else seat,
+        )
+        self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
+        if not _is_shape(getattr(self.source, "image_shape", None)) or not hasattr(self.source, "classes"):
+            kind = type(self.source).__name__
+            raise ConfigError(
+                f"data: {kind} must have image_shape, three integers (height, width, channels), and classes"
+            )
+        self.loss = self._part("loss", settings.loss, Loss)
+        self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
+        self.synchronizer = self._synchronizer()
+        self.network = self._part("model", settings.model, Layer)
+        self.callbacks = [
+            self._part(f"callbacks.{name}", part, Callback)
+            for name, part in settings.callbacks.items()
+            if part is not None
+        ]
+        self.pipeline = self._pipeline(stages)
+        with naming("data", settings.data):
+            self.source.check_normalize()
+        with naming("loss", settings.loss):
+            self.loss.check(self.source.classes)
+        network = self._built("numpy" if self.pipeline is None else self.backend_name)
+        self.placement = self._place(network)
+        self._check_workers(network)
+        self._check_validation()
+
+    def _check_workers(self, network: Layer) -> None:
+        """Refuse what the workers' constructors will refuse, before anything is written or allocated. ConfigError."""
+        settings, parallel, stages = self.settings, self.settings.parallel, self.placement.stages
+        check_accumulate(settings.accumulate, network, self.pipeline)
+        if settings.accumulate > settings.batch_size:
+            raise ConfigError(
+                f"accumulate={settings.accumulate}: batches of batch_size={settings.batch_size} cannot be cut into as "
+                f"many parts: take at most {settings.batch_size}"
+            )
+        check_batches(network, settings.batch_size, self._cut, self.placement.workers)
+        with naming("parallel.synchronizer", parallel.synchronizer):
+            self.synchronizer.check(self.placement.workers, stages)
+        tf32_products("backend.tf32", settings.backend.tf32, self.backend_name, settings.dtype)
+        with naming("parallel", vars(parallel)):
+            check_reduce(parallel.reduce, self.backend_name, processes=self.job is not None, stages=stages)
+        with naming("memory", vars(settings.memory)):
+            check_on_device(settings.memory.data_on_device, self.backend_name)
+
+    def _part(self, key: str, node: Any, kind: type[T]) -> T:
+        """The part that `node` of the settings stands for, which must be a `kind`."""
+        return build_as(kind, node, key, self.settings.trusted_modules)
+
+    def _pipeline(self, stages: int | None) -> Pipeline | None:
+        """How replicas are cut, into so many stages where the settings leave it open; None where they are whole."""
+        node = self.settings.parallel.pipeline
+        if node is None:
+            return None
+        pipeline = self._part("parallel.pipeline", node, Pipeline)
+        if pipeline.count is None:
+            self._open, pipeline.stages = True, stages
+        return pipeline
+
+    def _synchronizer(self) -> Synchronizer:
+        """The part of that name, whose arguments refer to the settings beside it: these are what is refused."""
+        parallel = self.settings.parallel
+        try:
+            return self._part("parallel.synchronizer", parallel.synchronizer, Synchronizer)
+        except ConfigError as error:
+            raise ConfigError(named("parallel", vars(parallel), str(error.__cause__)) or str(error)) from error
+
+    def _check_validation(self) -> None:
+        """Refuse what chooses between epochs where none is evaluated on images kept out of training."""
+        names = [f"callbacks.{name}" for name, part in self.settings.callbacks.items() if part is not None]
+        choosers: dict[str, Callback | Schedule] = dict(zip(names, self.callbacks, strict=True))
+        choosers["optimizer.learning_rate"] = self.optimizer.learning_rate
+        for name, chooser in choosers.items():
+            kind = type(chooser).__name__
+            if not chooser.needs_validation:
+                continue
+            if not getattr(self.source, "validation", True):
+                there = self.source.expected().get("train", 0)
+                raise ConfigError(
+                    f"{name}: {kind} chooses by images kept out of training, and there are none: hold some "
+                    f"out, data.validation={kept_out(there) if there else 5000}"
+                )
+            if not self.synchronizer.evaluates and self.placement.workers > 1:
+                raise ConfigError(
+                    f"{name}: {kind} chooses between epochs, and replicas {self.synchronizer.describe()} are "
+                    "not evaluated after each: parallel.averaging_frequency=epoch"
+                )
+
+    def _built(self, backend: str, params: Params | None = None) -> Layer:
+        """The network with its shapes inferred and its weights declared in `params`, without allocating anything.
+
+        What is computed together, and so where it may be cut, is as that backend has it.
+        """
+        network = copy.deepcopy(self.network)
+        with naming("model"):
+            build(network, self.input, params or Params(), create_backend(backend, self.settings.dtype))
+            check_loss(network, self.loss)
+            check_output(network, self.source.classes)
+        return network
+
+    def _place(self, network: Layer) -> Placement:
+        """How many workers, of how many stages of the built network, and where."""
+        stages: int | None = 1
+        most = 1
+        if self.pipeline is not None:
+            with naming("parallel.pipeline", self.settings.parallel.pipeline):
+                stages, most = self.pipeline.count, self.pipeline.most(network)
+        settings = self.settings
+        # where the replicas are open too it is one, whether the stages are those of the machine or those of then
+        alone = self._open and self.job is None
+        return Placement.of(
+            self.backend_name,
+            1 if alone and settings.workers is None else settings.workers,
+            settings.devices,
+            stages=stages,
+            most_stages=most,
+            seats=None if self.job is None else self.job.seats,
+        )
+
+    @property
+    def _cut(self) -> int:
+        """Into how many parts a replica cuts its batches."""
+        return self.settings.accumulate if self.pipeline is None else self.pipeline.micro_batches
+
+    @property
+    def input(self) -> Image:
+        """What one example is."""
+        return Image(*self.source.image_shape)
+
+    # what trains ----------------------------------------------------------------------------------------------------
+
+    def model(self) -> Model:
+        """A new model with its initial weights, on the device of this process's first worker."""
+        asked = self.settings.backend
+        backend = create_backend(
+            self.backend_name,
+            self.settings.dtype,
+            self.placement.device(self.rank),
+            max_block_size=asked.max_block_size,
+            max_grid_size=asked.max_grid_size,
+            tf32=asked.tf32,
+        )
+        model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
+        model.class_names = tuple(self.source.class_names)
+        return model
+
+    def own_callbacks(self) -> list[Callback]:
+        """Those of the settings, for one run."""
+        asked = self.settings.profile
+        profile = [] if asked is False else [Profile() if asked is True else Profile(asked)]
+        return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
+
+    def wrapper(
+        self,
+        run: Run | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        *,
+        workers: int | None = None,
+        optimizer: Optimizer | None = None,
+        synchronizer: Synchronizer | None = None,
+        report_every: int | None = None,
+        blas_threads: int | None = None,
+    ) -> ParallelWrapper:
+        """A new model in the wrapper that trains it. The other arguments replace those of the settings."""
+        settings, parallel = self.settings, self.settings.parallel
+        return ParallelWrapper(
+            self.model(),
+            workers=workers or self.placement.workers,
+            devices=self.placement.devices or None,
+            optimizer=optimizer or self.optimizer,
+            synchronizer=synchronizer or self.synchronizer,
+            pipeline=self.pipeline,
+            prefetch_buffer=parallel.prefetch_buffer,
+            learning_rate_scale=parallel.learning_rate_scale,
+            accumulate=settings.accumulate,
+            timeout_s=parallel.timeout_s,
+            launcher=parallel.launcher,
+            reduce=parallel.reduce,
+            data_on_device=settings.memory.data_on_device,
+            blas_threads=blas_threads,
+            callbacks=self.own_callbacks() if callbacks is None else callbacks,
+            report_every=settings.report_every_iterations if report_every is None else report_every,
+            progress="none",  # the settings' callbacks have it, or the user took it out
+            run=run,
+        )
+
+    # data -----------------------------------------------------------------------------------------------------------
+
+    def check_shards(self) -> None:
+        """Refuse a training set in another number of shards than there are workers. ConfigError, DataError."""
+        if not isinstance(self.source, Sharded):
+            return
+        with naming("data", self.settings.data):
+            self.source.shards.check_workers(self.placement.workers)
+
+    def check_memory(self) -> None:
+        """Refuse what the memory of this machine or of the devices cannot hold; all ranks alike. ConfigError."""
+        refused = next(filter(None, (usage.refusal(*there, self._names()) for usage, there in self._usages())), "")
+        if self.job is not None:
+            refused = self.job.first_word(refused)
+        if refused:
+            raise ConfigError(refused)
+
+    def _usages(self) -> Iterator[tuple[Usage, tuple[int, str]]]:
+        """What this machine and each of its devices are asked for, and what they have."""
+        placement, params, there = self.placement, Params(), memory()
+        network = self._built(self.backend_name, params)
+        ranks = placement.ranks if self.job is None else self.job.machines.count(self.job.machines[self.job.rank])
+        images = self.source.expected()
+        usage = Usage(
+            network=network,
+            weights=params.count,
+            policy=create_backend(self.backend_name, self.settings.dtype).policy,
+            optimizer=self.optimizer,
+            batch_size=self.settings.batch_size,
+            workers=-(-ranks // placement.stages),
+            prefetch=self.settings.parallel.prefetch_buffer,
+            held=min(placement.stages, self._cut) / self._cut,
+            trained=len(self.source.shards) if isinstance(self.source, Sharded) else images.get("train", 0),
+            images=images,
+            loads=1 if self.job is None else ranks,
+        )
+        if placement.devices:
+            from cupynet.backend import cuda
+
+            own = replace(usage, images={}, devices=len(placement.devices))
+            yield own, (cuda.memory(self.devices()), "the device has")
+            usage = replace(usage, workers=0, prefetch=0)
+        if there is not None:
+            yield usage, there
+
+    def _names(self) -> dict[str, str]:
+        """What messages call the settings of a `Usage`, and what goes before a layer's name."""
+        data, model = self.settings.data, self.settings.model
+        sizes = {name: f"data.{name}" if name in data else f"data: {name}" for name in self.source.expected()}
+        layers = "model.layers." if isinstance(model.get("layers"), Mapping) else "model: layer "
+        own = {"batch_size": "batch_size", "workers": "workers", "prefetch": "parallel.prefetch_buffer"}
+        return {**own, **sizes, "layer": layers}
+
+    def load(self) -> Data:
+        """The data; DataError where they are not what the source promised, or cannot be had."""
+        try:
+            data = self.source.load()
+        except OSError as error:  # of a source that does not say so itself
+            raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
+        data.check(self.source.image_shape, self.source.classes)
+        return self._few(data) if self.settings.fast_dev_run else data
+
+    def _few(self, data: Data) -> Data:
+        """What a fast dev run has of the data: so many batches for each worker, of each part. The name says so."""
+        batches = int(self.settings.fast_dev_run)
+        each = batches * self.settings.batch_size
+        first = slice(each * self.placement.workers)
+        return replace(
+            data,
+            name=f"{data.name}, {batches} batch{'es' * (batches > 1)}: a fast dev run",
+            train=data.train.take(first) if isinstance(data.train, Dataset) else data.train.head(each),
+            validation=None if data.validation is None else data.validation.take(first),
+            test=data.test.take(first),
+        )
+
+    def train_loader(self, data: Data) -> Batches:
+        """Shuffled batches of the training set."""
+        return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
+
+    def evaluation_loader(self, dataset: Dataset) -> Loader:
+        """Batches in the data set's order."""
+        return Loader(dataset, self.settings.batch_size, shuffle=False)
+
+    # the machine ----------------------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Say in the log what computes, and why not something else."""
+        placement = self.placement
+        if self.backend_reason:
+            log.info("no GPU is used: %s", self.backend_reason)
+        devices = ", ".join(dict.fromkeys(placement.names()))
+        stages = f" of {placement.stages} stages" if placement.stages > 1 else ""
+        workers = f"{placement.workers} worker{'s' * (placement.workers > 1)}{stages} on {devices}"
+        log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
+        if self.job is not None and self.job.size > 1:
+            log.info("%d ranks: %s", self.job.size, self.job.where())
+        elif self.job is not None:
+            log.warning(
+                "parallel.launcher=mpi: one rank, which trains alone: mpiexec -n 4 cupynet train ... starts "
+                "four of them"
+            )
+        self._warn_of_one_stage()
+        every = self.settings.parallel.averaging_frequency
+        if every is not None and isinstance(self.synchronizer, GradientSharing):
+            log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
+        if placement.devices:
+            return
+        log.info("BLAS %s", blas.description())
+        held = blas.held_below()
+        if held:
+            log.warning("%s", held)
+        sharing = placement.ranks if self.job is None else self.job.sharing
+        if sharing > available_cores():
+            workers = f"{sharing} workers" if placement.stages == 1 else f"{sharing} stages"
+            log.warning("%s share %d cores: they take turns", workers, available_cores())
+        if self.settings.dtype in ("half", "bfloat16"):
+            log.warning(
+                "dtype=%s on a CPU is stored in 16 bits and computed in 32: slower than float", self.settings.dtype
+            )
+
+    def _warn_of_one_stage(self) -> None:
+        """Where a pipeline was asked for, and the number that was left open came to one stage, which is none."""
+        placement = self.placement
+        if self.pipeline is None or self.pipeline.count is not None or placement.stages > 1:
+            return
+        workers = placement.workers
+        kind, there = "device" if placement.devices else "core", len(placement.devices) or available_cores()
+        if self.job is not None:
+            kind, there = "rank", self.job.size
+        if there >= 2 * workers:
+            why = "the network has one layer with weights: train it whole"
+        else:
+            why = f"{there} {kind}{'s' * (there > 1)} for {workers} replica{'s' * (workers > 1)}: "
+            ways_out = ["workers=1"] * (there > 1)
+            ways_out.append(f"mpiexec -n {2 * workers}" if kind == "rank" else "parallel.pipeline.stages=2")
+            why += f"{' or '.join(ways_out)} gives more"
+        log.warning("parallel.pipeline: one stage is no pipeline; %s", why)
+
+    def devices(self) -> list[int]:
+        """The GPUs that this process uses; none on a CPU."""
+        all_of_them = list(self.placement.devices)
+        return all_of_them if self.job is None or not all_of_them else [self.placement.device(self.rank)]
+
+    def limit_memory(self) -> None:
+        """Cap the memory pools of the GPUs in use, or take back the cap of a job before; nothing to do on a CPU."""
+        limit, devices = self.settings.memory.device_pool_limit, self.devices()
+        if devices:
+            from cupynet.backend import cuda
+
+            asked = f"memory.device_pool_limit={limit}"
+            cuda.limit_pools(devices, None if limit is None else size(limit, share=True), asked)
+
+    def release_memory(self) -> None:
+        """Return the memory of a finished run to the system, for the next one in this process."""
+        gc.collect()  # models have reference cycles
+        if self.devices():
+            from cupynet.backend import cuda
+
+            cuda.trim_pools(self.devices(), 0, 0)
+
+    def pools(self) -> list[Callback]:
+        """The callback that watches the memory pools during training, and keeps them small; none on a CPU."""
+        placement, memory = self.placement, self.settings.memory
+        above = memory.device_pool_trim_above
+        if not placement.devices:
+            return []
+        return [
+            Pools(
+                [placement.device(rank) for rank in range(placement.ranks)],
+                processes=self.job is not None,
+                device_above=None if above is None else int(size(above)),
+                pinned_above=memory.pinned_pool_trim_above,
+            )
+        ]
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 3 and all(isinstance(side, int) for side in value)

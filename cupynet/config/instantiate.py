@@ -1,0 +1,229 @@
+"""Build the objects that the configuration names by `_target_`.
+
+The constructor's signature is the schema of a part, and the constructor validates its arguments. A target is built only
+if it is a class that is defined in one of the packages of parts or in a trusted module. The prefix of its dotted path
+does not show that (`cupynet.commands.train.os.mkdir`), and some classes of cupynet write files when they are created
+(`cupynet.core.exits.LogFile`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import Parameter
+from types import ModuleType
+from typing import Any, TypeVar
+
+from cupynet.core.checks import listed, nearest, one, one_line, shown, written
+from cupynet.core.errors import ConfigError
+
+T = TypeVar("T")
+
+# the packages of cupynet whose classes a stranger's settings may create
+PACKAGES = tuple(f"cupynet.{name}" for name in ("data", "nn", "optim", "parallel", "reporting.callback", "training"))
+# former names of classes that have moved: users' files and stored runs keep working
+ALIASES = {
+    "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
+    **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
+}
+ABSTRACT = ("Layer", "Loss", "Optimizer", "Synchronizer")  # classes of cupynet that do nothing by themselves
+
+
+def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:
+    """Build a part, which must be a `kind`. ConfigError."""
+    part = build(node, key, trusted_modules)
+    if isinstance(part, kind) and not (type(part) is kind and kind.__name__ in ABSTRACT):
+        return part
+    needed = f"must be {one(kind.__name__)}"
+    if isinstance(node, Mapping) and "_target_" in node:
+        whole = f"{node['_target_']} is " + ("what all of them are made from" if isinstance(part, kind) else "none")
+        raise ConfigError(f"{key}._target_: {needed}, and {whole}: name another class")
+    # a value is shown as it was written; a mapping by its type
+    place = key if isinstance(node, Mapping) else f"{key}={shown(node, written)}"
+    raise ConfigError(f"{place}: {needed}, got {type(part).__name__}: give it a _target_")
+
+
+def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
+    """Build a piece of the configuration, including the parts inside it.
+
+    Args:
+        node: plain values. A mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class. Other
+            mappings and lists are built item by item; everything else is returned unchanged.
+        key: the node's dotted key, with which messages begin.
+        trusted_modules: modules besides cupynet, and their submodules, whose classes may be built.
+
+    Raises:
+        ConfigError: the class is unknown or not trusted, or it does not accept its arguments.
+    """
+    trusted = tuple(trusted_modules)
+    if isinstance(node, Mapping):
+        items = {name: item for name, item in node.items() if name != "_target_"}
+        if "_target_" not in node:
+            return {name: build(item, f"{key}.{name}", trusted) for name, item in items.items()}
+        cls = _find(node["_target_"], key, ("cupynet", *trusted))
+        _fit(cls, items, key)
+        arguments = {name: build(item, f"{key}.{name}", trusted) for name, item in items.items()}
+        try:
+            return cls(**arguments)
+        except (ConfigError, TypeError, ValueError) as error:
+            raise ConfigError(under(key, items, error)) from error
+    if isinstance(node, list | tuple):
+        return [build(item, f"{key}[{index}]", trusted) for index, item in enumerate(node)]
+    return node
+
+
+def under(key: str, node: Any, error: BaseException) -> str:
+    """The one-line text of a constructor's error, with the setting in front: `limit=0: ...` -> `data.limit=0: ...`."""
+    text = one_line(error)
+    if text.startswith((f"{key}:", f"{key}.", f"{key}=")):
+        return text
+    return named(key, node, text) or f"{key}: {text}"
+
+
+@contextmanager
+def naming(key: str, node: Any = None) -> Iterator[None]:
+    """Put the setting in front of what a constructor or a check refuses in this context, see `under`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(under(key, node, error)) from error
+
+
+def named(key: str, node: Any, text: str) -> str | None:
+    """The text of an error with the setting in front as it is typed; None if it is about no argument in `node`.
+
+    `Conv2D kernel='x': ...` names the argument `kernel`, if that is its value; `layer 'pool1' is ...` names an item of
+    an argument.
+    """
+    if not isinstance(node, Mapping):
+        return None
+    about = re.match(r"(?:[A-Z]\w* )?(\w+)=", text)
+    if about is not None and about[1] in node:
+        value = node[about[1]]
+        for way in (repr, str, written):
+            begins = f"{about[0]}{shown(value, way)}: "
+            if text.startswith(begins):
+                return f"{key}.{about[1]}={shown(value, written)}: {text[len(begins) :]}"
+    about = re.match(r"\w+ '(\w+)' is [^:]*: ", text)
+    for name, values in node.items():
+        if about is not None and isinstance(values, Mapping) and about[1] in values:
+            place, value = f"{key}.{name}.{about[1]}", values[about[1]]
+            if not isinstance(value, Mapping) or "_target_" not in value:
+                way_out = f"; ~{place} takes it out" if value is None else ""
+                return f"{place}={shown(value, written)}: {text[about.end() :]}{way_out}"
+    return None
+
+
+def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Drop arguments of a file that do not fit a class which an override has chosen.
+
+    After `optimizer._target_=cupynet.optim.SGD` the file's learning_rate is kept, but not its momentum. Arguments that
+    were given by overrides stay, so that a wrong one is refused.
+
+    Args:
+        plain: all settings; changed in place and returned.
+        overrides: (dotted key, value) of each.
+    """
+    asked: set[str] = set()
+    for key, value in overrides:
+        asked.add(key)
+        if isinstance(value, Mapping):
+            asked.update(f"{key}.{name}" for name in value)
+    trusted = plain.get("trusted_modules") or ()
+    for key in asked:
+        place, _, last = key.rpartition(".")
+        part: Any = plain
+        for name in place.split("."):
+            part = part.get(name) if isinstance(part, dict) else None
+        if last != "_target_" or not isinstance(part, dict):
+            continue
+        try:
+            taken, takes_any = arguments(_find(part[last], place, ("cupynet", *trusted)))
+        except ConfigError:  # reported when the part is built
+            continue
+        kept = {other[len(place) + 1 :].split(".")[0] for other in asked if other.startswith(f"{place}.")}
+        for name in part.keys() - kept - taken.keys() if not takes_any else ():
+            del part[name]
+    return plain
+
+
+def _lies_in(name: str, modules: Iterable[str]) -> bool:
+    """Return True if a dotted name is one of the modules, or inside one (cupynet.nn, but not cupynetx)."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
+    """The class that `_target_` names. ConfigError unless it is defined in a trusted module."""
+    where = f"{key}._target_={one_line(target)}"
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
+        raise ConfigError(f"{where}: must be a class with its module, such as cupynet.nn.Conv2D")
+    if not _lies_in(target, trusted):  # nothing outside is even imported
+        mine = f"list '{target.partition('.')[0]}' in trusted_modules if it is yours"
+        raise ConfigError(f"{where}: only classes of {listed(trusted, 'and')} are built; {mine}")
+    module_name, _, name = ALIASES.get(target, target).rpartition(".")
+    module = _import(module_name, where)
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        inside = vars(module)  # a name that is not in it is resolved when it is asked for
+        classes = [
+            other
+            for other in dir(module)
+            if other[0].isupper() and _is_built(inside.get(other, object), _defining(trusted))
+        ]
+        raise ConfigError(f"{where}: there is no class '{name}' in {module_name}{nearest(name, classes)}")
+    if not _lies_in(found.__module__, _defining(trusted)):
+        raise ConfigError(f"{where}: is a class of {found.__module__}, which is not trusted")
+    return found
+
+
+def _defining(trusted: Iterable[str]) -> list[str]:
+    """The packages in which a class may be defined: of cupynet, those of parts."""
+    return [*PACKAGES, *(name for name in trusted if name != "cupynet")]
+
+
+def _is_built(found: Any, trusted: Iterable[str]) -> bool:
+    """Return True for a class that can be a part, or for `object`, which stands for a name that is loaded lazily."""
+    own = isinstance(found, type) and _lies_in(found.__module__, trusted) and not issubclass(found, BaseException)
+    return own or found is object
+
+
+def check_modules(names: Iterable[str]) -> None:
+    """Refuse trusted modules that do not exist. Nothing is imported. ConfigError."""
+    for name in names:
+        package = name.partition(".")[0]
+        if not package or (package not in sys.modules and find_spec(package) is None):
+            raise ConfigError(f"trusted_modules={written(list(names))}: there is no module '{package}'")
+
+
+def _import(name: str, where: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if _lies_in(name, [missing]):
+            raise ConfigError(f"{where}: there is no module '{name}'") from error
+        raise ConfigError(f"{where}: {name} needs '{missing}', which is not installed") from error
+
+
+def arguments(cls: type) -> tuple[dict[str, Parameter], bool]:
+    """The keyword arguments of the constructor, and True if it also has **kwargs."""
+    parameters = inspect.signature(cls).parameters
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    named = {name: each for name, each in parameters.items() if each.kind in by_name}
+    return named, any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+
+
+def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
+    """Check the given arguments against the constructor's signature."""
+    named, takes_any = arguments(cls)
+    for name in given:
+        if name not in named and not takes_any:
+            raise ConfigError(f"{key}.{name}: {cls.__name__} has no argument '{name}'{nearest(str(name), named)}")
+    for name, each in named.items():
+        if each.default is Parameter.empty and name not in given:
+            raise ConfigError(f"{key}.{name}: is missing: {cls.__name__} needs it")

@@ -1,0 +1,188 @@
+"""Load the model of a finished run, or of one of its checkpoints, for evaluate, predict, export and `load_model`.
+
+A run's folder is untrusted input: only classes of cupynet, and of modules that the caller trusts, are built.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from cupynet import config
+from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
+from cupynet.config.instantiate import build_as
+from cupynet.config.resume import checkpoint_of, run_of
+from cupynet.config.schema import Settings
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.data import Source
+from cupynet.nn import Image, Layer, Loss, Model
+from cupynet.parallel import Synchronizer
+from cupynet.runs.run import Run, Summary
+from cupynet.training.callbacks.checkpoint import found, trained
+
+AnyRun: TypeAlias = "Run | str | Path"
+
+
+def load_model(
+    run: AnyRun, backend: str = "auto", dtype: str | None = None, *, trusted_modules: Iterable[str] = ()
+) -> Model:
+    """Load the model that a run has trained, with its weights, running statistics, pixel scale and class names.
+
+        model = cupynet.load_model("outputs/latest")
+        model.predict(images)              # (N, 28, 28) uint8 -> probabilities (N, 10)
+
+    Args:
+        run: the folder of a finished run, its `Run`, or one of its checkpoints.
+        backend: numpy, numba, cupy, or auto: the best that works here.
+        dtype: half, bfloat16, float or double; by default the run's own, which may be float with products in TF32.
+        trusted_modules: your own modules whose classes the run's settings name. The run's own list is not used.
+
+    Raises:
+        ConfigError: there is no such run, or it is not finished, or it names a class that is not trusted.
+        DataError: its files are damaged, or its weights are of another network.
+    """
+    return Trained(run, trusted_modules).model(backend, dtype)
+
+
+class Trained:
+    """A finished run, or one of its checkpoints.
+
+    Args:
+        run: see `load_model`.
+        trusted_modules: see `load_model`.
+
+    Attributes:
+        path: of the run or checkpoint.
+        run: the run.
+        checkpoint: the checkpoint that `path` names, read; None for the run's result.
+
+    Raises:
+        ConfigError: there is no finished run or checkpoint.
+        DataError: the checkpoint is damaged.
+    """
+
+    def __init__(self, run: AnyRun, trusted_modules: Iterable[str] = ()) -> None:
+        if not isinstance(run, Run | str | Path):
+            raise ConfigError(f"run={checks.shown(run)}: must be a Run, or the name of its folder")
+        self.path = run.folder if isinstance(run, Run) else Path(run)
+        self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
+        try:
+            there = self.path.is_dir()
+        except (OSError, ValueError):  # a name that no file can have
+            there = False
+        if not there:
+            why = "is no folder" if os.path.exists(self.path) else "there is no such folder"
+            raise ConfigError(f"{checks.one_line(self.path)}: {why}: name a run's, under outputs/")
+        named = self.run.folder != self.path
+        self.checkpoint = found(checkpoint_of(self.path)) if named else None
+        if self.checkpoint is None and not self.run.summary_path.is_file():
+            steps = sorted(self.run.checkpoints_path.glob("step-*[0-9]"))
+            jobs = sorted(self.path.glob("[0-9]*/summary.json"))  # outputs/latest may be a sweep
+            way_out = "name a folder under outputs/"
+            if steps or jobs:
+                way_out = f"name its checkpoint {steps[-1]}" if steps else f"name one of its jobs, {jobs[0].parent}"
+            raise ConfigError(f"{self.path}: is not a finished run, it has no {self.run.summary_path.name}: {way_out}")
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """The run's summary; None if there is none yet. DataError."""
+        return self.run.summary() if self.run.summary_path.is_file() else None
+
+    def settings(self, overrides: Sequence[str] = ()) -> Settings:
+        """The settings of the run with some changes, to load its data with. ConfigError, DataError."""
+        settings = config.load(self.run.folder, overrides, self._trusted)
+        config.check_downloads(settings, self.run.folder, overrides)
+        return settings
+
+    @cached_property
+    def _own(self) -> Settings:
+        return config.load(self.run.folder, (), self._trusted)
+
+    def _part(self, key: str, node: Any, kind: type[Any]) -> Any:
+        return build_as(kind, node, key, self._own.trusted_modules)
+
+    @cached_property
+    def weights(self) -> dict[str, Any]:
+        """Name -> array on the host; in the middle of an epoch, the mean of all replicas. DataError."""
+        if self.checkpoint is None:
+            return self.run.weights()
+        part = self._own.parallel.synchronizer
+        return trained(self.checkpoint, self._part("parallel.synchronizer", part, Synchronizer))
+
+    @cached_property
+    def source(self) -> Source:
+        """The run's source of data, not loaded. ConfigError if its class is not trusted."""
+        found: Source = self._part("data", self._own.data, Source)
+        return found
+
+    @cached_property
+    def _described(self) -> Mapping[str, Any]:
+        """The stored description of the model's input: `image_shape`, `normalize` and `class_names`."""
+        if self.checkpoint is not None and isinstance(self.checkpoint.state.get("model"), dict):
+            return dict(self.checkpoint.state["model"])
+        if self.summary is None:
+            return {}
+        return {name: getattr(self.summary.setup, name) for name in ("image_shape", "normalize", "class_names")}
+
+    @property
+    def normalize(self) -> Any:
+        """Mean and deviation of pixels; None for fractions of 255. DataError if they are unknown."""
+        if "normalize" in self._described:
+            return self._described["normalize"]
+        asked = self._own.data.get("normalize")
+        if asked is not None and not isinstance(asked, Mapping):
+            raise DataError(f"{self.path}: does not say how its pixels were normalised: name a finished run")
+        return asked
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the outputs; empty if they have none. DataError."""
+        found = self._described.get("class_names") or ()
+        if not isinstance(found, list | tuple):
+            raise DataError(f"{self.path}: the names of its classes are not a list ({checks.shown(found)})")
+        return tuple(map(str, found))
+
+    def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
+        """See `load_model`."""
+        settings = self._own
+        network: Layer = self._part("model", settings.model, Layer)
+        loss: Loss = self._part("loss", settings.loss, Loss)
+        asked = settings.backend
+        if checks.one_of("backend", backend, ("auto", *checks.BACKENDS)) == "auto":
+            priorities = asked.priority
+            backend, _ = select_backend(gpu_priority=priorities.gpu, cpu_priority=priorities.cpu)
+        tf32 = asked.tf32 and backend == "cupy" and dtype is None  # dtype="float" is full float
+        dtype = checks.dtype("dtype", settings.dtype if dtype is None else dtype)
+        block, grid = asked.max_block_size, asked.max_grid_size
+        where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
+        try:
+            shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
+            model = Model(network, Image(*shape), where, settings.seed, loss)
+            model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
+            model.class_names = self.class_names
+            self._check_channels(model)
+        except CupynetError:
+            raise
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise DataError(f"{self.path}: its description of images is not valid ({error})") from error
+        try:
+            model.load_weights(self.weights)
+        except CupynetError as error:
+            kind = DataError if isinstance(error, ConfigError) else type(error)
+            raise kind(f"{self.path}: {error}" if isinstance(error, ConfigError) else str(error)) from error
+        return model
+
+    def _check_channels(self, model: Model) -> None:
+        """Refuse a description with other numbers of channels or classes than the model has. DataError."""
+        channels, classes = model.input.shape[-1], model.output.features
+        scales = len(model.pixels.scale), len(model.pixels.shift)
+        if scales not in ((1, 1), (channels, channels)):
+            raise DataError(f"{self.path}: normalises {scales[0]} channels, and images have {channels}")
+        if model.class_names and len(model.class_names) != classes:
+            raise DataError(
+                f"{self.path}: names {checks.counted(len(model.class_names), 'class')}, and its network has {classes}"
+            )

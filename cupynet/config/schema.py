@@ -1,0 +1,361 @@
+"""The settings of a run: the name, type, default and rule of each.
+
+`Settings` holds plain Python values. It is also the schema of the configuration (config/), which checks names and
+types. A rule checks a value if nothing else does so before the run has a folder. Parts are not described here: the
+constructor of a layer or an optimizer validates its arguments (parts.py).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
+from typing import Any, TypeVar
+
+from cupynet.core import checks
+from cupynet.core.checks import guess, nearest, refusal, shown, written
+from cupynet.core.errors import ConfigError
+
+Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value to keep, or a ConfigError
+
+MOST_WORKERS = 10_000  # every worker is a thread with its own replica
+MOST_IMAGES = 100_000_000  # of a measurement, which makes them
+AS_RANKS = "parallel.launcher=mpi"  # a command that mpiexec starts needs it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Base class of groups of settings, whose fields are made by `setting`, `group` and `part`."""
+
+
+G = TypeVar("G", bound=Group)
+
+
+def as_is(key: str, value: Any) -> Any:
+    """Accept every value that the schema accepts."""
+    return value
+
+
+def setting(default: Any, rule: Rule = as_is) -> Any:
+    """Declare a setting with a default and a rule."""
+    if isinstance(default, list):
+        return field(default_factory=partial(list, default), metadata={"rule": rule})
+    return field(default=default, metadata={"rule": rule})
+
+
+def group(kind: type[Group]) -> Any:
+    """Declare a group, whose defaults are in its files of the configuration."""
+    return field(metadata={"rule": lambda key, value: read(kind, value, key), "group": kind})
+
+
+def part(**default: Any) -> Any:
+    """Declare a part, which is built from its `_target_`. default: `default=None`, or nothing if it is required."""
+    return field(metadata={"rule": as_is}, **default)
+
+
+# rules ----------------------------------------------------------------------------------------------------------------
+
+
+def integer(minimum: int, **bounds: Any) -> Rule:
+    """An integer of at least `minimum`. `bounds`: see `checks.integer`."""
+    return lambda key, value: checks.integer(key, value, minimum, **bounds)
+
+
+def one_of(*names: str) -> Rule:
+    """One of the names."""
+    return lambda key, value: checks.one_of(key, value, names)
+
+
+def optional(rule: Rule, null: str) -> Rule:
+    """Accept null, which means `null`, in addition to what another rule accepts."""
+
+    def checked(key: str, value: Any) -> Any:
+        try:
+            return None if value is None else rule(key, value)
+        except checks.Refusal as wrong:
+            raise refusal(key, shown(value, written), f"{wrong.reason}, or null for {null}") from None
+
+    return checked
+
+
+def seconds(key: str, value: Any) -> float:
+    """A timeout, below the longest that threads can wait."""
+    return checks.number(key, value, above=0, below=threading.TIMEOUT_MAX, unit="seconds")
+
+
+def positive(key: str, value: Any) -> float:
+    """A number above 0."""
+    return checks.number(key, value, above=0)
+
+
+def memory(*, share: bool) -> Rule:
+    """An amount of memory (see `size`), or null for no limit."""
+
+    def rule(key: str, value: Any) -> Any:
+        try:
+            if value is not None:
+                size(value, share)
+        except ValueError:
+            form = f"bytes, an amount such as 2GiB{', a share of the device such as 80%' * share}, or null"
+            raise refusal(key, written(value), f"must be {form}") from None
+        return value
+
+    return rule
+
+
+def count_or_flag(key: str, value: Any) -> bool | int:
+    """true, false, or a number of at least 1."""
+    return bool(value) if checks.is_bool(value) else checks.integer(key, value, 1, ", or true or false")
+
+
+def integers(key: str, value: Any) -> list[int] | None:
+    """Integers of at least 1, sorted and without duplicates; or null for the default."""
+    if value is None:
+        return None
+    try:
+        found = sorted({checks.integer(key, each, 1) for each in (value if isinstance(value, list) else [value])})
+    except ConfigError:
+        found = []
+    if not found:
+        what = "must be an integer of at least 1, a list of them such as [2,8,64], or null"
+        raise refusal(key, shown(value, written), what)
+    return found
+
+
+def link(key: str, value: Any) -> str | dict[str, float]:
+    """A link by name, or by its bandwidth and latency."""
+    if isinstance(value, str) and value in checks.LINKS:
+        return value
+    if not isinstance(value, Mapping) or set(value) != {"bandwidth_gbit_s", "latency_us"}:
+        forms = f"{', '.join(checks.LINKS)}, or {{bandwidth_gbit_s:10,latency_us:25}}"
+        raise refusal(key, shown(value, written), f"must be one of {forms}{guess(value, checks.LINKS)}")
+    try:
+        bandwidth = checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0)
+        latency = checks.number(f"{key}.latency_us", value["latency_us"], minimum=0)
+    except checks.Refusal as wrong:
+        raise ConfigError(str(wrong)) from None
+    return {"bandwidth_gbit_s": bandwidth, "latency_us": latency}
+
+
+def size(value: object, share: bool = False) -> int | float:
+    """An amount of memory: bytes as an int, from 2147483648 or "2GiB"; with `share` a device's share too, from "80%".
+
+    kB MB GB TB are powers of 1000, KiB MiB GiB TiB of 1024. A share is a float, 0 < share <= 1. ValueError otherwise.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|%|)", str(value).strip(), re.IGNORECASE)
+    if match is None or isinstance(value, bool):
+        raise ValueError(f"{value} is not an amount of memory")
+    number, unit = float(match[1]), match[2].lower()
+    if unit == "%":
+        if not share or not 0 < number <= 100:
+            raise ValueError(f"{value} is not a share of the device's memory")
+        return number / 100
+    amount = number * (1024 if "i" in unit else 1000) ** "bkmgt".index(unit[:1] or "b")
+    if not 1 <= amount < checks.LONGEST or ("." in match[1] and unit in ("", "b")):
+        raise ValueError(f"{value} is not a whole number of bytes")
+    return int(amount)
+
+
+# the settings ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrioritySettings(Group):
+    """`auto` chooses the available kind of backend with the highest priority."""
+
+    gpu: int = setting(100)
+    cpu: int = setting(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendSettings(Group):
+    """The backend."""
+
+    name: str = setting("auto", one_of("auto", *checks.BACKENDS))
+    priority: PrioritySettings = group(PrioritySettings)
+    max_block_size: int = setting(256, checks.block_size)
+    max_grid_size: int | None = setting(None, checks.grid_size)
+    tf32: bool = setting(False, checks.flag)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings(Group):
+    """Limits of CuPy's memory pools, and where the data set is kept."""
+
+    device_pool_limit: int | str | None = setting(None, memory(share=True))
+    device_pool_trim_above: int | str | None = setting(None, memory(share=False))
+    pinned_pool_trim_above: int | None = setting(None, optional(integer(0), "never"))
+    data_on_device: bool | str = setting("auto", checks.on_device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSettings(Group):
+    """How replicas are synchronized, or cut into stages. The parts refer to these settings."""
+
+    averaging_frequency: int | str | None = setting(3)
+    prefetch_buffer: int = setting(24, integer(0))
+    report_score_after_averaging: bool = setting(True, checks.flag)
+    average_updaters: bool = setting(True, checks.flag)
+    learning_rate_scale: float | str = setting("none", checks.learning_rate_scale)
+    timeout_s: float = setting(300.0, seconds)
+    launcher: str = setting("thread", one_of("thread", "mpi"))
+    reduce: str = setting("auto", one_of("auto", "nccl", "device", "host"))
+    synchronizer: Any = part()
+    pipeline: Any = part(default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Group):
+    """The settings of a run; conf/config.yaml explains each."""
+
+    workers: int | None = setting(None, optional(integer(1, most=MOST_WORKERS), "one per device"))
+    dtype: str = setting("float", checks.dtype)
+    seed: int = setting(123, checks.seed)
+    epochs: int = setting(10, integer(1))
+    batch_size: int = setting(128, integer(1))
+    accumulate: int = setting(1, integer(1))
+    devices: list[int] | None = setting(None)
+    evaluate_every_epochs: int = setting(1, integer(1))
+    report_every_iterations: int = setting(50, integer(1))
+    trusted_modules: list[str] = setting([])
+    fast_dev_run: bool | int = setting(False, count_or_flag)
+    profile: bool | int = setting(False, count_or_flag)
+    resume: str | None = setting(None)
+    backend: BackendSettings = group(BackendSettings)
+    memory: MemorySettings = group(MemorySettings)
+    data: Any = part()
+    model: Any = part()
+    loss: Any = part()
+    optimizer: Any = part()
+    parallel: ParallelSettings = group(ParallelSettings)
+    callbacks: dict[str, Any] = part()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings(Settings):
+    """The settings of `cupynet bench`: those of the measured run, and those of conf/bench.yaml."""
+
+    peers: str | None = setting(None, optional(one_of("torch"), "none"))
+    repeats: int = setting(5, integer(1))
+    images: int = setting(60000, integer(1, most=MOST_IMAGES))
+    workers_memory: bool = setting(False, checks.flag)
+    gpu: bool = setting(False, checks.flag)
+    seeds: int = setting(5, integer(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings(Settings):
+    """The settings of `cupynet plan`: those of the run it measures, and what conf/plan.yaml adds.
+
+    `workers` is a list here: the numbers of workers to forecast. See `asked` and `every` for null.
+    """
+
+    workers: Any = setting(None, integers)
+    link: str | dict[str, float] = setting("10gbe", link)
+    frequencies: Any = setting(None, integers)
+    machines: int | None = setting(None, optional(integer(1), "as many as the workers fill"))
+    cores_per_machine: int | None = setting(None, optional(integer(1), "as many as here"))
+    check: bool = setting(False, checks.flag)
+    repeats: int = setting(3, integer(1))
+    images: int = setting(20000, integer(1, most=MOST_IMAGES))
+
+    @property
+    def asked(self) -> list[int]:
+        """Numbers of workers, in order."""
+        return list(self.workers or ([1, 2, 4] if self.check else [2, 8, 64, 1024]))
+
+    @property
+    def every(self) -> list[int]:
+        """Iterations between averages, in order."""
+        return list(self.frequencies or ([3] if self.check else [1, 3, 10, 50]))
+
+    def run(self, workers: int | None) -> Settings:
+        """Return the settings of one run with so many workers."""
+        return Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)} | {"workers": workers})
+
+
+def own_names(kind: type[Settings]) -> list[str]:
+    """The names of the settings that this class declares itself."""
+    return list(kind.__annotations__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(Settings):
+    """The settings of `cupynet tune`: those that all trials share, and those of conf/tune.yaml."""
+
+    search: list[str] = setting([])
+    trials: int = setting(20, integer(1))
+    timeout_s: float | None = setting(None, optional(seconds, "no limit"))
+    objective: str = setting("accuracy", one_of(*checks.OBJECTIVES))
+    sampler: str = setting("tpe", one_of("tpe", "random", "grid"))
+    sampler_seed: int = setting(0, checks.seed)
+    pruner: str = setting("median", one_of("median", "hyperband", "none"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSettings(Settings):
+    """The settings of `cupynet find_rate`: those of the run, and those of conf/find_rate.yaml."""
+
+    lowest: float = setting(1e-6, positive)
+    highest: float = setting(10.0, positive)
+    iterations: int = setting(200, integer(10))
+
+
+# reading --------------------------------------------------------------------------------------------------------------
+
+
+def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
+    """Make settings of plain values, whose types the schema has checked.
+
+    Args:
+        given: the values; groups are mappings inside it.
+        above: the dotted key of the mapping; "" for a whole run.
+
+    Raises:
+        ConfigError: a setting is unknown or missing, or a value breaks its rule. The message begins with the key.
+    """
+    known = {each.name: each for each in fields(kind)}
+    for name in (name for name in given if name not in known):  # Hydra adds them with +
+        key = _below(above, name)
+        hint = nearest(key, (_below(above, other) for other in known))
+        raise ConfigError(f"{key}={shown(given[name], written)}: there is no setting '{key}'{hint}")
+    values = {}
+    for each in known.values():
+        key = _below(above, each.name)
+        if each.name in given:
+            value = given[each.name]
+            try:
+                values[each.name] = each.metadata["rule"](key, value)
+            except checks.Refusal as wrong:
+                raise ConfigError(f"{key}={shown(value, written)}: {wrong.reason}") from None
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ConfigError(f"{key}: is missing")
+    return kind(**values)
+
+
+def without_stand_in(plain: dict[str, Any], asked: Iterable[str]) -> dict[str, Any]:
+    """Forbid a fallback for data that were chosen by an override (`data=mnist`) while `data.fallback` is auto.
+
+    Args:
+        plain: all settings; changed in place and returned.
+        asked: the keys of the overrides.
+    """
+    data = plain.get("data")
+    if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & set(asked):
+        data["fallback"] = None
+    return plain
+
+
+def rules(kind: type[Group], above: str = "") -> Iterator[tuple[str, Rule]]:
+    """Yield the dotted key and the rule of every setting, of a group before those of its settings."""
+    for each in fields(kind):
+        key = _below(above, each.name)
+        yield key, each.metadata["rule"]
+        if "group" in each.metadata:
+            yield from rules(each.metadata["group"], key)
+
+
+def _below(above: str, name: str) -> str:
+    return f"{above}.{name}" if above else name

@@ -1,0 +1,227 @@
+"""Output and exit codes of commands: log records on the terminal, errors as one line, tracebacks of bugs.
+
+A terminal that is closed or full, or a log that can no longer be written, does not end a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import io
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from cupynet.core.checks import one_line
+from cupynet.core.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code
+from cupynet.core.terminal import folded, printable
+
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
+UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
+OWN, LIBRARY = str(Path(__file__).parents[1]), str(Path(os.__file__).parent)
+INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
+
+
+def steady_streams() -> None:
+    """Open streams that were closed (`>&-`) on the null device; print "?" for characters that an encoding lacks.
+
+    A command calls this first: the next file that it opens would get the number of a closed stream.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
+class Arguments(argparse.ArgumentParser):
+    """A parser of command-line options that raises ConfigError, which is reported in one line."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        raw = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of examples
+        super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}: {self.prog} --help shows what it takes")
+
+
+def named(text: str) -> str:
+    """The name of a file or a folder. An empty name, of an unset shell variable, would mean the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a file or a folder, not ''")
+    return text
+
+
+def named_path(text: str) -> Path:
+    """`named`, as a path."""
+    return Path(named(text))
+
+
+def leave_after(work: Callable[[], int | None]) -> NoReturn:
+    """Do the work of a command, report its error if it fails, and exit with its code."""
+    code: int | str = 0
+    try:
+        code = work() or 0
+        sys.stdout.flush()
+    except BaseException as error:
+        code = tell(error)
+    stdout_is_gone()
+    raise SystemExit(code)
+
+
+def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
+    """Report the error that ended a job, in its log or on stderr; return the exit code.
+
+    Errors raised on purpose are one line, followed by their notes of several lines. Any other error is reported with
+    its traceback, and so is SystemExit inside a job: a callback may raise it without knowing what it ends.
+
+    Args:
+        job: the beginning of the line.
+    """
+    if isinstance(error, SystemExit) and log is None and not job:
+        return 0 if error.code is None else error.code
+    if isinstance(error, BrokenPipeError) and stdout_is_gone("\n"):
+        return BROKEN_PIPE
+    if isinstance(error, KeyboardInterrupt):
+        error = Interrupted.by(error)
+    notes = getattr(error, "__notes__", [])  # the worker and the batch
+    unexpected, below = False, []
+    if isinstance(error, CupynetError):
+        below = [note for note in notes if "\n" in note]
+        line = one_line("; ".join([str(error), *(note for note in notes if "\n" not in note)]))
+    elif isinstance(error, OSError) and error.errno in FULL:
+        line = f"the output cannot be written: {error.strerror}"
+    elif out_of_memory(error):
+        what = "; ".join([one_line(error) or type(error).__name__, *notes])
+        line = f"out of memory ({what}): lower batch_size, workers or prefetch_buffer"
+    else:
+        unexpected, module = True, _module_of(error)
+        line = f"{type(error).__name__}: {one_line(error)}"
+        line = f"{line}: raised in {module}, which is not part of cupynet" if module else f"this is a bug: {line}"
+    for text in [line, *below]:
+        if log is not None:
+            log.error("%s%s", job, text, exc_info=error if unexpected else None)
+        else:
+            say_error(f"{job}{text}", error if unexpected else None)
+    return exit_code(error)
+
+
+def _module_of(error: BaseException) -> str:
+    """Return the user's module that raised an error, or called the library that did; "" if it is not in a traceback."""
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith((OWN, LIBRARY, "<")) and INSTALLED.search(file) is None:
+            found = str(frame.f_globals.get("__name__", file))
+    return found
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return True if the machine or a GPU has no memory left, or no room for another thread.
+
+    CuPy's errors are recognized by their names, so that CuPy need not be imported.
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in kinds:
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, RuntimeError):
+        text = str(error)
+        said = ("can't start new thread", "cudaErrorMemoryAllocation", "_STATUS_ALLOC_FAILED")
+        return any(each in text for each in said)
+    return False
+
+
+def say_error(line: str, bug: BaseException | None = None) -> None:
+    """Print `cupynet: line` on stderr, after the traceback of a bug. Do nothing if stderr cannot be written."""
+    with contextlib.suppress(*UNWRITABLE):
+        if bug is not None:
+            print(printable("".join(traceback.format_exception(bug))), end="", file=sys.stderr)
+        print(f"cupynet: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def stdout_is_gone(probe: str = "") -> bool:
+    """Return True if the reader of stdout has left (`--help | head`). Python then does not complain at exit.
+
+    Args:
+        probe: written to find out; without it, only what is still buffered.
+    """
+    try:
+        print(probe, end="", flush=True)
+    except OSError as error:  # any other than BrokenPipeError, such as of a full disk, has been reported
+        with contextlib.suppress(io.UnsupportedOperation):  # stdout is not a file: in a notebook, in a test
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return isinstance(error, BrokenPipeError)
+    return False
+
+
+class Console(logging.Handler):
+    """Log records on the terminal: `[12:30:05] text` on stdout; errors as `cupynet: text` on stderr.
+
+    It looks up sys.stdout for every record, because a live display replaces it for a while.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = printable(record.getMessage().strip())
+        try:
+            if record.levelno >= logging.ERROR:
+                say_error(text, record.exc_info[1] if record.exc_info else None)
+            else:
+                mark = "warning: " if record.levelno >= logging.WARNING else ""
+                print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
+        except UNWRITABLE:
+            pass  # the run continues, and its log file has the record
+
+
+def quiet() -> None:
+    """Show only warnings and errors on the terminal from now on. Log files are not affected."""
+    for name in ("cupynet", "__main__"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, Console):
+                handler.setLevel(logging.WARNING)
+
+
+class LineFormatter(logging.Formatter):
+    """Formatter of log files: texts read from files cannot control the terminal that shows the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class LogFile(logging.FileHandler):
+    """A log file. If it can no longer be written, a warning is printed once, and the run continues."""
+
+    _lost = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Handle a record that could not be written; by default logging prints a traceback for each."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._lost:
+            self._lost = True
+            say_error(f"warning: {self.baseFilename} cannot be written ({error.strerror}); the run continues")
+
+
+class RankConsole(logging.Handler):
+    """Warnings and errors of ranks above 0, on stderr: `cupynet: rank 3: text`. Only rank 0 has a log."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(logging.WARNING)
+        self.rank = rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        mark = "warning: " if record.levelno < logging.ERROR else ""
+        bug = record.exc_info[1] if record.exc_info else None
+        say_error(f"rank {self.rank}: {mark}{record.getMessage().strip()}", bug)
+
+
+_CLOCK = logging.Formatter()

@@ -1,4 +1,0 @@
-"""Web pages of runs, and the charts on them.
-
-A page depends on nothing but the run's folder: this package reads files, and computes nothing else.
-"""

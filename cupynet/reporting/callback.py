@@ -1,0 +1,53 @@
+"""The callback that writes the page of a run when the run ends."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from cupynet.core.checks import flag, one_line
+from cupynet.core.errors import ConfigError, CupynetError
+from cupynet.runs.run import Run
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.events import TrainerView
+
+log = logging.getLogger(__name__)
+
+
+class ReportPage(Callback):
+    """Writes `report.html` and `curves.png` into the folder of a run at its end, also after an error.
+
+    The results are saved before. If the page cannot be written, there is one warning, and the run ends as it would
+    have without a page. `cupynet report RUN` writes it at any time.
+
+    Args:
+        enabled: False for no page.
+    """
+
+    last = True
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = flag("enabled", enabled)
+        self._run: Run | None = None
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        self._run = run
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        error = sys.exc_info()[1]
+        if run is None or not self.enabled or (error is not None and not isinstance(error, Exception)):
+            return  # a KeyboardInterrupt or SystemExit ends the process at once
+        name = "" if isinstance(error, CupynetError) else f"{type(error).__name__}: "
+        try:
+            from cupynet.reporting.page import write_page  # imports Jinja and, for charts, matplotlib
+
+            _, missing = write_page(run.folder, over=True, error="" if error is None else name + one_line(error))
+        except ConfigError:
+            return  # nothing was written into the folder: there is no history and there are no results
+        except Exception as failure:
+            told = one_line(failure) or type(failure).__name__
+            log.warning("report.html cannot be written (%s); cupynet report %s writes it", told, run)
+        else:
+            if missing:
+                log.info("%s", missing)

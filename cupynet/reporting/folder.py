@@ -1,0 +1,215 @@
+"""Reads the folder of a run: finished, still training or killed, whole or in part.
+
+Its files may come from a stranger or from another version. A file counts if it can be read, and a value if it has the
+expected type; anything missing is None or empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cupynet.core.checks import one_line
+from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.files import load_weights
+from cupynet.core.lock import at_work
+from cupynet.runs.run import Run
+
+MAX_TEXT = 1 << 20  # bytes read of a text file
+MAX_ARRAYS = 64 << 20  # bytes of a file of arrays that is read for a picture
+MAX_ROWS = 10_000  # of a history, approximately: 25 for each point of a chart
+REPORT = b'{"kind": "report"'  # start of a report's row
+RECORD = re.compile(r"\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)")  # a line of a log
+T = TypeVar("T")
+
+
+@dataclass
+class RunData:
+    """The contents of a run's folder.
+
+    Attributes:
+        run: the folder.
+        running: True if a process is training there now.
+        start: started.json; empty if there is none.
+        summary: summary.json; empty if there is none.
+        reports, epochs: the rows of history.jsonl.
+        error: the error that ended the run; "" if none did.
+        damaged: the files that could not be read, and why.
+    """
+
+    run: Run
+    running: bool = False
+    start: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    damaged: list[str] = field(default_factory=list)
+
+    def read(self, path: Path, how: Callable[[Path], T]) -> T | None:
+        """Read a file of the folder; None if there is none. A file that cannot be read is added to `damaged`."""
+        try:
+            return how(path) if is_plain(path) else None
+        except (CupynetError, OSError, ValueError, RecursionError) as error:
+            self.damaged.append(f"{path.name}: {one_line(error)}")
+            return None
+
+    def get(self, name: str) -> Any:
+        """Return a value of the summary, or of the start if the summary does not have it."""
+        return self.summary.get(name, self.start.get(name))
+
+    def text(self, name: str) -> str:
+        """Return a value if it is a text, otherwise ""."""
+        value = self.get(name)
+        return value if isinstance(value, str) else ""
+
+    def number(self, name: str) -> float | None:
+        """Return a value if it is a finite number, otherwise None."""
+        return finite(self.get(name))
+
+
+def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunData:
+    """Read what is in the folder of a run, without weights and pictures.
+
+    Args:
+        folder: of the run.
+        over: the run has ended, even if its process still holds the folder.
+        error: the error that ended it, if that is not in the log yet.
+
+    Raises:
+        ConfigError: `folder` is not the folder of a run.
+    """
+    run = Run(folder)
+    if not any(map(is_plain, (run.summary_path, run.started_path, run.history_path, config_path(run)))):
+        raise ConfigError(f"{folder}: is not the folder of a run: name one under outputs/")
+    data = RunData(run, running=not over and at_work(run.folder))
+    data.start = data.read(run.started_path, _object) or {}
+    data.summary = data.read(run.summary_path, _object) or {}
+    rows = data.read(run.history_path, _rows) or []
+    data.reports = [row for row in rows if row.get("kind") == "report"]
+    data.epochs = [row for row in rows if row.get("kind") == "epoch"]
+    data.error = error or data.read(run.folder / "train.log", _last_error) or ""
+    return data
+
+
+def config_path(run: Run) -> Path:
+    """Return the path of a run's stored settings."""
+    return run.folder / ".hydra" / "config.yaml"
+
+
+def is_plain(path: Path) -> bool:
+    """Return True for a regular file. Others may never end (a pipe, a device) or lead out of the folder (a link)."""
+    return path.is_file() and not path.is_symlink()
+
+
+def first_filters(data: RunData) -> tuple[str, Any] | None:
+    """Return the name and the weights (K_h, K_w, C, O) of the first convolution, in the order of the layers."""
+
+    def arrays(path: Path) -> dict[str, Any]:
+        return load_weights(path) if path.stat().st_size <= MAX_ARRAYS else {}
+
+    weights = data.read(data.run.weights_path, arrays) or {}
+    layers = [str(row.get("layer", "")) for row in rows_of(data.start.get("layers"))]
+    place = {name: index for index, name in enumerate(layers) if not name.startswith(" ")}  # others are inside these
+    found = [name for name, array in weights.items() if getattr(array, "ndim", 0) == 4]
+    found.sort(key=lambda name: (place.get(name.split(".")[0], len(place)), name))
+    return (found[0], weights[found[0]]) if found else None
+
+
+def example_images(data: RunData) -> Any:
+    """Return the images of the mistakes in the summary, (M, H, W, C) uint8; None if there are none."""
+
+    def images(path: Path) -> Any:
+        if path.stat().st_size > MAX_ARRAYS:
+            raise DataError(f"expected at most {MAX_ARRAYS:,} bytes")
+        found = load_weights(path).get("images")
+        if found is None or found.ndim != 4 or found.dtype.str != "|u1" or 0 in found.shape:
+            raise DataError("expected images (M, H, W, C) of bytes")
+        return found
+
+    return data.read(data.run.examples_path, images)
+
+
+def config_text(data: RunData) -> str:
+    """Return the stored settings as they were written."""
+
+    def text(path: Path) -> str:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_TEXT)
+
+    return data.read(config_path(data.run), text) or ""
+
+
+# values -----------------------------------------------------------------------------------------------------------
+
+
+def finite(value: Any) -> float | None:
+    """Return `value` as a float if it is a finite number, otherwise None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def numbers(value: Any) -> list[float]:
+    """Return `value` if it is a list of finite numbers, otherwise an empty list."""
+    found = [finite(each) for each in value] if isinstance(value, list) else []
+    return [each for each in found if each is not None] if None not in found else []
+
+
+def texts(value: Any) -> list[str]:
+    """Return `value` if it is a list of texts, otherwise an empty list."""
+    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else []
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Return `value` if it is a dictionary, otherwise an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def rows_of(value: Any) -> list[dict[str, Any]]:
+    """Return a list of dictionaries; an empty list if `value` is not a list."""
+    return [mapping(each) for each in value] if isinstance(value, list) else []
+
+
+# files ------------------------------------------------------------------------------------------------------------
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise DataError(f"expected an object, found {type(found).__name__}")
+    return found
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Return the complete rows: all epochs, and of very many reports an even selection, to bound the memory."""
+    rows: list[dict[str, Any]] = []
+    with path.open("rb") as file:
+        step = 1 + sum(1 for _ in file) // MAX_ROWS
+        file.seek(0)
+        for number, line in enumerate(file):
+            if not line.endswith(b"\n") or (number % step and line.startswith(REPORT)):
+                continue  # the last row may be half written
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
+
+
+def _last_error(path: Path) -> str:
+    """Return the error that a log ends with; "" if the last record is no error: the run was then resumed, or killed."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_TEXT))
+        lines = file.read(MAX_TEXT).decode("utf-8", "replace").splitlines()
+    records = (found for line in reversed(lines) if (found := RECORD.fullmatch(line)))
+    last = next(records, None)
+    return last[2] if last is not None and last[1] == "ERROR" else ""

@@ -1,0 +1,5 @@
+"""A run on disk: its folder, summary, history and checkpoints."""
+
+from cupynet.runs.run import Run, Summary
+
+__all__ = ["Run", "Summary"]

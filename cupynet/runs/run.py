@@ -1,0 +1,308 @@
+"""A run's folder and its summary, as types that training and every command share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from cupynet.core.errors import ConfigError, DataError, OutputError
+from cupynet.core.files import load_weights, require_plain, save_weights, write_json, write_whole
+from cupynet.core.signals import undisturbed
+from cupynet.runs.checkpoints import Checkpoints
+from cupynet.runs.history import Columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a run was made with.
+
+    Attributes:
+        dataset, fallback: the data's name, and whether they replace data that could not be loaded.
+        stages: of each replica.
+        synchronizer: how the replicas were kept together, in words.
+        parameters: number of weights of the network.
+        image_shape: (H, W, C).
+        normalize: mean and deviation that pixels were normalised with, by channel, in fractions of 255; None: they were
+            fractions.
+        class_names: what people call the classes; None if they have no names.
+        fast_dev_run: of a trial of whether everything works, how many batches each worker had; its figures say
+            nothing. 0 in a run.
+        commit: of the source, with `-dirty` if it was changed; None outside a repository.
+        environment: the machine, its BLAS and versions.
+    """
+
+    dataset: str
+    fallback: bool
+    backend: str
+    devices: list[str]
+    dtype: str
+    workers: int
+    stages: int = 1
+    seed: int
+    batch_size: int
+    averaging_frequency: int | str | None
+    synchronizer: str
+    parameters: int
+    image_shape: list[int] | None = None
+    normalize: dict[str, list[float]] | None = None
+    class_names: list[str] | None = None
+    fast_dev_run: int = 0
+    commit: str | None = None
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How training went.
+
+    Attributes:
+        epochs, iterations, images: how much was trained.
+        train_loss: of the last epoch, see `EpochRecord.loss`; None if none was complete.
+        stopped_by: why training ended early, in words; None if it did not. stop_reason: whose wish it was, `request`,
+            `signal` or `early`; `diverged`, if a number was not finite and these are the best weights.
+        early_stopping: see `EarlyStoppingResult`; None if it was not asked for.
+        divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
+        left_out: batches that were not trained on, as their loss or gradient was not finite, see `NonFinite`.
+        skipped_steps: skipped as a gradient overflowed 16 bits, see `LossScaler`.
+        advice: what the times say about how to run this, in one sentence.
+    """
+
+    epochs: int
+    iterations: int
+    images: int
+    train_loss: float | None = None
+    stopped_by: str | None
+    stop_reason: str | None = None
+    early_stopping: dict[str, Any] | None = None
+    divergence: float | None = None
+    divergence_by_layer: dict[str, float] | None = None
+    left_out: int = 0
+    skipped_steps: int = 0
+    advice: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a run took.
+
+    Attributes:
+        images_per_s: training images over the seconds of their rounds, after the first 10.
+        wall_s: of the whole run; compile_s: of it, until the kernels were ready; train_s, evaluate_s, data_s,
+            averaging_s: see `Clock`.
+        bytes_sent: by all workers to each other; spent: what each worker spent, see `Spent`, lists in rank order.
+        pipeline: how fast the stages were, if there are several: `layers` of each, `micro_batches`, `work_s` of each
+            for a micro-batch, `bound` of the speed-up over one worker, `speed_up` reached.
+        memory: of each device's memory pool what it held and used, see `Pools`; None on a CPU.
+    """
+
+    images_per_s: float
+    wall_s: float
+    train_s: float
+    compile_s: float
+    evaluate_s: float
+    data_s: float
+    averaging_s: float
+    bytes_sent: int = 0
+    spent: dict[str, list[Any]] | None = None
+    pipeline: dict[str, Any] | None = None
+    memory: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The evaluation of the result; test: all of that evaluation."""
+
+    validation_accuracy: float | None = None
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    test_f1: float | None = None
+    test: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The content of summary.json, which has the fields of all parts side by side.
+
+    Times end in `_s` and are seconds, rates in `_per_s`; accuracies lie in 0..1. None: not measured, or not finite.
+    """
+
+    setup: Setup
+    outcome: Outcome
+    cost: Cost
+    scores: Scores
+
+    def flat(self) -> dict[str, Any]:
+        """Return the fields of all parts by name."""
+        parts = asdict(self).values()
+        return {name: value for part in parts for name, value in part.items()}
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Any]) -> Summary:
+        """Return the summary whose `flat` this is; other keys are ignored. KeyError: the names of what it lacks."""
+        parts = {"setup": Setup, "outcome": Outcome, "cost": Cost, "scores": Scores}
+        known = {each.name: each for part in parts.values() for each in fields(part)}
+        missing = [name for name, each in known.items() if name not in flat and each.default is MISSING]
+        if missing:
+            raise KeyError(", ".join(missing))
+        return cls(
+            **{
+                name: part(**{each.name: flat[each.name] for each in fields(part) if each.name in flat})
+                for name, part in parts.items()
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a run set out to do: the content of started.json, which is there from its first moment.
+
+    Attributes:
+        setup: its fields are written beside the others.
+        started: when, in local time.
+        epochs: as many as were asked for.
+        overrides: what the command line said, setting by setting; None if that is unknown.
+        config_dir: the folder that --config-dir named.
+        processes: how many mpiexec started; None without it.
+        layers: of each a row of `Model.rows`, by the names of its columns.
+    """
+
+    setup: Setup
+    started: str
+    epochs: int
+    overrides: list[str] | None
+    config_dir: str | None
+    processes: int | None
+    layers: list[dict[str, str]]
+
+
+class Run:
+    """The folder of one run.
+
+    Attributes:
+        folder: holds `.hydra/`, train.log and what is named here; and running.json while the run is going on (lock.py).
+        started_path, summary_path, weights_path, history_path: started.json, summary.json, weights.safetensors,
+            history.jsonl.
+        examples_path: examples.safetensors, the images of the most confident mistakes, where there are any.
+        report_path, curves_path: report.html, curves.png.
+        checkpoints_path: the folder checkpoints/.
+        trial_path: a file that says that these are no results, where the run was but a trial of whether it works.
+        saved: whether this object has written results.
+        settings: what the run was made with, nested, for who writes it down; None where nobody says.
+    """
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+        self.folder, self.saved, self.settings = Path(folder), False, settings
+        self.started_path = self.folder / "started.json"
+        self.summary_path = self.folder / "summary.json"
+        self.weights_path = self.folder / "weights.safetensors"
+        self.history_path = self.folder / "history.jsonl"
+        self.examples_path = self.folder / "examples.safetensors"
+        self.report_path, self.curves_path = self.folder / "report.html", self.folder / "curves.png"
+        self.checkpoints_path = self.folder / "checkpoints"
+        self.trial_path = self.folder / "FAST_DEV_RUN.txt"
+
+    @classmethod
+    def of(cls, run: Run | str | Path) -> Run:
+        """A run, or one in the folder of that name, which is made if it is not there. ConfigError, OutputError."""
+        if isinstance(run, Run):
+            return run
+        if not isinstance(run, str | Path):
+            raise ConfigError(f"run={run!r}: must be a Run or the name of a folder")
+        try:
+            Path(run).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{run}: cannot be made ({error.strerror})") from error
+        return cls(run)
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def begin(self) -> None:
+        """Remove what an earlier run left in this folder, so that no old result passes for a new one. OutputError."""
+        self.tidy()
+        results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
+        for path in (*results, self.started_path):
+            path.unlink(missing_ok=True)
+        for path in (self.report_path, self.curves_path):
+            with contextlib.suppress(OSError):  # they only show what is elsewhere
+                path.unlink(missing_ok=True)
+        Checkpoints(self.checkpoints_path).keep(())
+
+    def mark_trial(self, batches: int) -> None:
+        """Let nobody take what is in this folder for results. OutputError."""
+        text = f"fast_dev_run={batches}: a trial of whether everything works. These are no results.\n"
+        write_whole(self.trial_path, text.encode())
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed left half-written. OutputError."""
+        try:
+            for part in [*self.folder.glob(".*.part"), *self.folder.glob(".hydra/.*.part")]:
+                part.unlink()
+            Checkpoints(self.checkpoints_path).clean()
+        except OSError as error:
+            raise OutputError(f"{self.folder}: what was left half-written cannot be removed ({error})") from error
+
+    def describe(self, start: Start) -> None:
+        """Write what the run sets out to do. OutputError."""
+        known = asdict(start)
+        write_json(self.started_path, {**known.pop("setup"), **known})
+
+    def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
+        """Write the results, the summary last: where it is, the rest is. OutputError.
+
+        examples: (M, H, W, C) uint8, the images of its M mistakes, in that order.
+        """
+        with undisturbed():
+            self.summary_path.unlink(missing_ok=True)  # it is of other weights
+            save_weights(self.weights_path, weights)
+            self.examples_path.unlink(missing_ok=True)
+            if examples is not None and len(examples):
+                save_weights(self.examples_path, {"images": examples})
+            write_json(self.summary_path, summary.flat())
+        self.saved = True
+
+    def summary(self) -> Summary:
+        """What `save` wrote. ConfigError where there is no finished run, DataError for a damaged file."""
+        path = self.summary_path
+        if not path.is_file():
+            raise ConfigError(
+                f"{self.folder}: is not a finished run, it has no {path.name}: name a folder under outputs/"
+            )
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from error
+        if not isinstance(found, dict):
+            raise DataError(f"{path}: is not a summary, expected an object, found {type(found).__name__}")
+        try:
+            return Summary.of(found)
+        except KeyError as error:
+            raise DataError(f"{path}: is not a whole summary, it lacks {error.args[0]}") from error
+
+    def iterations(self) -> int | None:
+        """How many iterations the results are of; None where there are none that can be read."""
+        try:
+            return self.summary().outcome.iterations
+        except (ConfigError, DataError):
+            return None
+
+    def weights(self) -> dict[str, Any]:
+        """Name -> array of the trained weights. DataError for a missing or damaged file."""
+        return load_weights(self.weights_path)
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of history.jsonl in order. DataError for a missing or damaged file."""
+        require_plain(self.history_path)
+        try:
+            lines = self.history_path.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.history_path}: cannot be read ({error})") from error
+
+    def columns(self) -> Columns:
+        """The same as a list of values for each name, of epochs and of reports. DataError."""
+        return Columns.of(row for row in self.history() if isinstance(row, dict))

@@ -1,1 +1,0 @@
-"""Sweeps: the record of their jobs (sweep.csv) and tables of figures."""

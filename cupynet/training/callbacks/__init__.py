@@ -1,0 +1,1 @@
+"""Callbacks: code that runs at events of training."""

@@ -1,0 +1,8 @@
+"""What writes a run down for programs that show many: TensorBoard, MLflow, Weights & Biases. See README.md here."""
+
+from cupynet.training.callbacks.loggers.base import Logger
+from cupynet.training.callbacks.loggers.mlflow import MLflow
+from cupynet.training.callbacks.loggers.tensorboard import TensorBoard
+from cupynet.training.callbacks.loggers.wandb import WandB
+
+__all__ = ["Logger", "MLflow", "TensorBoard", "WandB"]

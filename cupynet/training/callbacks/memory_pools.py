@@ -1,0 +1,99 @@
+"""The memory pools of the GPUs while workers train: how much they hold, and what they keep is freed between epochs.
+
+Freeing memory of a device waits for all that it does, and a device that stands in a collective waits for another one.
+So each worker frees what its own device keeps, and not before all workers have met on the host, with nothing asked of a
+device that another would have to answer; and nobody goes on before all have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cupynet.runs.run import Run
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.events import EpochRecord, Report, TrainerView
+
+
+class Pools(Callback):
+    """Looks at the pools when training begins, at reports, after epochs and at the end, and trims them after epochs.
+
+    A pool is looked after by the first worker on its device.
+
+    Args:
+        devices: of each worker, in rank order.
+        processes: whether workers are processes, each with pools of its own.
+        device_above, pinned_above: what is kept; see `trim_pools`.
+
+    Attributes:
+        found: after a fit, of each pool its `device`, the `rank` that looks after it, `held_bytes`, the most that it
+            held, `used_bytes`, the most that was seen in use, and `limit_bytes`, None without one. Arrays that came and
+            went between two looks are not among what was used; what is held is never less than was used. And
+            `pinned_blocks`, the most free blocks of pinned host memory that were seen kept: that pool, one for a whole
+            process, tells no more.
+    """
+
+    every_rank = True
+
+    def __init__(
+        self,
+        devices: Sequence[int],
+        *,
+        processes: bool = False,
+        device_above: int | None = None,
+        pinned_above: int | None = None,
+    ) -> None:
+        self.devices, self.processes = list(devices), processes
+        self.device_above, self.pinned_above = device_above, pinned_above
+        self.found: list[dict[str, Any]] = []
+        self._used = self._held = self._limit = self._pinned = 0
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        self.device = self.devices[trainer.rank]
+        self._leads = self._looks_after(trainer.rank)
+
+    def _looks_after(self, rank: int) -> bool:
+        return self.processes or self.devices.index(self.devices[rank]) == rank
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        self._look()
+
+    def on_report(self, trainer: TrainerView, report: Report) -> None:
+        self._look()
+
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        self._look()
+        if self.device_above is None and self.pinned_above is None:
+            return
+        trainer.world.barrier()
+        if self._leads:
+            from cupynet.backend import cuda
+
+            first = self.processes or trainer.rank == 0  # there is one pinned pool in a process
+            cuda.trim_pools([self.device], self.device_above, self.pinned_above if first else None)
+        trainer.world.barrier()
+
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        self._look()
+        told = trainer.world.gather_numbers(self._used, self._held, self._limit, self._pinned)  # (W, 4)
+        self.found = [
+            {
+                "device": f"cuda:{self.devices[rank]}",
+                "rank": rank,
+                "used_bytes": used,
+                "held_bytes": held,
+                "limit_bytes": limit or None,
+                "pinned_blocks": pinned,
+            }
+            for rank, (used, held, limit, pinned) in enumerate(told.astype(int).tolist())
+            if self._looks_after(rank)
+        ]
+
+    def _look(self) -> None:
+        if self._leads:
+            from cupynet.backend import cuda
+
+            now = cuda.pool(self.device)
+            self._used, self._held = max(self._used, now.used), max(self._held, now.held)
+            self._limit = now.limit or 0
+            self._pinned = max(self._pinned, cuda.pinned_blocks())

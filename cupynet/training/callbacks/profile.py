@@ -1,0 +1,268 @@
+"""Where the time of a round goes: a trace to look at, and a table of the calls that take longest."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from cupynet.backend import Backend
+from cupynet.core.checks import integer, one_line
+from cupynet.core.errors import OutputError
+from cupynet.core.files import write_json, write_whole
+from cupynet.nn import Context, Loss, Model
+from cupynet.runs.run import Run
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.progress import profile_table
+from cupynet.training.events import Piece, TrainerView
+
+log = logging.getLogger(__name__)
+
+MAX_SPANS = 40_000  # of all workers together: the trace has some 100 bytes for each
+LONGEST = 10  # rows of the printed table
+
+
+class Span(NamedTuple):
+    """A timed call, in nanoseconds of the worker's clock."""
+
+    name: str
+    kind: str
+    began: int
+    took: int
+    own: int  # without the spans inside it
+
+
+class Timer:
+    """Times the calls of one worker: a method is replaced by a timed one meanwhile, so nothing is checked in hot paths.
+
+    Every call waits for the device before and after, so that its span covers the work that it launches.
+    """
+
+    def __init__(self, backend: Backend, most: int) -> None:
+        self.spans: list[Span] = []
+        self._wait, self._most = backend.synchronize, most
+        self._inside: list[int] = []  # nanoseconds of the spans inside each open call
+        self._restore: list[Callable[[], None]] = []
+        self._pass = "forward"  # of the layers that were called last
+
+    @property
+    def full(self) -> bool:
+        return len(self.spans) >= self._most
+
+    def begin(self, pieces: Iterable[Piece], model: Model) -> None:
+        """Time these calls from now on, and the layers and the loss of the model."""
+        for piece in pieces:
+            self._replace(piece.owner, piece.method, functools.partial(self._measure, piece.name, piece.kind))
+        for path, layer in list(model.network.computed()) or [("network", model.network)]:
+            self._replace(layer, "forward", functools.partial(self._layer, path))
+        loss = model.loss
+        model.loss = cast(Loss, _TimedLoss(self, loss))
+        self._restore.append(lambda: setattr(model, "loss", loss))
+
+    def once(self, piece: Piece, inside: Iterable[Piece], model: Model) -> None:
+        """Time the next call of `piece` and the calls inside it, and nothing afterwards."""
+
+        def timed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self.end()
+            self.begin(inside, model)
+            try:
+                return self._measure(piece.name, piece.kind, call, *args, **kwargs)
+            finally:
+                self.end()
+
+        self._replace(piece.owner, piece.method, timed)
+
+    def end(self) -> None:
+        """Restore the original methods. The calls that are still open are not recorded."""
+        self._inside = []
+        while self._restore:
+            self._restore.pop()()
+
+    def _replace(self, owner: object, name: str, timed: Callable[..., Any]) -> None:
+        setattr(owner, name, functools.partial(timed, getattr(owner, name)))
+        self._restore.append(lambda: delattr(owner, name))
+
+    def _measure(self, name: str, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._wait()
+        inside, full, began = self._inside, self.full, time.perf_counter_ns()
+        inside.append(0)
+        result = call(*args, **kwargs)
+        self._wait()
+        took = time.perf_counter_ns() - began
+        if inside is self._inside:  # `end` was not called meanwhile
+            own = took - inside.pop()
+            if inside:
+                inside[-1] += took
+            if not full:
+                self.spans.append(Span(name, kind, began, took, own))
+        return result
+
+    def _layer(self, path: str, forward: Callable[..., Any], x: Any, context: Context) -> Any:
+        self._pass = "forward" if context.train else "evaluation"
+        if not context.train:
+            return self._measure(path, "evaluation", forward, x, context)
+        y, backward = self._measure(path, "forward", forward, x, context)
+        return y, functools.partial(self._measure, path, "backward", backward)
+
+    def loss(self, loss: Loss, *args: Any, **kwargs: Any) -> Any:
+        return self._measure("loss", self._pass, loss, *args, **kwargs)
+
+
+class _TimedLoss:
+    """A loss whose calls are timed."""
+
+    def __init__(self, timer: Timer, loss: Loss) -> None:
+        self._timer, self._loss = timer, loss
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._timer.loss(self._loss, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loss, name)
+
+
+class Profile(Callback):
+    """Times the calls in some rounds of the first fit, and in the next evaluation, on every worker.
+
+    After the fit it writes `trace.json`, for ui.perfetto.dev or chrome://tracing, with a track for each worker; and
+    `profile.json`, all calls by their own time, without the calls inside them, which adds up to the whole time. The
+    longest are printed. A fit that fails writes nothing.
+
+    A GPU is synchronized before and after each call, and a captured step is launched operation by operation: rounds are
+    slower while they are timed, on a GPU much slower, so only the shares of kernels count there. Results do not change.
+
+    Args:
+        rounds: how many are timed at most.
+        after: rounds before them, while caches are cold; in a short fit at most a quarter of its rounds.
+        path: folder of both files; that of the run by default. Without any folder only the table is printed.
+
+    Attributes:
+        pieces: the content of `profile.json`, on rank 0 after the fit; see `table`.
+    """
+
+    every_rank = True
+    last = True
+
+    def __init__(self, rounds: int = 50, after: int = 10, path: str | Path | None = None) -> None:
+        self.rounds, self.after = integer("rounds", rounds, 1), integer("after", after, 0)
+        self._folder = None if path is None else Path(path)
+        self.pieces: dict[str, Any] = {}
+        self._timer: Timer | None = None
+        self._first = self._zero = self._timed = 0
+        self._done = False
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        if self._folder is None and run is not None:
+            self._folder = run.folder
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        if self._timer is None:
+            self._first = trainer.iteration + min(self.after, (trainer.total_iterations - trainer.iteration) // 4)
+            self.on_iteration_end(trainer)
+
+    def on_iteration_end(self, trainer: TrainerView) -> None:
+        if self._timer is None and trainer.iteration >= self._first:
+            self._timer = Timer(trainer.backend, max(MAX_SPANS // trainer.workers, 100))
+            trainer.launch_singly(True)
+            trainer.world.barrier()  # the zero of all workers' clocks
+            self._zero = time.perf_counter_ns()
+            self._timer.begin(trainer.pieces(), trainer.model)
+        elif self._timer is not None and not self._timed:
+            if trainer.iteration >= self._first + self.rounds:
+                self._end_rounds(trainer, self._timer)
+            elif self._timer.full:
+                self._timer.end()
+
+    def _end_rounds(self, trainer: TrainerView, timer: Timer) -> None:
+        timer.end()
+        trainer.launch_singly(False)
+        self._timed = trainer.iteration - self._first
+        if not any(span.name == "evaluation" for span in timer.spans):
+            evaluation = [piece for piece in trainer.pieces() if piece.kind == "evaluation"]
+            whole = next(piece for piece in evaluation if piece.owner is trainer)
+            timer.once(whole, [piece for piece in evaluation if piece is not whole], trainer.model)
+
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        if self._timer is None or self._done:
+            return
+        self._done = True
+        if not self._timed:
+            self._end_rounds(trainer, self._timer)
+        self._timer.end()
+        place = f"worker {trainer.rank}: {trainer.backend.name}, device {trainer.backend.device}"
+        own = [place, [span._replace(began=span.began - self._zero) for span in self._timer.spans]]
+        traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
+        texts = trainer.world.all_gather_ragged(np.frombuffer(json.dumps(own).encode(), np.uint8))
+        traffic.bytes_sent = sent  # the profile's own traffic is not training's
+        if trainer.rank == 0:
+            workers = [json.loads(text.tobytes()) for text in texts]
+            self.pieces = table(workers, self._first + 1, self._timed)
+            self._write(workers)
+            profile_table(self.pieces, LONGEST, self._folder)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.end()
+            self._done = True
+
+    def _write(self, workers: list[Any]) -> None:
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self._folder / "trace.json", json.dumps(trace(workers)).encode())
+            write_json(self._folder / "profile.json", self.pieces)
+        except (OSError, OutputError) as error:
+            log.warning("the profile cannot be written: %s", one_line(error))
+            self._folder = None
+
+
+def trace(workers: list[Any]) -> dict[str, Any]:
+    """Return trace events as chrome://tracing and Perfetto read them: a thread for each worker, microseconds.
+
+    workers: name and spans of each, in rank order.
+    """
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "cupynet"}}]
+    for rank, (place, spans) in enumerate(workers):
+        row = {"pid": 0, "tid": rank}
+        events.append({"ph": "M", "name": "thread_name", **row, "args": {"name": place}})
+        events.append({"ph": "M", "name": "thread_sort_index", **row, "args": {"sort_index": rank}})
+        for name, kind, began, took, _ in spans:
+            shown = f"{name} {kind}" if kind in ("forward", "backward") else name
+            events.append({"ph": "X", "name": shown, "cat": kind, "ts": began / 1000, "dur": took / 1000, **row})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
+    """Return `profile.json`: the calls of all workers by name and kind, those with the longest own time first.
+
+    Args:
+        workers: see `trace`.
+        first: the first iteration that was timed.
+        rounds: how many were timed.
+    """
+    sums: dict[tuple[str, str], list[int]] = {}
+    for _, spans in workers:
+        for name, kind, _, took, own in spans:
+            row = sums.setdefault((name, kind), [0, 0, 0])
+            row[:] = row[0] + 1, row[1] + took, row[2] + own
+    whole = sum(own for _, _, own in sums.values())
+    pieces = [
+        {
+            "name": name,
+            "kind": kind,
+            "calls": calls,
+            "total_ms": own / 1e6,
+            "mean_ms": own / 1e6 / calls,
+            "share": own / whole if whole else 0.0,
+            "inclusive_ms": took / 1e6,
+        }
+        for (name, kind), (calls, took, own) in sorted(sums.items(), key=lambda item: -item[1][2])
+    ]
+    return {"first": first, "rounds": rounds, "workers": len(workers), "total_ms": whole / 1e6, "pieces": pieces}

@@ -1,0 +1,145 @@
+"""The mean of the weights along their way, as the result of training: Polyak averaging, exponential means, SWA."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.core.checks import flag, integer, number, one_of
+from cupynet.runs.run import Run
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.events import EpochRecord, StopReason, TrainerView
+
+log = logging.getLogger(__name__)
+
+
+class WeightAverage(Callback):
+    """Follows the weights of each replica, and at the end of a fit gives all of them the mean of what was found.
+
+    Buffers, such as the running statistics of batch normalisation, go the same way as the weights.
+    Nothing of the training itself changes: epochs are evaluated with the weights that are trained, and the result once
+    more with the mean, which is what is saved. With several workers each follows its own replica, and the result is
+    the mean of all. A further fit begins with it, and follows anew. The optimizer's state stays that of the last
+    weights. Where EarlyStopping is to give back the best weights too, whichever of the two stands last has the last
+    word.
+
+    Args:
+        decay: the fraction of the mean that is kept whenever weights are added to it, 0.999 say (an exponential mean;
+            Polyak & Juditsky 1992); None: all that was added counts alike (stochastic weight averaging, Izmailov et al.
+            2018).
+        by: what is counted, `iteration` or `epoch`.
+        every: weights are added after each of so many.
+        after: nothing is added before so many of the fit are complete.
+        when_stopped: the mean is the result also where a signal or somebody else stopped the fit. Not by default: what
+            was broken off can be continued only with the weights that it had.
+
+    Attributes:
+        added: how often weights were added in this fit.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+
+    every_rank = True
+
+    def __init__(
+        self,
+        decay: float | None = 0.999,
+        by: str = "iteration",
+        every: int = 1,
+        after: int = 0,
+        when_stopped: bool = False,
+    ) -> None:
+        none = ", or null for a mean in which all count alike"
+        self.decay = None if decay is None else number("WeightAverage decay", decay, above=0, below=1, also=none)
+        self.by = one_of("WeightAverage by", by, ("iteration", "epoch"))
+        self.every = integer("WeightAverage every", every, 1)
+        self.after = integer("WeightAverage after", after, 0)
+        self.when_stopped = flag("WeightAverage when_stopped", when_stopped)
+        self.added = 0
+        self._passed = 0  # iterations or epochs of this fit
+        self._means: list[Array] = []  # of the weights, and of the buffers where there are any
+        self._continues = False  # whether the next fit goes on from a restored state
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        self._params, self._backend = trainer.params, trainer.backend
+        self._means = [trainer.backend.allocate(each.shape, each.dtype) for each in trainer.params.vectors]
+        with trainer.backend.here():
+            for mean in self._means:
+                mean[...] = 0  # what lies between weights stays zero
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        if not self._continues:
+            self.added = self._passed = 0
+        self._continues = False
+        complete = self._passed + trainer.total_iterations - trainer.iteration
+        self._doubtful = self.by == "iteration" and self.added == 0 and complete < self.after + self.every
+        if self._doubtful and trainer.rank == 0:
+            self._warn("will be", complete)
+
+    def _warn(self, verb: str, complete: int) -> None:
+        log.warning(
+            "WeightAverage: nothing %s averaged: the fit has %d %ss, and after=%d, every=%d: lower these",
+            *(verb, complete, self.by, self.after, self.every),
+        )
+
+    def on_iteration_end(self, trainer: TrainerView) -> None:
+        if self.by == "iteration":
+            self._pass()
+
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        if self.by == "epoch":
+            self._pass()
+
+    def _pass(self) -> None:
+        """An iteration or epoch is complete."""
+        self._passed += 1
+        if self._passed > self.after and (self._passed - self.after) % self.every == 0:
+            self._add()
+
+    def _add(self) -> None:
+        kept = self.added / (self.added + 1) if self.decay is None else self.decay
+        for mean, vector in zip(self._means, self._params.vectors, strict=True):
+            if self.added:
+                self._backend.weighted_sum(mean, [mean, vector], [kept, 1 - kept])
+            else:
+                with self._backend.here():
+                    mean[...] = vector
+        self.added += 1
+
+    def after_finish(self, trainer: TrainerView) -> None:
+        stopped = trainer.stopped is not None and trainer.stopped.reason in (StopReason.SIGNAL, StopReason.REQUEST)
+        if stopped and not self.when_stopped:
+            return
+        if not self.added:
+            if trainer.rank == 0 and not self._doubtful:
+                self._warn("was", self._passed)
+            return
+        trainer.replicas.allreduce_mean(self._means, 1.0)
+        with self._backend.here():
+            for vector, mean in zip(self._params.vectors, self._means, strict=True):
+                vector[...] = mean
+        self._params.publish()
+        if trainer.rank == 0:
+            log.info("the weights are the mean of those after %d %ss", self.added, self.by)
+
+    # resuming -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        views = self._params.views(self._means[0]) if self.added else ()
+        mean = {name: np.array(self._backend.to_host(view)) for name, view in views}
+        buffers = {str(i): np.array(self._backend.to_host(each)) for i, each in enumerate(self._means[1:])}
+        return {"added": self.added, "passed": self._passed, "mean": mean, "buffers": buffers}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._continues = True
+        self.added, self._passed = int(state["added"]), int(state["passed"])
+        if self.added:
+            with self._backend.here():
+                for name, view in self._params.views(self._means[0]):
+                    view[...] = self._backend.asarray(state["mean"][name], view.dtype)
+                for i, each in enumerate(self._means[1:]):
+                    each[...] = self._backend.asarray(state["buffers"][str(i)], each.dtype)

@@ -1,0 +1,287 @@
+"""A stage of a pipeline: some of a network's layers on one worker, and what it exchanges with the stages beside it.
+
+Where the network is cut and in which order a stage works is said in parallel/pipeline.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend import Backend
+from cupynet.backend.array import Array
+from cupynet.data import Batch
+from cupynet.nn import INFERENCE, Context, Model, Params
+from cupynet.optim import Optimizer
+from cupynet.parallel import Groups, one_forward_one_backward, parts
+from cupynet.training.events import Piece
+from cupynet.training.replica import Replica, Scores
+
+REHEARSALS = 7  # passes by which a stage's work is measured, after two that are not counted
+
+
+class Stage(Replica):
+    """Consecutive layers of a network on one worker; all stages of a replica do together what a `Replica` does.
+
+    Activations go to the stage behind, their derivatives to the stage before, micro-batch by micro-batch; nothing else
+    is shared. All stages of a replica are given the same batches: the first uses their images, the last their labels.
+    Each has an optimizer and a synchronizer of its own, so weights are averaged stage by stage.
+
+    Args:
+        whole: the network in this process, of which this stage has a part. That of rank 0 is the user's own: `begin`
+            takes its weights, `assemble` gives the trained ones back.
+        optimizer: moves this stage's weights; not shared with another stage.
+        groups: the other stages of this replica, and the other replicas.
+        backend: where the stage computes.
+        layers: the names of the layers of all stages.
+        micro_batches: into how many parts a batch is cut, if it has as many examples.
+
+    Attributes:
+        model: this stage's layers, under the names they have in the whole network.
+        losses: the sum of the last batch's losses on the first and the last stage, None on the others.
+        waited_s: seconds of the last round in which this stage waited for what others were to send it.
+        batch_size, work_s: the seconds that each stage alone needs for a micro-batch of batches of this size, forward
+            and backward, as `warm_up` measured them; 0 and [] before.
+    """
+
+    def __init__(
+        self,
+        whole: Model,
+        optimizer: Optimizer,
+        groups: Groups,
+        backend: Backend,
+        layers: Sequence[Sequence[str]],
+        micro_batches: int,
+    ) -> None:
+        self.groups, self.number, self.count = groups, groups.stages.rank, groups.stages.size
+        self._whole, self.layers, self.micro_batches = whole, [list(names) for names in layers], micro_batches
+        super().__init__(whole.part(self.layers[self.number], backend), optimizer)
+        self.losses: Array | None = 0.0 if self.first or self.last else None
+        self.batch_size, self.work_s = 0, list[float]()
+        self._restored = False  # since `begin`: this stage's weights are the ones to go on with
+
+    @property
+    def whole(self) -> Model:
+        return self._whole
+
+    @property
+    def first(self) -> bool:
+        """Whether this stage is fed with images."""
+        return self.number == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this stage makes the output, and has the loss."""
+        return self.number == self.count - 1
+
+    @property
+    def needs_images(self) -> bool:
+        return self.first
+
+    @property
+    def place(self) -> str:
+        return f"stage {self.number + 1} of {self.count}, {' '.join(self.layers[self.number])}; {super().place}"
+
+    # a round --------------------------------------------------------------------------------------------------------
+
+    def backpropagate(self, batch: Batch | None) -> int:
+        """See `Replica.backpropagate`. All stages of a replica are called with the same batch."""
+        self.losses = 0.0 if self.first or self.last else None
+        self.waited_s = 0.0
+        self.params.snapshot_buffers()
+        if batch is None:
+            return 0
+        waiting = iter(parts(len(batch), self.micro_batches))
+        flying: deque[Callable[[], None]] = deque()  # micro-batches whose backward pass is to come
+        with self.backend.loans():
+            for forward in one_forward_one_backward(self.number, self.count, min(len(batch), self.micro_batches)):
+                if forward:
+                    flying.append(self._forward(batch, next(waiting)))
+                else:
+                    flying.popleft()()
+        self._share_losses()
+        return len(batch)
+
+    def _forward(self, batch: Batch, part: slice) -> Callable[[], None]:
+        """The forward pass of a micro-batch, and its backward pass, to be called."""
+        model, backend, stages = self.model, self.backend, self.groups.stages
+        share = (part.stop - part.start) / len(batch)
+        context = self._context(train=True, batch=batch, part=part)
+        x = batch.images[part] if self.first else self._received(part.stop - part.start)
+        y, derivative = model.forward(x, context)
+        dy: Array = None
+        if self.last:
+            losses, dy = model.loss(backend, y, batch.labels[part])
+            dy *= share  # the gradient of the mean over the whole batch
+            self.losses = self.losses + losses.sum()
+        else:
+            stages.send(y, self.number + 1)
+
+        def backward() -> None:
+            above = dy
+            if not self.last:
+                above = backend.borrow(y.shape)
+                self._receive(above, self.number + 1)
+            dx = derivative(above)
+            if not self.first:
+                stages.send(dx, self.number - 1)
+            backend.give_back(dx, x)
+
+        return backward
+
+    def _received(self, count: int) -> Array:
+        """What the stage before sent: (count, ...), borrowed."""
+        x = self.backend.borrow((count, *self.model.input.shape))
+        self._receive(x, self.number - 1)
+        return x
+
+    def _receive(self, array: Array, source: int) -> None:
+        """Fill `array` with what another stage sends, and count the seconds until it is there."""
+        began = time.perf_counter()
+        self.groups.stages.recv(array, source)
+        self.waited_s += time.perf_counter() - began
+
+    def _share_losses(self) -> None:
+        """Tell the first stage what the last one lost, as reports are made on rank 0."""
+        backend, last = self.backend, self.count - 1
+        if self.first != self.last:
+            losses = backend.asarray(np.zeros(1, backend.policy.accumulate))
+            if self.last:
+                losses += self.losses
+                self.groups.stages.send(losses, 0)
+            else:
+                self._receive(losses, last)
+                self.losses = losses.sum()
+
+    def whole_squared_norm(self, own: Array) -> Array:
+        began = time.perf_counter()
+        norm = self.groups.stages.gather_numbers(float(own)).sum()
+        self.waited_s += time.perf_counter() - began
+        return norm
+
+    # beside training ------------------------------------------------------------------------------------------------
+
+    def scores(self, batch: Batch) -> Scores | None:
+        """See `Replica.scores`. A stage works on a batch while the next one works on the one before."""
+        backend, stages = self.backend, self.groups.stages
+        taken = np.zeros(
+            1, np.uint8
+        )  # a stage waits until its output is taken: batches do not pile up before a slow one
+        with backend.loans():
+            x = batch.images
+            if not self.first:
+                x = self._received(len(batch))
+                stages.send(taken, self.number - 1)
+            if self.last:
+                found = self._scores(x, batch.labels)
+                backend.give_back(x)
+                return found
+            y, _ = self.model.forward(x, INFERENCE)
+            stages.send(y, self.number + 1)
+            stages.recv(taken, self.number + 1)
+            backend.give_back(y, x)
+        return None
+
+    def pieces(self) -> list[Piece]:
+        return [*super().pieces(), Piece(self, "_receive", "waiting for a stage", "waiting")]
+
+    def warm_up(self, batch_size: int) -> float:
+        """See `Replica.warm_up`; and measure the work of all stages, one worker after the other. All call it."""
+        began = time.perf_counter()
+        scratch = self._scratch()
+        passes = self._passes(scratch.model, -(-batch_size // min(batch_size, self.micro_batches)))
+        next(passes)
+        scratch.update(0)
+        self.backend.synchronize()
+        seconds = time.perf_counter() - began
+        own, world = 0.0, self.groups.world
+        for rank in range(world.size):
+            world.barrier()  # alone: others would take its caches, its memory or even its core
+            if rank == world.rank:
+                own = statistics.median([next(passes) for _ in range(REHEARSALS + 2)][2:])
+        self.work_s = self.groups.stages.gather_numbers(own)[:, 0].tolist()
+        self.batch_size = batch_size
+        return seconds
+
+    def _passes(self, model: Model, samples: int) -> Iterator[float]:
+        """The seconds of forward and backward passes of a micro-batch, without the neighbours, for ever."""
+        backend, rng = self.backend, np.random.default_rng(0)
+        if self.first:
+            images = rng.integers(0, 256, (samples, *model.input.shape)).astype(np.uint8)
+            x = backend.load_images(images, np.arange(samples))
+        else:
+            x = backend.asarray(rng.normal(size=(samples, *model.input.shape)), backend.policy.storage)
+        labels = backend.asarray(np.zeros(samples, np.int64))
+        above = backend.asarray(rng.normal(size=(samples, *model.output.shape)), backend.policy.storage)
+        context = Context(train=True, samples=np.arange(samples))
+        while True:
+            backend.synchronize()
+            began = time.perf_counter()
+            y, derivative = model.forward(x, context)
+            if self.last:
+                _, dy = model.loss(backend, y, labels)
+            else:
+                dy = backend.borrow(y.shape)
+                dy[...] = above
+            backend.give_back(derivative(dy))
+            backend.synchronize()
+            yield time.perf_counter() - began
+
+    # the whole network ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Before a fit or an evaluation: take over the weights of rank 0's whole network, which somebody may have
+        changed; or bring it those that were restored.
+        """
+        super().begin()
+        if self._restored:
+            self.assemble()
+        elif self.groups.replicas.rank == 0:
+            stages = self.groups.stages
+            for stage, part, whole in self._weights():
+                if stage == 0:
+                    part[...] = whole
+                elif self.first:
+                    stages.send(whole, stage)
+                else:
+                    stages.recv(part, 0)
+            self.params.publish()
+        self._restored = False
+
+    def assemble(self) -> None:
+        """Bring the weights of all stages of replica 0 into the whole network on rank 0."""
+        if self.groups.replicas.rank == 0:
+            stages = self.groups.stages
+            for stage, part, whole in self._weights():
+                if stage == 0:
+                    whole[...] = part
+                elif self.first:
+                    stages.recv(whole, stage)
+                else:
+                    stages.send(part, 0)
+            if self.first:
+                self.whole.params.publish()
+
+    def _weights(self) -> Iterator[tuple[int, Array, Array]]:
+        """The stage of each weight and buffer, it there and in the whole network: on the first stage those of all."""
+        own = _arrays(self.params)
+        stage_of = {name: stage for stage, names in enumerate(self.layers) for name in names}
+        for name, whole in _arrays(self.whole.params).items():
+            stage = stage_of[name.partition(".")[0]]
+            if self.first or stage == self.number:
+                yield stage, own.get(name, whole), whole
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._restored = True
+
+
+def _arrays(params: Params) -> dict[str, Array]:
+    """The weights, as the optimizer moves them, and the buffers by name."""
+    weights = {name: parameter.master for name, parameter in params.named()}
+    return weights | {name: buffer.data for name, buffer in params.named_buffers()}

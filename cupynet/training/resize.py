@@ -1,0 +1,129 @@
+"""Another number of workers goes on from a checkpoint: their states, made from those of the workers that it is of.
+
+All begin with the mean of the replicas, weighted as their next average would have been: by the samples that each has
+seen since the last one. Optimizer state and what synchronizers carry along (momentum, residuals) are averaged in the
+same way; what must be counted anew is. A stage of a pipeline begins with the mean of what was the same stage.
+
+Where an epoch was broken off it is gone on with behind the last round that the new workers would have completed: at
+most as many batches as they are less one are trained on once more, none is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cupynet.parallel import Synchronizer
+from cupynet.training.clock import Losses
+from cupynet.training.state_tree import Tree
+
+COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a clock: the same on all workers
+
+
+def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer) -> list[Tree]:
+    """The states of `size` workers, replicas of `stages` each, made from those of others, as `Trainer.state` has them.
+
+    synchronizer: says what a replica weighs in the mean, and what its own state is when they have become one.
+    """
+    before, after = len(states) // stages, size // stages
+    means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
+    made = []
+    for rank in range(size):
+        replica, stage = divmod(rank, stages)
+        own = replica < before
+        source = states[replica * stages + stage] if own else states[stage]
+        state = copy.deepcopy({**means[stage], "callbacks": {**source["callbacks"], **_known(states)}})
+        for name in ("clock", "epoch_start"):
+            state[name] = source[name] if own else _new_clock(source[name])
+        start = source["since"]["start"]
+        since = {**source["since"], "start": start if own else _new_clock(start)}
+        state["since"] = since if own else {**since, "samples": 0, "losses": 0.0}
+        state["losses"] = _losses([each["losses"] for each in states[rank::size]])
+        if state["scaling"] and not synchronizer.shares_gradients:  # else all count the same steps
+            state["scaling"]["skipped"] = source["scaling"]["skipped"] if own else 0
+        made.append(state)
+    return made
+
+
+def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
+    """Batches of the epoch that was broken off which `size` workers train on once more."""
+    before, after = len(states) // stages, size // stages
+    return int(states[0]["trainer"]["round"]) * before % after
+
+
+def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
+    """What each replica counts in the mean of all; their sum is 1."""
+    weights = [synchronizer.merge_weight(state["synchronizer"]) for state in states]
+    total = sum(weights)
+    return [weight / total if total else 1 / len(states) for weight in weights]
+
+
+def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
+    """The mean of trees that are alike: of arrays of real numbers; all else is the first's, and so is what differs."""
+    first = trees[0]
+    if isinstance(first, Mapping):
+        return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
+    same = all(isinstance(tree, np.ndarray) and tree.shape == first.shape for tree in trees[1:])
+    if not isinstance(first, np.ndarray) or first.dtype.kind != "f" or not same:
+        return first
+    total = np.zeros(first.shape, np.float64)
+    for tree, share in zip(trees, counted, strict=True):
+        if share:  # what does not count may be anything
+            total += share * tree.astype(np.float64)
+    return total.astype(first.dtype)
+
+
+def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
+    """`state`, and what is only in `own`: one worker alone keeps less."""
+    found = dict(state)
+    for name, value in own.items():
+        if name not in found:
+            found[name] = value
+        elif isinstance(value, Mapping):
+            found[name] = filled(found[name], value)
+    return found
+
+
+def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
+    """What all replicas have in common of one stage, or of the whole network."""
+    counted = shares(states, synchronizer)
+    position = dict(states[0]["trainer"])
+    passed = position["iteration"] - position["span_start"]  # as rounds of those who went before
+    position["span_start"] = position["iteration"] - round(passed * before / after)
+    position["round"] = position["round"] * before // after
+    position["deal"] = np.array([*position["deal"][:-1], after][: len(position["deal"])], np.int64)
+    replicas = [state["replica"] for state in states]
+    return {
+        "trainer": position,
+        "replica": {**mean(replicas, counted), "updates": max(each["updates"] for each in replicas)},
+        "synchronizer": synchronizer.merged_state(mean([state["synchronizer"] for state in states], counted)),
+        "schedule": states[0]["schedule"],
+        "own": {},
+        "scaling": min((state["scaling"] for state in states), key=lambda scaling: scaling.get("scale", 0.0)),
+    }
+
+
+def _known(states: Sequence[Tree]) -> Tree:
+    """What `NonFinite` knows of batches to be left out, of all workers: each may be given any of them now."""
+    found = [state["callbacks"]["NonFinite"] for state in states if "NonFinite" in state["callbacks"]]
+    if not found:
+        return {}
+    every = np.concatenate([each["skipped"] for each in found])
+    return {"NonFinite": {**found[0], "skipped": np.unique(every, axis=0).reshape(-1, 2)}}
+
+
+def _losses(found: Sequence[Mapping[str, float]]) -> Tree:
+    """Of the epoch that was broken off: a worker goes on with its own and those of workers that are no more."""
+    losses = {**(found[0] if found else Losses().state())}  # a mean that only others know is not asked for here
+    for other in found[1:]:
+        losses["epoch_samples"] += other["epoch_samples"] + other["samples"]
+        losses["epoch_losses"] += other["epoch_losses"] + other["unread"]
+    return losses
+
+
+def _new_clock(clock: Mapping[str, Any]) -> Tree:
+    """That of a worker which was not there before: what all know alike, and nothing of its own."""
+    return {name: value if name in COMMON else type(value)(0) for name, value in clock.items()}

@@ -1,0 +1,150 @@
+"""Workers' states on their way: taken apart into numbers and arrays, gathered on rank 0, sent to others, put together.
+
+A state is what `Trainer.state` returns: numbers and arrays on the host, by name, in dictionaries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cupynet.core.errors import DataError
+from cupynet.parallel import Communicator
+
+Tree: TypeAlias = "dict[str, Any]"  # numbers and arrays by name, in dictionaries
+Arrays: TypeAlias = "dict[str, Any]"  # by the names that lead there, with / between them
+
+
+MOST_COUNTED = 2**53  # of anything: beyond it a number is none that training has come to
+
+
+def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
+    """Every worker's state, on rank 0; None on the others.
+
+    Returns:
+        of each worker its numbers, and under which name each of its arrays is found among
+        the arrays: those that all who have one of that name hold alike once, the others as `name@rank`.
+    """
+    traffic, sent = world.traffic, world.traffic.bytes_sent
+    numbers, arrays = apart(state)
+    digests = {name: _fingerprint(array) for name, array in arrays.items()}
+    text = json.dumps({"numbers": numbers, "arrays": digests}).encode()
+    told = [json.loads(each.tobytes()) for each in world.all_gather_ragged(np.frombuffer(text, np.uint8))]
+    kinds: dict[str, dict[str, int]] = {}  # of each name the different arrays, and the lowest rank that has each
+    for rank, each in enumerate(told):
+        for name, digest in each["arrays"].items():
+            kinds.setdefault(name, {}).setdefault(json.dumps(digest), rank)
+    for name, owners in kinds.items():
+        for digest, rank in owners.items():
+            if world.rank == rank != 0:
+                world.send(arrays[name], 0)
+            elif world.rank == 0 != rank:
+                kind, shape, _ = json.loads(digest)
+                received = np.empty(shape, kind)
+                world.recv(received, rank)
+                arrays[_stored_as(name, rank, owners)] = received
+            elif world.rank == 0 and len(owners) > 1:
+                arrays[_stored_as(name, 0, owners)] = arrays.pop(name)
+    traffic.bytes_sent = sent  # that figure is of what training sends
+    if world.rank != 0:
+        return None
+    places = [
+        {
+            name: _stored_as(name, kinds[name][json.dumps(digest)], kinds[name])
+            for name, digest in each["arrays"].items()
+        }
+        for each in told
+    ]
+    return [{"numbers": each["numbers"], "arrays": names} for each, names in zip(told, places, strict=True)], arrays
+
+
+def _stored_as(name: str, rank: int, owners: Mapping[str, int]) -> str:
+    return name if len(owners) == 1 else f"{name}@{rank}"
+
+
+def send(world: Communicator, state: Tree, rank: int) -> None:
+    numbers, arrays = apart(state)
+    forms = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+    text = json.dumps({"numbers": numbers, "arrays": forms}).encode()
+    world.send(np.array([len(text)]), rank)
+    world.send(np.frombuffer(text, np.uint8), rank)
+    for array in arrays.values():
+        world.send(array, rank)
+
+
+def received(world: Communicator) -> Tree:
+    length = np.zeros(1, np.int64)
+    world.recv(length, 0)
+    text = np.zeros(int(length[0]), np.uint8)
+    world.recv(text, 0)
+    told, own = json.loads(text.tobytes()), {}
+    for name, (kind, shape) in told["arrays"].items():
+        own[name] = np.empty(shape, kind)
+        world.recv(own[name], 0)
+    return together(told["numbers"], own)
+
+
+def check_like(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse counters and times that are none, and arrays of other shapes. TypeError, KeyError, ValueError."""
+    for name in own:
+        if not isinstance(state[name], dict):
+            raise TypeError(f"{name}: expected names and values, found {state[name]!r:.80}")
+    for name in ("trainer", "clock", "epoch_start"):
+        for key, value in own[name].items():
+            found = state[name][key]
+            kinds = (int,) if isinstance(value, int) else (int, float)
+            lowest = -MOST_COUNTED if key == "span_start" else 0  # other workers may count it from before the beginning
+            if isinstance(value, np.ndarray):
+                if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != value.dtype:
+                    raise TypeError(f"{name}.{key}: expected integers, found {found!r:.80}")
+            elif type(found) not in kinds or not lowest <= found < MOST_COUNTED:
+                raise ValueError(f"{name}.{key}: expected a number of at least 0, found {found!r:.80}")
+    if _shapes(own["replica"]["weights"]) == _shapes(state["replica"]["weights"]):  # else it is of another network
+        for name in ("replica", "synchronizer"):
+            for path, shape in _shapes(own[name]).items():
+                found = _shapes(state[name]).get(path, shape)
+                if found != shape:
+                    raise ValueError(f"{name}/{path}: expected an array of shape {shape}, found {found}")
+
+
+def _shapes(tree: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in apart(tree)[1].items()}
+
+
+def _fingerprint(array: Any) -> list[Any]:
+    """[dtype, shape, digest of the bytes] of an array on the host."""
+    content = np.ascontiguousarray(array)
+    return [content.dtype.str, list(content.shape), hashlib.blake2b(content.tobytes(), digest_size=16).hexdigest()]
+
+
+def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
+    """The numbers of a tree, its shape kept; and its arrays."""
+    numbers: Tree = {}
+    arrays: Arrays = {}
+    for name, value in tree.items():
+        here = above + name.replace("%", "%25").replace("/", "%2F")
+        if isinstance(value, Mapping):
+            numbers[name], below = apart(value, f"{here}/")
+            arrays |= below
+        elif isinstance(value, np.ndarray):
+            arrays[here] = value
+        else:
+            numbers[name] = value
+    return numbers, arrays
+
+
+def together(numbers: Tree, arrays: Arrays) -> Tree:
+    """The tree that was taken apart; `numbers` is it afterwards."""
+    for path, array in arrays.items():
+        *above, name = (part.replace("%2F", "/").replace("%25", "%") for part in path.split("/"))
+        node: Any = numbers
+        for each in above:
+            node = node.get(each)
+            if not isinstance(node, dict):
+                raise DataError(f"the state of a worker has no place for the array {path!r:.80}")
+        node[name] = array
+    return numbers

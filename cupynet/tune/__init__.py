@@ -1,4 +1,0 @@
-"""Hyperparameter search: `python -m cupynet.tune`.
-
-`arguments` reads the command line, `search` runs the trials, `study` keeps them with Optuna, `results` prints them.
-"""

@@ -1,0 +1,96 @@
+"""What `make test-gpu` leaves: on the stand-in of CuPy, of tests that are made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE_UP = """
+import pytest
+
+@pytest.fixture
+def broken():
+    raise OSError
+
+@pytest.mark.parametrize("number", range(5))
+def test_right(number): pass
+
+def test_wrong(): assert False
+def test_around(broken): pass
+def test_not_here(): pytest.skip("there is one device")
+
+@pytest.mark.xfail
+def test_known(): assert False
+"""
+
+LOST = """
+def test_lost():
+    from tests.standin import machine
+
+    machine.switched_on().lose(0)
+    assert False
+"""
+
+
+def run_tests(folder: Path, *arguments: str, standin: bool = True) -> subprocess.CompletedProcess[str]:
+    (folder / "test_made_up.py").write_text(MADE_UP)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    line = [sys.executable, *(["-m", "tests.standin"] if standin else []), "-m", "pytest", "-q"]
+    line += ["-p", "no:cacheprovider", "-p", "tests.gpu_record", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("outputs/records/gpu-tests-made-up-device-*"))]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_came_of_the_tests_is_written(processes: int, tmp_path: Path) -> None:
+    """Once, whether they run in one process or in several."""
+    done = run_tests(tmp_path, *(["-n", str(processes)] if processes else []))
+    (found,) = records(tmp_path)
+    assert done.returncode == found["exit_status"] == 1, done.stdout + done.stderr
+    counts = {"passed": 5, "failed": 1, "error": 1, "skipped": 1, "xfailed": 1, "xpassed": 0}
+    assert found["counts"] == counts and found["seconds"] > 0
+    assert found["failures"] == [f"test_made_up.py::test_{name}" for name in ("around", "wrong")]
+    assert found["skipped_because"] == {"there is one device": 1}
+    assert found["device"]["name"] == "made-up device" and found["cuda"]["nccl"] == "2.32.3"
+    assert found["environment"]["versions"]["numpy"] and "commit" in found and found["pytest"] == pytest.__version__
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["passed", "5"] in lines and ["failed", "1"] in lines and ["error", "1"] in lines
+    assert "skipped 1 times: there is one device" in done.stdout
+    assert "written to outputs/records/gpu-tests-made-up-device-" in done.stdout
+
+
+def test_what_cannot_even_be_collected_is_an_error_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_broken.py").write_text("import nowhere_at_all\n")
+    done = run_tests(tmp_path)
+    (found,) = records(tmp_path)
+    assert done.returncode == found["exit_status"] == 2 and found["failures"] == ["test_broken.py"]
+
+
+def test_a_device_that_fails_for_good_is_told_of_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "test_lost.py").write_text(LOST)
+    run_tests(tmp_path)
+    (found,) = records(tmp_path)
+    assert found["failures"][-1] == "test_made_up.py::test_wrong" and "test_lost.py::test_lost" in found["failures"]
+
+
+def test_nothing_is_written_of_tests_that_were_listed_or_had_no_gpu(tmp_path: Path) -> None:
+    assert "no record is written: no test was run" in run_tests(tmp_path, "--collect-only").stdout
+    assert "no record is written: " in run_tests(tmp_path, standin=False).stdout
+    assert not records(tmp_path) and not (tmp_path / "outputs").exists()
+
+
+def test_make_has_the_record_written() -> None:
+    line = ["make", "-s", "-n", "test-gpu", "PYTHON=python3"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert '-m pytest -q -p tests.gpu_record -m "$marks"' in done.stdout, done.stdout + done.stderr

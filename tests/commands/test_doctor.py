@@ -1,0 +1,452 @@
+"""The doctor: what it says of a machine that has everything, and of machines that lack one thing each."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.machinery
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cupynet.commands.doctor import command, machine, surroundings
+from cupynet.commands.doctor.finding import Finding
+from cupynet.data import MNIST
+from cupynet.data.idx_file import IdxFile
+from tests.commands.test_train import environment
+from tests.mpi import needs_mpi
+
+SMALL = ["data=synthetic", "data.train=64", "data.test=32", "batch_size=8", "workers=1"]
+
+
+def told(folder: Path, *arguments: str, code: int = 0, **more: str) -> str:
+    """What the command prints; nothing on stderr, and no traceback anywhere."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cupynet", "doctor", *arguments], cwd=folder, env=environment(**more),
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def states(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.part, finding.state) for finding in found]
+
+
+def shadow(folder: Path, name: str, text: str) -> str:
+    """A module that stands in the way of one that is installed; the path to look for modules on."""
+    place = folder / "shadows"
+    place.mkdir(exist_ok=True)
+    (place / f"{name}.py").write_text(text)
+    return f"{place}{os.pathsep}{environment()['PYTHONPATH']}"
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_machine_that_can_train(tmp_path):
+    found = json.loads(told(tmp_path, "json=true", *SMALL))
+    findings = [Finding(**each) for each in found["findings"]]
+    assert found["exit_code"] == 0 and not any(each.state == "problem" or each.code for each in findings)
+    parts = [each.part for each in findings]
+    for part in (
+        "python",
+        "packages",
+        "cpu",
+        "memory",
+        "blas",
+        "numba",
+        "gpu",
+        "mpi",
+        "data",
+        "disk",
+        "clock",
+        "training",
+    ):
+        assert part in parts, parts
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+    text = told(tmp_path, *SMALL)
+    assert len(text.splitlines()) >= 12 and text.splitlines()[-1].startswith("training works here")
+
+
+def test_one_check_alone_and_as_json(tmp_path):
+    found = json.loads(told(tmp_path, "check=cpu", "json=true"))["findings"]
+    assert {each["part"] for each in found} <= {"cpu", "memory"} and "core" in found[0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["check=cpuu"], "cupynet: check=cpuu: must be one of packages, cpu, "),
+        (["json=perhaps"], "cupynet: json=perhaps: must be one of true, false"),
+        (["timeout_s=0"], "cupynet: timeout_s=0: must be a number of seconds above 0"),
+        (["workers"], "cupynet: workers: is not written as key=value"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(arguments, line, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["doctor", *arguments])
+    with pytest.raises(SystemExit) as left:
+        command.main()
+    assert left.value.code == 2 and capsys.readouterr().err.startswith(line)
+
+
+def test_it_is_one_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["doctor"])
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(SystemExit) as left:
+        command.main()
+    assert left.value.code == 2 and "without mpiexec" in capsys.readouterr().err
+
+
+def test_the_exit_code_is_that_of_the_first_problem(monkeypatch, capsys):
+    findings = {
+        "cpu": [Finding("cpu", "ok", "one")],
+        "data": [Finding("data", "problem", "damaged", "bring others", 65)],
+        "training": [Finding("training", "problem", "refused", "", 2), Finding("training", "note", "x")],
+    }
+    monkeypatch.setattr(command, "examined", lambda name, *_: findings.get(name, []))
+    assert command.report(["cpu"], [], 1.0, as_json=False) == 0
+    assert command.report(list(command.CHECKS), [], 1.0, as_json=False) == 65
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "problem  data      damaged: bring others"
+    assert lines[-1] == "training would end with exit code 65: see the first problem"
+
+
+def test_a_long_line_is_broken_on_a_terminal(monkeypatch):
+    finding = Finding("data", "note", "word " * 40, "go on")
+    assert "\n" not in command.line(finding)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "70")
+    lines = command.line(finding).splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 70 and all(each.startswith(" " * 19) for each in lines[1:])
+
+
+# Checks that die ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os\nos.kill(os.getpid(), 11)", "its process was killed by SIGSEGV"),
+        ("import os\nos._exit(3)", "its process ended with exit code 3"),
+        ("import time\ntime.sleep(600)", "no answer within 1.5 s"),
+        ("raise ImportError('gone')", "ImportError: gone"),
+        ("raise SystemExit(7)", "its process ended with exit code 7"),
+    ],
+)
+def test_a_check_that_dies_or_hangs_is_told_of(tmp_path, text, said):
+    path = shadow(tmp_path, "mnist", text)
+    seconds = "1.5" if "sleep" in text else "100"
+    assert told(tmp_path, "check=data", f"timeout_s={seconds}", PYTHONPATH=path) == (
+        f"note     data      could not be checked: {said}\n"
+    )
+
+
+def test_where_training_itself_dies_it_is_a_problem(tmp_path):
+    path = shadow(tmp_path, "mnist", "import os\nos.kill(os.getpid(), 9)")
+    text = told(tmp_path, "check=training", code=1, PYTHONPATH=path)
+    assert text.startswith("problem  training  its process was killed by SIGKILL: ")
+
+
+def test_what_a_library_prints_is_no_finding(tmp_path):
+    path = shadow(tmp_path, "mnist", "import os\nprint('hello')\nos.write(1, b'hello')\ndef parse_idx(x): pass")
+    assert "hello" not in told(tmp_path, "check=data", "data=synthetic", PYTHONPATH=path)
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_packages_are_here(monkeypatch):
+    found = list(machine.check_packages([]))
+    assert states(found) == [("python", "ok"), ("packages", "ok")]
+    assert "numpy 2" in found[1].text and "hydra-core 1.3" in found[1].text
+    monkeypatch.setattr(machine, "requirements", lambda: [])
+    assert states(list(machine.check_packages([]))) == [("python", "ok"), ("packages", "note")]
+
+
+def test_packages_that_are_missing_or_of_another_version(monkeypatch):
+    requirement = pytest.importorskip("packaging.requirements").Requirement
+    wanted = [
+        "python<3.10",
+        "numpy<1.20",
+        "numba>=99",
+        "nowhere-to-be-found>=2,<3",
+        "mpi4py>=99; extra == 'mpi'",
+        "rich",
+    ]
+    monkeypatch.setattr(machine, "requirements", lambda: [requirement(each) for each in wanted])
+    found = list(machine.check_packages([]))
+    assert states(found) == [
+        ("python", "problem"),
+        ("numpy", "problem"),
+        ("numba", "note"),  # NumPy computes without it
+        ("nowhere-to-be-found", "problem"),
+        ("packages", "ok"),
+    ]
+    assert [each.code for each in found] == [1, 1, 0, 1, 0]
+    assert str(found[1]).endswith("needed is <1.20: pip install 'numpy<1.20'")
+    assert str(found[3]) == "is not installed: pip install 'nowhere-to-be-found<3,>=2'"
+
+
+@pytest.mark.parametrize("missing", ["hydra", pytest.param("rich", marks=pytest.mark.slow)])
+def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path, missing):
+    """Also the ones that other commands begin with."""
+    path = shadow(tmp_path, missing, "raise ImportError('libgone.so: cannot open shared object file')")
+    text = told(tmp_path, "check=packages", code=1, PYTHONPATH=path)
+    assert "cannot be imported (ImportError: libgone.so: cannot open shared object file): pip install '" in text
+    if missing == "hydra":
+        text = told(tmp_path, "check=training", code=1, PYTHONPATH=path)
+        assert text.startswith("problem  training  ImportError: libgone.so")
+
+
+def test_cores_and_memory(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert states(list(machine.check_cpu([]))) == [("cpu", "ok"), ("memory", "ok")]
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    monkeypatch.setattr(machine, "memory", lambda: (100_000_000, 4_000_000_000))
+    found = list(machine.check_cpu([]))
+    assert states(found) == [("cpu", "ok"), ("cpu", "note"), ("memory", "note")]
+    assert found[2].text == "0.1 GB free of 4.0 GB"
+    monkeypatch.setattr(machine, "memory", lambda: (0, 0))
+    assert ("memory", "ok") not in states(list(machine.check_cpu([])))
+
+
+def test_what_binds_blas(monkeypatch):
+    for name in machine.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("cupynet.backend.blas.held_below", lambda: None)
+    monkeypatch.setattr("cupynet.backend.blas.threads_now", lambda: 1)
+    assert states(list(machine.check_blas([]))) == [("blas", "ok")]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr("cupynet.backend.blas.threads_now", lambda: 10_000)
+    monkeypatch.setattr("cupynet.backend.blas.held_below", lambda: "OPENBLAS_CORETYPE=x holds BLAS: unset it")
+    found = list(machine.check_blas([]))
+    assert states(found) == [("blas", "ok"), *[("blas", "note")] * 3]
+    assert "10000 threads for" in found[1].text and "OMP_NUM_THREADS=3 decide" in found[2].text
+
+
+def test_numba_compiles_in_threads(monkeypatch):
+    pytest.importorskip("numba")
+    (found,) = machine.check_numba([])
+    assert found.state == "ok" and "kernels are kept in " in found.text
+    from cupynet.backend.cpu.kernels import loops, updates
+
+    monkeypatch.setattr(loops.squared_norm._cache, "trouble", "no folder")  # type: ignore[attr-defined]
+    assert "compiled kernels are not kept" in next(machine.check_numba([])).text
+    monkeypatch.setattr(updates, "sgd", lambda *_: None)
+    (found,) = machine.check_numba([])
+    assert (found.state, found.code) == ("problem", 1)
+
+
+def test_without_numba(tmp_path):
+    path = shadow(tmp_path, "numba", "raise ImportError('no numba')")
+    text = told(tmp_path, "check=packages", PYTHONPATH=path)
+    assert "note     numba " in text and "NumPy alone is slower" in text
+    assert told(tmp_path, "check=training", *SMALL, PYTHONPATH=path).startswith(
+        "ok       training  backend numpy, 1 worker"
+    )
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+class Gpu:
+    mem_info = (70_000_000_000, 80_000_000_000)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __enter__(self) -> Gpu:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """A machine with a driver, a CuPy that stands in for the real one, and two GPUs."""
+    program(tmp_path, "nvidia-smi", "echo '570.86, NVIDIA H200'\necho '570.86, NVIDIA H200'")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    cupy: Any = ModuleType("cupy")
+    cupy.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+    cupy.__version__ = "14.0.1"
+    cupy.cuda = SimpleNamespace(Device=Gpu)
+    cupy.cuda.runtime = SimpleNamespace(
+        getDeviceCount=lambda: 2,
+        driverGetVersion=lambda: 12090,
+        runtimeGetVersion=lambda: 12040,
+        getDeviceProperties=lambda number: {"name": b"NVIDIA H200", "major": 9, "minor": 0},
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
+    cupy.cuda.nccl = SimpleNamespace(get_version=lambda: 22703)
+    monkeypatch.setattr("cupynet.backend.cuda.probe", lambda: None)
+    return cupy
+
+
+def test_gpus_are_told_one_by_one(gpu):
+    found = list(machine.check_gpu([]))
+    assert states(found) == [("driver", "ok"), ("cupy", "ok"), ("gpu 0", "ok"), ("gpu 1", "ok"), ("nccl", "ok")]
+    assert found[0].text == "NVIDIA 570.86, 2 GPUs"
+    assert found[1].text == "14.0.1 for CUDA 12.4; the driver takes up to 12.9"
+    assert found[2].text == "NVIDIA H200, compute capability 9.0, 70.0 GB free of 80.0 GB"
+    assert found[4].text.startswith("2.27.3 is there")
+
+
+def test_a_driver_that_is_too_old_and_no_nccl(gpu):
+    gpu.cuda.runtime.runtimeGetVersion = lambda: 12100
+    del gpu.cuda.nccl
+    found = list(machine.check_gpu([]))
+    assert states(found)[2:] == [("cupy", "note"), ("gpu 0", "ok"), ("gpu 1", "ok"), ("nccl", "note")]
+
+
+def test_a_gpu_that_cannot_be_used(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr("cupynet.backend.cuda.probe", lambda: "CuPy cannot run a kernel (no kernel image)")
+    found = list(machine.check_gpu([]))
+    assert states(found) == [("driver", "ok"), ("gpu", "note")]
+    assert "no kernel image" in found[1].text and "nvidia-smi" in found[1].way_out
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "cupynet[cuda12x]" in list(machine.check_gpu([]))[1].way_out
+    program(tmp_path, "nvidia-smi", "echo 'cannot talk to the driver'; exit 9")
+    assert list(machine.check_gpu([]))[0].text == "nvidia-smi fails (cannot talk to the driver)"
+
+
+def test_a_machine_without_a_gpu(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    (found,) = machine.check_gpu([])
+    assert found == Finding("gpu", "note", "there is no NVIDIA driver and no CuPy: the processor computes")
+
+
+@needs_mpi[0]
+@needs_mpi[1]
+def test_two_ranks_meet():
+    (found,) = surroundings.check_mpi([])
+    assert found.text.startswith("two ranks meet: ") and found.state == "ok", found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("for i in 1 2; do echo rank 0 of 1 MPI; done", "starts processes that do not see each other"),
+        ("echo it is broken >&2; exit 3", "-n 2 fails (it is broken)"),
+        ("echo rank 0 of 2 MPI", "-n 2 fails (rank 0 of 2 MPI)"),
+        ("exit 5", "-n 2 fails (5)"),
+    ],
+)
+def test_ranks_that_do_not_meet(tmp_path, monkeypatch, text, said):
+    monkeypatch.setattr(surroundings, "find_mpiexec", lambda: str(program(tmp_path, "mpiexec", text)))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    (found,) = surroundings.check_mpi([])
+    assert found.state == "note" and said in found.text and found.way_out
+
+
+def test_without_mpi(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert states(list(surroundings.check_mpi([]))) == [("mpi", "note")]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "")
+    (found,) = surroundings.check_mpi([])
+    assert found.state == "note" and "there is no mpiexec" in found.text
+
+
+@pytest.fixture
+def small_mnist(tmp_path, monkeypatch):
+    """A data set of four small files, and where they belong."""
+    files = []
+    (tmp_path / "mnist").mkdir()
+    shapes = {"images.gz": (2, 3, 3), "labels.gz": (2,), "test-images.gz": (2, 3, 3), "test-labels.gz": (2,)}
+    for name, shape in shapes.items():
+        content = IdxFile(name, shape, "").header + bytes(2 if len(shape) == 1 else 18)
+        files.append(IdxFile(name, shape, hashlib.sha256(content).hexdigest()))
+        (tmp_path / "mnist" / name).write_bytes(gzip.compress(content))
+    monkeypatch.setattr(MNIST, "files", tuple(files))
+    monkeypatch.setattr(MNIST, "_check_validation", lambda *_: None)
+    monkeypatch.setenv("CUPYNET_DATA", str(tmp_path))
+    monkeypatch.setenv("CUPYNET_OFFLINE", "1")
+    return tmp_path / "mnist"
+
+
+def test_data_that_are_whole_missing_or_damaged(small_mnist, monkeypatch):
+    whole = ("data", "ok", f"mnist is whole in {small_mnist}", "", 0)
+    assert list(surroundings.check_data([])) == [Finding(*whole)]
+    labels = small_mnist / "labels.gz"
+    content = labels.read_bytes()
+    labels.unlink()
+    (found,) = surroundings.check_data(["data.fallback=synthetic"])
+    assert found.state == "note" and "synthetic digits would be used" in found.text and "lacks labels.gz" in found.text
+    for asked in ([], ["data.fallback=null"]):  # CUPYNET_DATA says where they are to be
+        (found,) = surroundings.check_data(asked)
+        assert (found.state, found.code) == ("problem", 65)
+    monkeypatch.delenv("CUPYNET_OFFLINE")
+    (found,) = surroundings.check_data([])
+    assert found.state == "note" and "would download" in found.text
+    labels.write_bytes(content[:-9])
+    (found,) = surroundings.check_data([])
+    assert (found.state, found.code) == ("problem", 65) and str(labels) in found.text
+    assert states(list(surroundings.check_data(["data=synthetic"]))) == [("data", "ok")]
+    (found,) = surroundings.check_data(["workrs=3"])  # settings that are refused: that is said elsewhere
+    assert found.code == 65
+
+
+def test_where_runs_would_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = list(surroundings.check_disk([]))
+    assert states(found)[0] == ("disk", "ok") and states(found)[-1] == ("clock", "ok")
+    assert found[0].text.startswith(f"{tmp_path} on ") and list(tmp_path.iterdir()) == []
+    (tmp_path / "outputs").mkdir()
+    assert next(surroundings.check_disk([])).text.startswith(f"{tmp_path / 'outputs'} on ")
+    monkeypatch.setattr(surroundings, "file_system", lambda folder: "nfs4")
+    assert states(list(surroundings.check_disk([])))[1] == ("disk", "note")
+    monkeypatch.setattr(surroundings, "ROOM", 1 << 60)
+    found = list(surroundings.check_disk([]))
+    assert found[0].state == "note" and found[0].way_out == "make room"
+
+
+def test_where_runs_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    (found,) = surroundings.check_disk([])
+    assert (found.state, found.code) == ("problem", 74) and "(Permission denied)" in found.text
+
+
+@pytest.mark.parametrize("behind_s", [600.0, -600.0])
+def test_clocks_that_disagree(behind_s):
+    (found,) = surroundings.check_clock(behind_s)
+    assert found.state == "note" and ("600 s earlier" if behind_s > 0 else "600 s later") in found.text
+
+
+def test_a_clock_that_was_never_set(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert states(list(surroundings.check_clock(0.0))) == [("clock", "note")]
+
+
+def test_the_run_that_is_asked_about(monkeypatch):
+    monkeypatch.setenv("CUPYNET_OFFLINE", "1")
+    (found,) = surroundings.check_training([*SMALL, "backend=numpy"])
+    assert found.state == "ok" and found.text.startswith("backend numpy, 1 worker on cpu: a batch goes through")
+    (found,) = surroundings.check_training([*SMALL, "workers=0"])
+    assert (found.state, found.code) == ("problem", 2) and found.text.startswith("workers=0: ")
+    monkeypatch.setattr("cupynet.training.ParallelWrapper.warm_up", lambda *_: [][1])
+    (found,) = surroundings.check_training([*SMALL, "backend=numpy"])
+    assert (found.state, found.code) == ("problem", 1) and "IndexError" in found.text

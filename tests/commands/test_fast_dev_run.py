@@ -1,0 +1,82 @@
+"""`fast_dev_run`: one batch of everything, and nobody takes what comes of it for a result."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cupynet import config
+from cupynet.core.errors import ConfigError
+from cupynet.data import Dataset, as_loader
+from cupynet.runs.run import Run
+from tests.commands.test_train import run
+from tests.runs.test_run import SUMMARY
+from tests.shards import write_shards
+from tests.training.conftest import small_dataset
+
+SMALL = ["data=synthetic", "data.train=600", "data.test=200", "data.validation=100", "batch_size=16", "model=mlp"]
+
+
+@pytest.mark.parametrize(("asked", "batches"), [("true", 1), ("3", 3)])
+def test_one_batch_of_everything(asked, batches, tmp_path):
+    stdout, stderr = run(tmp_path, *SMALL, "workers=2", f"fast_dev_run={asked}", "epochs=7", "hydra.run.dir=trial")
+    trial = Run(tmp_path / "trial")
+    summary = trial.summary()
+    assert stderr == "" and "warning" not in stdout
+    assert stdout.count("FAST DEV RUN   a trial of whether everything works: these figures are no results") == 1
+    assert summary.setup.fast_dev_run == batches and summary.setup.dataset.startswith("synthetic, ")
+    assert summary.setup.dataset.endswith(f"{batches} batch{'es' * (batches > 1)}: a fast dev run")
+    assert (summary.outcome.images, summary.outcome.iterations, summary.outcome.epochs) == (32 * batches, batches, 1)
+    assert (
+        summary.scores.test is not None
+        and summary.scores.test["samples"] == 32 * batches
+        and summary.outcome.advice is None
+    )
+    assert "no results" in trial.trial_path.read_text()
+    rows = trial.history()
+    assert [row["kind"] for row in rows] == ["report"] * batches + ["epoch"]
+    assert list(trial.checkpoints_path.glob("step-*")) and trial.weights_path.is_file()
+    if batches == 1:
+        stdout, _ = run(tmp_path, "trial", command="evaluate")
+        assert "the same as in summary.json" in stdout
+        stdout, _ = run(tmp_path, "resume=trial")
+        assert "its epoch is complete: epochs=... asks for more" in stdout
+        _, stderr = run(tmp_path, "resume=trial", "fast_dev_run=false", code=2)
+        assert stderr.startswith("cupynet: fast_dev_run=false: the run in trial was made with 1")
+
+
+@pytest.mark.parametrize(
+    ("written", "batches"), [("false", 0), ("true", 1), ("1", 1), ("40", 40)]
+)  # fmt: skip
+def test_true_is_one_batch(written, batches):
+    assert config.compose([f"fast_dev_run={written}"]).fast_dev_run == batches
+
+
+@pytest.mark.parametrize("written", ["0", "-1", "1.5", "yes", "null"])
+def test_other_values_are_refused(written):
+    with pytest.raises(ConfigError, match=f"fast_dev_run={written}: must be an integer of at least 1, true"):
+        config.compose([f"fast_dev_run={written}"])
+
+
+def test_a_new_run_in_the_folder_of_a_trial_is_none(tmp_path):
+    trial = Run(tmp_path)
+    trial.mark_trial(1)
+    trial.begin()
+    assert not trial.trial_path.exists()
+    trial.save(SUMMARY, {"a": np.ones(1)})
+    assert json.loads(trial.summary_path.read_text())["fast_dev_run"] == 0
+
+
+def test_shards_may_be_but_their_first_samples(tmp_path):
+    whole = small_dataset(41)
+    shards = write_shards(whole, tmp_path, 2)
+    few = shards.head(8)
+    assert (len(shards), len(few), few.counts) == (41, 16, (8, 8)) and shards.head(100).counts == shards.counts
+    for number in (0, 1):
+        one, all_of_it = few.open(number), shards.open(number)
+        assert isinstance(one.dataset, Dataset)
+        np.testing.assert_array_equal(one.dataset.images, all_of_it.dataset.images[:8])
+        np.testing.assert_array_equal(one.samples, all_of_it.samples[:8])
+    assert as_loader(few, 4).rounds(2) == 2

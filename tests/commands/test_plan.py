@@ -1,0 +1,168 @@
+"""The plan: what it prints follows from what it measured, and what cannot work is refused. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cupynet.bench import measure
+from cupynet.bench.cost_model import LINKS, Cluster, Forecast, forecast
+from cupynet.commands import plan
+from cupynet.commands.plan import Checked
+from cupynet.config.schema import PlanSettings, Settings, own_names, read
+from cupynet.core.errors import ConfigError
+from tests.bench.test_cost_model import COSTS
+from tests.commands.test_train import QUICK, run
+from tests.config.test_schema import LEAST
+
+WIDTH = 100
+
+
+def found(link: str, *workers: int, machines: int | None = None) -> dict[int, list[Forecast]]:
+    here = Cluster(LINKS[link], 2, machines)
+    return {each: [forecast(COSTS, here, each, every) for every in (1, 3, 10, 50)] for each in workers}
+
+
+def test_the_table_has_a_line_for_every_forecast() -> None:
+    rows = found("10gbe", 2, 64, 1024)
+    lines = plan.table(rows)
+    assert len(lines) == 1 + 3 * 4 and max(map(len, lines)) <= WIDTH
+    for line, each in zip(lines[1:], [each for some in rows.values() for each in some], strict=True):
+        assert line.split()[:4] == [
+            f"{each.workers:,}", f"{each.machines:,}", str(each.frequency), f"{each.images_per_s:,.0f}"
+        ]  # fmt: skip
+
+
+def test_the_foundation_names_the_link() -> None:
+    for name in LINKS:
+        for machines in (None, 16):
+            lines = plan.foundation(COSTS, Cluster(LINKS[name], 128, machines))
+            assert any(name in line for line in lines)
+
+
+def test_the_advice_has_a_frequency_for_each_number_of_workers() -> None:
+    sentence = plan.advice(found("1gbe", 2, 8), Cluster(LINKS["1gbe"], 2))
+    assert "over 1gbe" in sentence and " with 2 (" in sentence and " with 8 (" in sentence
+    assert "share cores" not in sentence
+    crowded = plan.advice(found("1gbe", 2, 8, 64, machines=1), Cluster(LINKS["1gbe"], 2, 1))
+    assert "from 8 workers on they share cores" in crowded
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 2), (2, 2), (64, 16)])
+def test_costs_follow_from_three_rates(cores: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations of 10 ms alone, 12 ms beside others, and an average of 3 ms; workers beyond the cores take turns."""
+    turns = workers / min(cores, workers)
+    asked: Any = SimpleNamespace(
+        settings=SimpleNamespace(batch_size=100, repeats=3),
+        experiment=SimpleNamespace(settings=SimpleNamespace(workers=workers)),
+    )
+    monkeypatch.setattr(plan, "cores_of", lambda experiment: cores)
+    monkeypatch.setattr(measure, "averaged_bytes", lambda experiment: 3_400_000)
+
+    def rate(of: int, frequency: int | str) -> float:
+        seconds = 10e-3 if of == 1 else 12e-3 * turns
+        return of * 100 / (seconds + (3e-3 * turns if frequency == 1 else 0))
+
+    costs = plan.measured(asked, rate)
+    assert (costs.alone_s, costs.busy_s, costs.average_s) == pytest.approx((10e-3, 12e-3, 3e-3))
+    assert (costs.cores, costs.size) == (min(cores, 16), 3_400_000)
+
+
+def test_the_verdict_counts_what_is_near_and_names_the_furthest() -> None:
+    rows = [Checked("threads", 2, 3, 90.0, 100.0), Checked("ranks", 4, 10, 150.0, 100.0)]
+    said = plan.verdict(rows)
+    assert said.startswith("1 of 2 ") and "every 10 with 4 ranks" in said and "+50 %" in said
+    lines = plan.check_table(rows)
+    assert lines[1].split() == ["2", "threads", "3", "90", "100", "0.90"] and max(map(len, lines)) <= WIDTH
+
+
+def test_the_settings_of_a_plan_describe_runs() -> None:
+    settings: PlanSettings = read(PlanSettings, {**LEAST, "workers": 8, "frequencies": [10, 1, 10]})
+    assert (settings.asked, settings.every) == ([8], [1, 10])
+    assert type(settings.run(3)) is Settings and settings.run(3).workers == 3
+    usual: PlanSettings = read(PlanSettings, LEAST)
+    assert (usual.asked, usual.every) == ([2, 8, 64, 1024], [1, 3, 10, 50])
+    checked: PlanSettings = read(PlanSettings, {**LEAST, "check": True})
+    assert (checked.asked, checked.every) == ([1, 2, 4], [3])
+    assert {"workers", "link", "check"} <= set(own_names(PlanSettings)) and "epochs" not in own_names(PlanSettings)
+
+
+REFUSED = [
+    ("link", "10gb", "link=10gb: must be one of wan, 1gbe, 10gbe, 100gbe, nvlink, or {"),
+    ("link", {"bandwidth_gbit_s": 1}, "link={bandwidth_gbit_s:1}: must be one of wan"),
+    (
+        *("link", {"bandwidth_gbit_s": 0, "latency_us": 1}),
+        "link.bandwidth_gbit_s=0: must be a number above 0",
+    ),
+    ("workers", [2, 0], "workers=[2,0]: must be an integer of at least 1, a list"),
+    ("workers", [], "workers=[]: must be an integer of at least 1"),
+    ("frequencies", "often", "frequencies=often: must be an integer of at least 1, a list"),
+    ("machines", 0, "machines=0: must be an integer of at least 1, or null for as many as the workers fill"),
+    ("check", 1, "check=1: must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "line"), REFUSED)
+def test_what_cannot_be_is_refused(key: str, value: object, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(PlanSettings, {**LEAST, key: value})
+    assert str(caught.value).startswith(line)
+
+
+def test_what_cannot_work_is_refused_in_one_line(tmp_path) -> None:
+    for setting, line in (
+        ("link=10gb", "link=10gb: must be one of wan"),
+        (
+            "link={bandwidth_gbit_s:1,latency_us:-1}",
+            "link.latency_us=-1: must be a",
+        ),
+        ("modes=[pipeline]", "modes=[pipeline]: was removed; "),
+        ("stages=2", "stages=2: was removed; "),
+        ("micro_batches=4", "micro_batches=4: was removed; "),
+        ("all_reduce=ring", "all_reduce=ring: was removed; "),
+        ("link=measured", "link=measured: was removed; "),
+        ("parallel=pipeline", "parallel: only averaging is forecast"),
+        ("parallel=gradients", "parallel: only averaging is forecast"),
+        ("parallel.launcher=mpi", "launcher=mpi: "),
+    ):
+        _, stderr = run(tmp_path, setting, command="plan", code=2)
+        assert stderr.startswith(f"cupynet: {line}") and stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_check_starts_no_thousand_workers(tmp_path) -> None:
+    _, stderr = run(tmp_path, "check=true", "workers=1024", command="plan", code=2)
+    assert stderr.startswith("cupynet: workers=1024: ") and "at most 32" in stderr
+
+
+def test_a_plan_measures_and_forecasts(tmp_path: Path) -> None:
+    quick = [each for each in QUICK if not each.startswith("epochs")]
+    stdout, _ = run(
+        tmp_path, *quick, "repeats=1", "images=600", "workers=[1,2,4]", "link={bandwidth_gbit_s:2,latency_us:30}",
+        command="plan",
+    )  # fmt: skip
+    (file,) = tmp_path.glob("outputs/plan/*/*/plan.json")
+    result = json.loads(file.read_text())
+    rows = result["forecasts"]
+    assert [(row["workers"], row["frequency"]) for row in rows] == [(w, f) for w in (1, 2, 4) for f in (1, 3, 10, 50)]
+    assert all(row["images_per_s"] > 0 and 0 < row["computing_s"] < 60 for row in rows)
+    assert result["costs"]["size"] == pytest.approx(2 * 4 * 431_080, rel=0.01)  # weights and velocities
+    assert result["cluster"]["link"]["bandwidth"] == 0.25e9
+    assert result["sentence"] in stdout and "2 Gbit/s" in stdout
+
+
+@pytest.mark.slow
+def test_a_check_trains_and_compares(tmp_path) -> None:
+    stdout, _ = run(
+        tmp_path, "data.train=2000", "data.test=200", "repeats=1", "images=2000", "workers=[1,2]",
+        "check=true", "batch_size=64", command="plan",
+    )  # fmt: skip
+    (file,) = tmp_path.glob("outputs/plan/*/*/plan.json")
+    rows = json.loads(file.read_text())["checked"]
+    threads = [row for row in rows if row["kind"] == "threads"]
+    assert [row["workers"] for row in threads] == [1, 2] and all(row["measured"] > 0 for row in rows)
+    assert all(row["ratio"] == pytest.approx(row["predicted"] / row["measured"]) for row in rows)
+    assert "forecasts are within 25 % of what was measured" in stdout

@@ -1,0 +1,331 @@
+"""Pictures that people bring, as a run sees them: by the command, and one by one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import tracemalloc
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Pictures
+
+from cupynet import ConfigError, DataError, load_model
+from cupynet.commands.predict import Seeing, _lines, main, shown
+from cupynet.config.load_model import Trained
+from cupynet.data import Synthetic
+from cupynet.data.centering import centred_as_mnist, is_dark_on_light
+from cupynet.data.sources import image_folder as pictures
+from cupynet.data.sources.image_folder import picture
+from tests.commands.test_train import run, run_folder
+
+DIGITS = ["data=synthetic", "data.train=2000", "data.test=200", "batch_size=32", "epochs=1", "workers=1"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that knows digits well enough."""
+    folder = tmp_path_factory.mktemp("digits")
+    quick = ["model=simple_cnn", "optimizer=adam", "callbacks.progress.style=lines"]
+    run(folder, *DIGITS, *quick)
+    return run_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Any:
+    return Synthetic(2000, 200).load().test
+
+
+def seeing(finished: Path, **changes: Any) -> Seeing:
+    trained = Trained(finished)
+    return Seeing.of(trained, trained.model(), **{"center": None, "invert": "auto", **changes})
+
+
+def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
+    """A digit (28, 28) drawn large, somewhere on a sheet."""
+    size = int(random.integers(100, 300))
+    high, wide = (size + int(random.integers(0, 150)) for _ in range(2))
+    large = Pictures.fromarray(digit).resize((size, size), Pictures.Resampling.BICUBIC)
+    sheet = np.zeros((high, wide), np.uint8)
+    top, left = int(random.integers(0, high - size + 1)), int(random.integers(0, wide - size + 1))
+    sheet[top : top + size, left : left + size] = np.asarray(large)
+    if kind == "blackboard":
+        return Pictures.fromarray(sheet)
+    if kind == "paper":
+        return Pictures.fromarray(255 - sheet)
+    if kind == "pencil":  # on grey paper, with grain
+        return Pictures.fromarray((215 - sheet * 0.6 + random.normal(0, 4, sheet.shape)).clip(0, 255).astype(np.uint8))
+    if kind == "ink":
+        share = sheet[..., None] / 255
+        return Pictures.fromarray(((1 - share) * [250, 240, 200] + share * [20, 40, 160]).astype(np.uint8))
+    if kind == "deep":
+        return Pictures.fromarray((255 - sheet).astype(np.uint16) * 257)
+    level = 0 if kind == "transparent" else 255
+    return Pictures.merge("LA", (Pictures.new("L", (wide, high), level), Pictures.fromarray(sheet)))
+
+
+def clean(digit: Any) -> Any:
+    """Without the noise of the drawn digits, which is none of a pen's."""
+    return np.where(digit > 80, digit, 0).astype(np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["blackboard", "paper", "pencil", "ink", "deep", "transparent", "light on nothing"])
+def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind: str, tmp_path: Path) -> None:
+    model, sees, random = load_model(finished), seeing(finished), np.random.default_rng(5)
+    assert sees.centred and sees.on_black
+    plain = [clean(each[:, :, 0]) for each in digits.images[:40]]
+    images = []
+    for each in plain:
+        page(each, random, kind).save(tmp_path / "a.png")
+        images.append(sees.image(tmp_path / "a.png"))
+    expected = model.predict(np.stack([centred_as_mnist(each[:, :, None]) for each in plain])).argmax(1)
+    found = model.predict(np.stack(images)).argmax(1)
+    assert (found == digits.labels[:40]).mean() >= (expected == digits.labels[:40]).mean() - 0.05
+    assert (found == expected).mean() >= 0.9
+
+
+def test_the_rule_of_mnist() -> None:
+    """A bar of 40 x 10 on a large sheet becomes one of 20 x 5 whose middle is that of the image."""
+    sheet = np.zeros((190, 200, 1), np.uint8)
+    sheet[30:70, 150:160] = 200
+    found = centred_as_mnist(sheet)[:, :, 0]
+    assert found.shape == (28, 28) and found.max() == 255
+    rows, columns = np.flatnonzero(found.any(axis=1)), np.flatnonzero(found.any(axis=0))
+    assert (rows[0], rows[-1]) == (4, 23) and (columns[0], columns[-1]) == (12, 16)
+    heavy = sheet.copy()
+    heavy[60:70, 110:160] = 200  # a foot to the left: the mass moves there, and the stroke to the right
+    moved = centred_as_mnist(heavy)[:, :, 0].astype(float)
+    for axis in (0, 1):
+        mass = moved.sum(axis=1 - axis)
+        assert (mass * np.arange(28)).sum() / mass.sum() == pytest.approx(14, abs=0.51)
+    np.testing.assert_allclose(centred_as_mnist(found[:, :, None])[:, :, 0], found, atol=1)  # done twice is done once
+    np.testing.assert_array_equal(centred_as_mnist(np.roll(sheet, (9, -50), (0, 1)))[:, :, 0], found)
+
+
+def test_grain_is_no_ink_and_a_blank_sheet_has_none() -> None:
+    random = np.random.default_rng(1)
+    sheet = np.zeros((300, 300, 1))
+    sheet[100:140, 100:110] = 150
+    noisy = (sheet + 60 + random.normal(0, 5, sheet.shape)).clip(0, 255).astype(np.uint8)
+    clear = centred_as_mnist(sheet.astype(np.uint8)).astype(int)
+    assert abs(centred_as_mnist(noisy).astype(int) - clear).mean() < 6
+    for level in (0, 130, 255):
+        with pytest.raises(DataError, match=f"nothing is drawn in it: it is of one level, {level} of 255"):
+            centred_as_mnist(np.full((40, 30, 1), level, np.uint8))
+
+
+def test_dark_on_light() -> None:
+    sheet = np.full((30, 30, 1), 20, np.uint8)
+    sheet[10:20, 10:20] = 90
+    assert not is_dark_on_light(sheet) and is_dark_on_light(255 - sheet)
+    assert not is_dark_on_light(np.zeros((4, 4, 1), np.uint8))
+
+
+def test_what_is_not_like_mnist_is_resized_as_folder_does_it(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (40, 30, 3), np.uint8)
+    Pictures.fromarray(pixels).save(tmp_path / "a.png")
+    sees = Seeing((20, 25, 3), centred=False, on_black=False, invert="auto")
+    expected = pictures._decoded(tmp_path / "a.png", 20, 25, 3, True)
+    np.testing.assert_array_equal(sees.image(tmp_path / "a.png"), expected)
+    turned = Seeing((20, 25, 3), centred=False, on_black=False, invert="yes").image(tmp_path / "a.png")
+    assert abs(turned.astype(int) + expected - 255).max() <= 1
+    Pictures.fromarray(np.full((9, 9), 255, np.uint8)).save(tmp_path / "white.png")
+    for invert, level in (("auto", 255), ("no", 255), ("yes", 0)):
+        seen = Seeing((4, 4, 1), centred=False, on_black=False, invert=invert).image(tmp_path / "white.png")
+        assert (seen == level).all()
+
+
+def test_centring_and_turning_on_request(finished: Path, tmp_path: Path) -> None:
+    sheet = np.full((28, 28), 255, np.uint8)
+    sheet[2:10, 2:5] = 0
+    Pictures.fromarray(sheet).save(tmp_path / "a.png")
+    path = tmp_path / "a.png"
+    np.testing.assert_array_equal(seeing(finished, center=False).image(path)[:, :, 0], 255 - sheet)
+    np.testing.assert_array_equal(seeing(finished, center=False, invert="no").image(path)[:, :, 0], sheet)
+    assert seeing(finished).image(path)[4:24, 12:16].any()
+    with pytest.raises(DataError, match=r"a\.png: nothing is drawn in it"):  # the ground is the lightest there
+        seeing(finished, invert="no").image(path)
+    with pytest.raises(DataError, match="nothing is drawn"):
+        Pictures.fromarray(np.zeros((5, 5), np.uint8)).save(path)
+        seeing(finished).image(path)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png"])
+def test_a_photograph_of_a_drawing_is_turned_as_its_camera_was(ending: str, tmp_path: Path) -> None:
+    upright = np.zeros((16, 24), np.uint8)
+    upright[:8] = 255
+    noted = Pictures.Exif()
+    noted[0x0112] = 6  # orientation: the first row is on the right, the first column on top
+    path = tmp_path / f"a.{ending}"
+    Pictures.fromarray(np.rot90(upright).copy()).save(path, exif=noted, quality=95)
+    found = picture(path, 1, drawn=True)[:, :, 0]
+    assert found.shape == upright.shape and np.abs(found.astype(int) - upright).max() < 40
+    assert picture(path, 1).shape == (24, 16, 1)  # as `Folder` has it
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
+    grey = np.zeros((12, 9), np.uint8)
+    grey[3:9, 3:6] = 255
+    made = Pictures.fromarray(grey)
+    made = Pictures.fromarray(grey.astype(np.uint16) * 257) if mode == "I;16" else made.convert(mode)
+    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    made.save(path, **({"quality": 100} if mode == "CMYK" else {}))
+    found = picture(path, channels, drawn=True)
+    assert found.shape == (12, 9, channels) and found.dtype == np.uint8
+    np.testing.assert_allclose(found.astype(int).mean(axis=2), grey, atol=12 if mode == "CMYK" else 0)
+
+
+@pytest.mark.parametrize("top", [255, 1020, 1023, 4080, 16_000, 60_000, 65_535])
+def test_16_bits_of_which_few_are_used_are_levels_all_the_same(top: int, tmp_path: Path) -> None:
+    """A camera of 12 bits fills no more of them; cut to 8, nothing would be left."""
+    ramp = np.arange(256, dtype=np.int64).reshape(16, 16)
+    levels, bits = -(-ramp * top // 255), max(8, top.bit_length() + top.bit_length() % 2)
+    Pictures.fromarray(levels.astype(np.uint16)).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(picture(tmp_path / "a.png", 1, drawn=True)[:, :, 0], levels >> (bits - 8))
+    Pictures.fromarray(np.zeros((5, 5), np.uint16)).save(tmp_path / "a.png")
+    assert not picture(tmp_path / "a.png", 1).any()
+
+
+def bomb(side: int) -> bytes:
+    """A PNG that says it has side x side pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(bytes(1000))), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def sound() -> bytes:
+    file = io.BytesIO()
+    Pictures.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+SPOILT = {
+    "text": (b"seven", "is no PNG or JPEG, or damaged"),
+    "empty": (b"", "is no PNG or JPEG, or damaged"),
+    "cut": (sound()[:700], "is no PNG or JPEG, or damaged"),
+    "bomb": (bomb(100_000), "expected at most 67,108,864 pixels, found more: make it smaller"),
+    "large": (bomb(9_000), "expected at most 67,108,864 pixels, found 9000 x 9000: make it smaller"),
+    "gif": (b"GIF89a" + bytes(40), "is no PNG or JPEG, or damaged"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_is_no_picture_is_named(name: str, tmp_path: Path) -> None:
+    content, expected = SPOILT[name]
+    path = tmp_path / "a\x1b\n.png"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        picture(path, 1)
+    assert expected in str(caught.value) and str(caught.value).startswith(f"{tmp_path}/a??.png: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_large_picture_of_a_small_file_is_not_unfolded_again_and_again(tmp_path: Path) -> None:
+    pixels = np.zeros((1500, 1500, 4), np.uint8)
+    pixels[700:800, 700:800] = 255
+    Pictures.fromarray(pixels).save(tmp_path / "a.png")
+    tracemalloc.start()
+    try:
+        found = picture(tmp_path / "a.png", 1, drawn=True)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found[0, 0, 0], found[750, 750, 0]) == (0, 255)  # light, and so on black
+    assert most < 16 * 1500 * 1500  # bytes; three arrays of double precision would be 24 to a pixel
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")  # which nobody writes to: it is not waited for
+    for path in (tmp_path / "pipe.png", tmp_path / "none.png", tmp_path, Path("x" * 300)):
+        with pytest.raises(DataError, match="expected a picture, found no such file"):
+            picture(path, 1)
+
+
+def test_the_command(finished: Path, digits: Any, tmp_path: Path) -> None:
+    """Good ones are told although there are bad ones; one line each, exit code 65."""
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    random, plain = np.random.default_rng(2), [clean(each[:, :, 0]) for each in digits.images[:3]]
+    for number, each in enumerate(plain):
+        page(each, random, "paper").save(folder / f"{number}.png")
+    (folder / "notes.txt").write_text("no picture")
+    (tmp_path / "bad.png").write_text("text")
+    stdout, stderr = run(tmp_path, str(finished), "scans", command="predict")
+    lines = stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [f"scans/{number}.png" for number in range(3)] and stderr == ""
+    assert all(line.count(" %") == 3 for line in lines)
+    more = ["bad.png", "scans/1.png", "none.png", "--json", "--top", "2"]
+    stdout, stderr = run(tmp_path, str(finished), *more, command="predict", code=65)
+    (row,) = map(json.loads, stdout.splitlines())
+    assert row["file"] == "scans/1.png" and row["class"] == row["top"][0]["class"] and len(row["top"]) == 2
+    assert lines[1].startswith(f"scans/1.png  {row['class']} {row['score'] * 100:.1f} %")
+    assert [line.split(":")[1] for line in stderr.splitlines()] == [" bad.png", " none.png"]
+    assert all(line.startswith("cupynet: ") for line in stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        ([], 2, "the following arguments are required: run, picture"),
+        (["nobody", "a.png"], 2, "nobody: there is no such folder"),
+        (["a.png", "a.png"], 2, "a.png: is no folder: name a run's, under outputs/"),
+        ([".", "a.png"], 2, ".: is not a finished run, it has no summary.json: name a folder under outputs/"),
+        (["RUN", "a.png", "--top", "0"], 2, "--top=0: must be an integer of at least 1"),
+        (["RUN", "a.png", "--invert", "maybe"], 2, "argument --invert: invalid choice: 'maybe'"),
+        (["RUN", "empty"], 65, "empty: has no pictures (.png, .jpg, .jpeg)"),
+    ],
+    ids=["nothing", "nobody", "a file", "no run", "top", "invert", "empty folder"],
+)
+def test_the_command_refuses(
+    arguments: list[str], code: int, expected: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.png").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["predict", *(str(finished) if each == "RUN" else each for each in arguments)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    told = capsys.readouterr()
+    assert left.value.code == code and told.out == ""
+    assert expected in told.err and told.err.startswith("cupynet: ") and told.err.count("\n") == 1
+
+
+def test_center_is_for_square_images_of_one_channel() -> None:
+    class Of:
+        class input:
+            shape = (32, 32, 3)
+
+        path = "run"
+        source = None
+
+    with pytest.raises(ConfigError, match="--center: is for square images of one channel"):
+        Seeing.of(Of(), Of(), True, "auto")  # type: ignore[arg-type]
+
+
+def test_a_line_for_each_class_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [("cat\x1b", 0.98), ("dog", 0.0205)]
+    assert _lines("a.png", found, True) == "a.png  cat? 98.0 %  dog 2.1 %"
+    assert _lines("a.png", found, False) == "a.png  cat? 0.98  dog 0.0205"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    first, second = _lines("a.png", found, True).splitlines()
+    assert first == f"a.png  cat?  {'█' * 20}  98.0 %"
+    assert second == f"       dog   {' ' * 20}   2.1 %"
+
+
+def test_shades() -> None:
+    image = np.zeros((4, 3, 1), np.uint8)
+    image[:2, 1] = 255
+    assert shown(image) == " █\n"
+    assert max(map(len, shown(np.full((200, 200, 3), 255, np.uint8)).splitlines())) <= 76

@@ -1,0 +1,88 @@
+"""`cupynet report` as a user types it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import needs_mpi, under_mpiexec
+from tests.reporting.folders import finished, unfinished
+from tests.reporting.test_callback import QUICK
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def report(*arguments: str, shell: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "cupynet", "report", *arguments]
+    return subprocess.run(
+        words if shell is None else ["bash", "-c", shell, *words],
+        cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_it_makes_the_page_and_says_where_it_is(tmp_path):
+    folder = finished(tmp_path)
+    done = report(str(folder))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}/report.html\n", "")
+    assert "<svg" in (folder / "report.html").read_text() and (folder / "curves.png").is_file()
+
+
+def test_open_shows_it_in_the_browser(tmp_path):
+    folder = unfinished(tmp_path)
+    seen = tmp_path / "seen"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {seen}\n')
+    browser.chmod(0o755)
+    done = report(str(folder), "--open", BROWSER=f"{browser} %s")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert seen.read_text() == (folder / "report.html").as_uri() + "\n"
+
+
+WRONG = {
+    "missing": (lambda folder: folder, 2, "is not the folder of a run: name one under outputs/"),
+    "a file": (lambda folder: Path(__file__), 2, "is not the folder of a run"),
+    "no run": (lambda folder: ROOT / "tests", 2, "is not the folder of a run"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_run_is_refused_in_one_line(tmp_path, name):
+    where, code, text = WRONG[name]
+    done = report(str(where(tmp_path / "none")))
+    assert done.returncode == code and done.stdout == ""
+    assert done.stderr.startswith("cupynet: ") and text in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_is_told_in_one_line(tmp_path):
+    folder = unfinished(tmp_path)
+    (folder / "report.html" / "x").mkdir(parents=True)
+    done = report(str(folder))
+    assert done.returncode == 74 and done.stderr.startswith(f"cupynet: {folder}/report.html: cannot be written")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("where", [">&-", "| head -c 0", "> /dev/full"])
+def test_nobody_needs_to_listen(tmp_path, where):
+    folder = unfinished(tmp_path)
+    done = report(str(folder), shell=f'"$0" "$@" {where}')
+    assert "Traceback" not in done.stderr and (folder / "report.html").is_file()
+
+
+def test_help_has_an_example():
+    done = report("--help")
+    assert done.returncode == 0 and "cupynet report outputs/" in done.stdout
+
+
+@pytest.mark.mpi
+@needs_mpi[1]
+def test_of_several_processes_one_has_the_page(tmp_path):
+    settings = (*QUICK, "epochs=1", "parallel.launcher=mpi", f"hydra.run.dir={tmp_path}/run")
+    done = under_mpiexec(2, "-m", "cupynet", "train", *settings, cwd=tmp_path, CUPYNET_REPORT="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in done.stdout + done.stderr
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "finished" in text and "mpiexec -n 2 cupynet train" in text

@@ -1,0 +1,605 @@
+"""The commands as a user types them: in a process of their own, in an empty directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cupynet.commands import evaluate
+from tests import warm
+from tests.mpi import NO_MPI
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = [
+    "data=synthetic",
+    "data.train=600",
+    "data.test=200",
+    "epochs=1",
+    "batch_size=32",
+    "callbacks.progress.style=lines",
+]
+
+
+def environment(**more: str) -> dict[str, str]:
+    hidden = {"CUPYNET_DATA", "BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"}
+    kept = {key: value for key, value in os.environ.items() if key not in hidden}
+    return {**kept, "PYTHONPATH": str(ROOT), "CUPYNET_OFFLINE": "1", "COLUMNS": "200", **more}
+
+
+def run(folder: Path, *arguments: str, command: str = "train", code: int = 0, **more: str) -> tuple[str, str]:
+    """Run a command in `folder`; its stdout and stderr. Fails the test where the exit code is another."""
+    done = warm.command("cupynet", (command, *arguments), folder, environment(**more), 300, **more)
+    assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+def run_folder(folder: Path) -> Path:
+    """The only run folder below `folder`."""
+    (summary,) = folder.glob("outputs/**/.hydra")
+    return summary.parent
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with two workers, and what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "report_every_iterations=5")
+    return run_folder(folder), stdout, stderr
+
+
+def test_a_run_leaves_what_others_rely_on(finished):
+    folder, stdout, stderr = finished
+    names = {p.name for p in folder.iterdir()}
+    results = {"history.jsonl", "summary.json", "weights.safetensors", "examples.safetensors"}
+    assert names == {".hydra", "train.log", "started.json", "checkpoints", *results}
+    assert stderr == ""
+    for text in (
+        "test accuracy",
+        "images/s",
+        f"run folder     outputs/{folder.parent.name}/{folder.name}\n",
+        "backend numba, dtype float, 2 workers on cpu",
+    ):
+        assert text in stdout
+    summary = json.loads((folder / "summary.json").read_text())
+    expected = {"dataset": "synthetic", "fallback": False, "backend": "numba", "devices": ["cpu", "cpu"]}
+    expected |= {"dtype": "float", "workers": 2, "seed": 123, "epochs": 2, "images": 1200, "stopped_by": None}
+    assert {key: summary[key] for key in expected} == expected
+    for key in ("images_per_s", "wall_s", "train_s", "test_loss"):
+        assert summary[key] > 0
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert summary["environment"]["blas"][0]["num_threads"] >= 1
+
+
+def test_history_has_a_row_per_report_and_per_epoch(finished):
+    rows = [json.loads(line) for line in (finished[0] / "history.jsonl").read_text().splitlines()]
+    reports = [row for row in rows if row["kind"] == "report"]
+    assert [row["iteration"] for row in reports] == [5, 10, 15, 20]
+    keys = {
+        "epoch",
+        "loss",
+        "score_after_averaging",
+        "images_per_s",
+        "compute_s",
+        "data_s",
+        "averaging_s",
+        "divergence",
+    }
+    assert all(keys <= row.keys() for row in reports)
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    assert [row["epoch"] for row in epochs] == [1, 2]
+    summary = json.loads((finished[0] / "summary.json").read_text())
+    assert epochs[-1]["test_accuracy"] == summary["test_accuracy"]
+
+
+def test_a_run_tells_what_its_workers_spent(finished):
+    folder, stdout, _ = finished
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    assert all(len(row[name]) == 2 for row in epochs for name in ("compute_s", "data_s", "averaging_s", "waiting_s"))
+    sent = [row["bytes_sent"] for row in rows]
+    assert (
+        sent[0] > 0
+        and sent == sorted(sent)
+        and sent[-1] <= summary["bytes_sent"] == sum(summary["spent"]["bytes_sent"])
+    )
+    vectors = (
+        2 * 431_080 * 4
+    )  # weights and momentum, all-reduced by two workers after iterations 3, 6 ... 18 and two ends
+    assert summary["bytes_sent"] == pytest.approx(8 * 2 * vectors, rel=0.3)
+    assert sum(summary["spent"]["samples"]) == 1200 and summary["divergence"] > 0
+    assert summary["advice"] and f"advice         {summary['advice']}" in stdout
+    assert "spent          averaging " in stdout and "% apart" in stdout
+
+
+def test_a_run_that_has_not_learned_says_so(finished, tmp_path):
+    """Steps far too large, which clipping keeps finite: nothing else would tell."""
+    stdout, stderr = run(tmp_path, *QUICK, "workers=1", "optimizer.learning_rate=10")
+    (warning,) = [line for line in stdout.splitlines() if "warning: " in line]
+    assert "it has not learned: accuracy 1" in warning and warning.endswith(": lower learning_rate") and stderr == ""
+    assert "it has not learned" in (run_folder(tmp_path) / "train.log").read_text()
+    assert "it has not learned" not in finished[1]
+
+
+def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path):
+    """The validation images choose, the test images are looked at once, and of the best weights."""
+    settings = ["callbacks=early_stopping", "data.validation=100", "workers=2", "epochs=9", "data.train=700"]
+    worst = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.direction=max"]  # the first is the best
+    stdout, _ = run(tmp_path, *QUICK, *settings, *worst)
+    folder = run_folder(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    found = summary["early_stopping"]
+    assert found["reason"] == "patience" and found["restored"] and summary["stop_reason"] == "early"
+    assert summary["stopped_by"].startswith("patience: no better loss in 2 evaluations")
+    scores = {int(epoch): score for epoch, score in found["scores"].items()}
+    best = max(scores, key=scores.__getitem__)
+    assert found["best_epoch"] == best < summary["epochs"] == len(scores)
+    epochs = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    accuracy = {row["epoch"]: row["validation_accuracy"] for row in epochs if row["kind"] == "epoch"}
+    assert summary["validation_accuracy"] == accuracy[best]
+    assert f"best epoch     {best}, validation loss {scores[best]:.4g}, restored" in stdout
+    assert "early stopping: patience" in stdout
+    stdout, _ = run(tmp_path, str(folder), command="evaluate")
+    assert "the same as in summary.json" in stdout
+
+
+DIVERGE = """
+from cupynet.training import Callback
+
+class Diverge(Callback):
+    every_rank = True
+
+    def on_iteration_end(self, trainer):
+        if (trainer.rank, trainer.iteration) == (trainer.workers - 1, 25):
+            trainer.params.master[0] = float("nan")
+"""
+
+
+@pytest.mark.parametrize("parallel", ["averaging", "hybrid"])
+def test_a_run_that_diverges_keeps_its_best(tmp_path, parallel):
+    (tmp_path / "diverge.py").write_text(DIVERGE)
+    fault = ["trusted_modules=[diverge]", "+callbacks.diverge._target_=diverge.Diverge", f"parallel={parallel}"]
+    settings = ["callbacks=early_stopping", "data.validation=200", "workers=2", "epochs=4", "data.train=840"]
+    stdout, stderr = run(tmp_path, *QUICK, *settings, *fault, code=3)
+    folder = run_folder(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    found = summary["early_stopping"]
+    assert (found["reason"], found["best_epoch"], found["restored"]) == ("diverged", 2, True)
+    assert summary["stop_reason"] == "diverged" and summary["epochs"] == 2 and summary["test_accuracy"] is None
+    assert stderr == f"cupynet: {summary['stopped_by']}\n" and "not finite" in stderr
+    assert f"the weights of epoch 2, the best, are in {folder}" in stdout
+    assert all(np.isfinite(each).all() for each in load_file(folder / "weights.safetensors").values())
+    run(tmp_path, str(folder), command="evaluate")
+
+
+def test_early_stopping_needs_images_that_are_held_out(tmp_path):
+    _, stderr = run(tmp_path, *QUICK, "callbacks=early_stopping", code=2)
+    assert (
+        stderr.count("\n") == 1
+        and stderr.startswith("cupynet: callbacks.early_stopping: ")
+        and not list(tmp_path.iterdir())
+    )
+
+
+def test_weights_have_the_layers_names_in_single_precision(finished):
+    weights = load_file(finished[0] / "weights.safetensors")
+    layers = ("conv1", "conv2", "dense1", "output")
+    assert set(weights) == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    assert {w.dtype.name for w in weights.values()} == {"float32"}
+    assert weights["conv2.weight"].shape == (5, 5, 20, 50)
+
+
+def test_evaluate_repeats_the_figures_exactly(finished):
+    folder, _, _ = finished
+    stdout, _ = run(folder.parent, str(folder), command="evaluate")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert f"test accuracy {summary['test_accuracy']:.4f}, loss {summary['test_loss']!r}" in stdout
+    assert "the same as in summary.json" in stdout and "Confusion" in stdout
+
+
+def test_evaluate_takes_other_settings(finished):
+    stdout, _ = run(finished[0].parent, str(finished[0]), "workers=1", "backend=numpy", command="evaluate")
+    summary = json.loads((finished[0] / "summary.json").read_text())
+    assert f"test accuracy {summary['test_accuracy']:.4f}" in stdout
+
+
+def evaluated(monkeypatch, capsys, *arguments):
+    """The exit code of evaluate in this process, what it printed, and the one line of its error."""
+    monkeypatch.setattr("sys.argv", ["evaluate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        evaluate.main()
+    told = capsys.readouterr()
+    assert told.err.count("\n") == bool(left.value.code) and told.err[:9] in ("", "cupynet: ")
+    return left.value.code, told.out, told.err
+
+
+def test_evaluate_prints_json_and_takes_checkpoints(finished, monkeypatch, capsys):
+    folder = finished[0]
+    (folder.parent / "latest").symlink_to(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    code, out, _ = evaluated(monkeypatch, capsys, folder.parent / "latest", "--json")
+    found = json.loads(out)
+    assert (code, found["accuracy"], found["loss"]) == (0, summary["test_accuracy"], summary["test_loss"])
+    assert found["dataset"] == "synthetic" and found["confusion"] == summary["test"]["confusion"]
+    code, out, _ = evaluated(monkeypatch, capsys, folder / "checkpoints", "backend=numpy")
+    assert code == 0 and f"test accuracy {summary['test_accuracy']:.4f}" in out and "summary.json" not in out
+    first = min((folder / "checkpoints").glob("step-*"))
+    code, out, _ = evaluated(monkeypatch, capsys, "--json", first)
+    assert code == 0 and json.loads(out)["loss"] > summary["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"test_accuracy": None, "test_loss": None}, "has no result: the run was not evaluated"),
+        ({"test_accuracy": 0.5}, "says 0.5"),
+    ],
+)
+def test_evaluate_says_what_it_is_compared_with(changed, said, finished, tmp_path, monkeypatch, capsys):
+    copy = Path(shutil.copytree(finished[0], tmp_path / "copy"))
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps(summary | changed))
+    code, out, _ = evaluated(monkeypatch, capsys, copy)
+    assert code == 0 and out.splitlines()[-1] == f"summary.json {said}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "the folder of a run is missing: cupynet evaluate --help shows what it takes"),
+        (["nobody"], "nobody: there is no such folder: name a run's, under outputs/"),
+        ([__file__], f"{__file__}: is no folder: name a run's, under outputs/"),
+        (["RUN", "workrs=1"], "did you mean 'workers'?"),
+        (["RUN", "--jsn"], "unrecognized arguments: --jsn"),
+        (["RUN", "json"], "json: is not written as key=value"),
+        (
+            ["RUN", "model.layers.dense1.units=7"],
+            "weight 'dense1.weight' has shape (800, 500), this network needs (800, 7)",
+        ),
+    ],
+    ids=["nothing", "nobody", "a file", "setting", "option", "no setting", "another network"],
+)
+def test_evaluate_refuses_wrong_arguments(arguments, expected, finished, monkeypatch, capsys):
+    given = [finished[0] if each == "RUN" else each for each in arguments]
+    code, out, err = evaluated(monkeypatch, capsys, *given)
+    assert (code, out) in ((2, ""), (65, "")) and expected in err
+
+
+def test_evaluate_refuses_what_is_no_run_and_damaged_weights(finished, tmp_path):
+    _, stderr = run(tmp_path, str(tmp_path), command="evaluate", code=2)
+    assert stderr.startswith(f"cupynet: {tmp_path}: is not a finished run") and stderr.count("\n") == 1
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(finished[0]), str(copy)], check=True)
+    content = bytearray((copy / "weights.safetensors").read_bytes())
+    content[-100] ^= 1
+    (copy / "weights.safetensors").write_bytes(content)
+    _, stderr = run(tmp_path, str(copy), command="evaluate", code=65)
+    assert "weights.safetensors: damaged weights, expected SHA-256" in stderr and stderr.count("\n") == 1
+
+
+BAD = {
+    "workrs=4": "did you mean 'workers'?",
+    "workers=0": "at least 1",
+    "workers=four": "could not be converted to Integer",
+    "dtype=float16x": "one of half, bfloat16, float, double",
+    "parallel.averaging_frequency=0": "at least 1",
+    "batch_size=-1": "at least 1",
+    "optimizer=nesterof": "did you mean 'nesterov'?",
+    "optimizer.momentun=1": "did you mean",
+    "optimizer.momentum=2": "below 1",
+    "model.layers.conv2.kernel=50": "Conv2D 'conv2' kernel=50 is larger than its input Image(12, 12, 20)",
+    "model.layers.output.units=7": "the data has 10 classes",
+    "model.layers.output.activation=softmax": "SoftmaxNLL applies softmax itself",
+    "backend=cupy": "backend=cupy: CuPy",
+    "devices=[0]": "leave devices out",
+    "data.validation=-1": "validation",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_bad_input_is_refused_before_a_folder_exists(override, tmp_path):
+    if override == "backend=cupy":
+        from cupynet.backend import cuda
+
+        if cuda.probe() is None:
+            pytest.skip("this machine has a GPU")
+    stdout, stderr = run(tmp_path, "data=synthetic", override, code=2)
+    assert stderr.count("\n") == 1 and stderr.startswith("cupynet: ") and BAD[override] in stderr
+    assert override.split("=")[0].split(".")[0] in stderr
+    assert stdout == "" and not list(tmp_path.iterdir())
+
+
+def test_a_bad_job_of_a_sweep_does_not_stop_the_others(tmp_path):
+    _, stderr = run(tmp_path, "-m", *QUICK, "workers=1", "model.layers.conv2.kernel=50,5", code=2)
+    assert stderr.count("\n") == 1 and "job 0: " in stderr and "kernel=50" in stderr
+    (sweep,) = tmp_path.glob("outputs/sweeps/*/*")
+    assert not (sweep / "0").exists() and (sweep / "1" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("experiment", [p.stem for p in sorted((ROOT / "conf/experiment").glob("*.yaml"))])
+def test_every_experiment_trains(experiment, tmp_path):
+    if "launcher: mpi" in (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text() and NO_MPI:
+        pytest.skip(NO_MPI)
+    run(tmp_path, f"experiment={experiment}", "data=synthetic", "data.limit=300", "epochs=1", "batch_size=16")
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert summary["images"] == 300 and summary["test_accuracy"] is not None
+
+
+@pytest.mark.parametrize("dtype", ["half", "double"])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_every_backend_and_dtype_trains(backend, dtype, tmp_path):
+    run(tmp_path, *QUICK, f"backend={backend}", f"dtype={dtype}", "data.train=2000", "workers=2")
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert (summary["backend"], summary["dtype"]) == (backend, dtype) and summary["test_accuracy"] > 0.3
+
+
+def test_missing_mnist_falls_back_and_says_so(tmp_path):
+    nowhere = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    stdout, _ = run(tmp_path, "data.limit=200", "epochs=1", **nowhere)
+    assert "SYNTHETIC DIGITS" in stdout
+    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["fallback"] is True
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment"),
+    [
+        (["data=mnist"], {}),
+        ([], {"CUPYNET_DATA": "typo"}),
+        (["data.fallback=null"], {}),
+    ],
+)
+def test_data_that_were_asked_for_are_trained_on_or_nothing(tmp_path, asked, environment):
+    nowhere = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    stdout, stderr = run(tmp_path, *asked, "epochs=1", code=65, **nowhere, **environment)
+    assert stderr.startswith("cupynet: MNIST IS NOT THERE: ") and stderr.count("\n") == 1
+    assert "typo" not in "".join([*asked, *environment.values()]) or "typo was given, and there is no typo/" in stderr
+    assert {path.name for path in run_folder(tmp_path).iterdir()} == {".hydra", "train.log"}
+
+
+FAILING = """
+from cupynet.nn import Layer
+
+class Failing(Layer):
+    '''Fails in its nth training step; each worker has one of its own.'''
+
+    def __init__(self, step: int, worker: int):
+        self.step, self.worker, self.done = step, worker, 0
+
+    def build(self, input, params, backend):
+        return input
+
+    def forward(self, x, context):
+        if context.train and context.samples.any():
+            self.done += 1
+            import threading
+            if self.done == self.step and threading.current_thread().name.endswith(str(self.worker)):
+                self.fail()
+        return x, lambda dy: dy
+
+    def fail(self):
+        raise ZeroDivisionError("on purpose")
+
+class Hanging(Failing):
+    def fail(self):
+        import time
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("step", "worker"), [(1, 0), (4, 2), (6, 1)])
+def test_a_failing_worker_ends_the_process_with_its_own_traceback(step, worker, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    part = f"+model.layers={{bad:{{_target_:failing.Failing,step:{step},worker:{worker}}}}}"
+    began = time.monotonic()
+    _, stderr = run(
+        tmp_path, *QUICK, "workers=3", "trusted_modules=[failing]", part, code=1, PYTHONPATH=f"{ROOT}:{tmp_path}"
+    )
+    assert time.monotonic() - began < 60
+    assert "ZeroDivisionError: on purpose" in stderr and "failing.py" in stderr
+    if sys.version_info >= (3, 11):
+        assert f"worker {worker} (numba, device 0), epoch 1, at batch" in stderr
+
+
+@pytest.mark.slow
+def test_a_hanging_worker_ends_the_process(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    part = "+model.layers={bad:{_target_:failing.Hanging,step:3,worker:1}}"
+    settings = [*QUICK, "workers=2", "parallel.timeout_s=2", "trusted_modules=[failing]", part]
+    _, stderr = run(tmp_path, *settings, code=1, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert "worker 0 waited 2 s for worker 1" in stderr and stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
+def test_a_signal_ends_a_run_with_its_results_saved(number, code, tmp_path):
+    arguments = [*QUICK, "data.train=3000", "epochs=10000", "workers=2", "evaluate_every_epochs=10000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cupynet", "train", *arguments, "report_every_iterations=1"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not any(p.stat().st_size for p in tmp_path.glob("outputs/*/*/history.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code, stderr
+    folder = run_folder(tmp_path)
+    assert json.loads((folder / "summary.json").read_text())["stopped_by"] == number.name
+    assert (folder / "weights.safetensors").exists()
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    epochs = [row["epoch"] for row in rows if row["kind"] == "epoch"]
+    assert epochs == list(range(1, len(epochs) + 1))  # none twice: the one that was broken off is no row
+
+
+SIGNALLING = """
+import os, signal, time
+from cupynet.data import Synthetic
+from cupynet.nn import Layer
+
+class Slow(Synthetic):
+    '''Is told to stop while it loads.'''
+
+    def load(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(60)
+
+class Late(Layer):
+    '''The first evaluation comes after the last average.'''
+    sent = False
+
+    def build(self, input, params, backend):
+        return input
+
+    def forward(self, x, context):
+        if not context.train and not Late.sent:
+            Late.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return x, lambda dy: dy
+"""
+
+
+@pytest.fixture
+def signalling(tmp_path):
+    (tmp_path / "signalling.py").write_text(SIGNALLING)
+    return {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+
+
+def test_a_signal_during_loading_ends_a_run_at_once(signalling, tmp_path):
+    began = time.monotonic()
+    part = "data._target_=signalling.Slow"
+    _, stderr = run(tmp_path, *QUICK, "trusted_modules=[signalling]", part, code=143, **signalling)
+    assert stderr == "cupynet: stopped by SIGUSR1: nothing of this run was saved\n" and time.monotonic() - began < 50
+
+
+def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(signalling, tmp_path):
+    part = "+model.layers={late:{_target_:signalling.Late}}"
+    arguments = ["-m", *QUICK, "trusted_modules=[signalling]", part, "workers=1,2"]
+    stdout, _ = run(tmp_path, *arguments, code=143, **signalling)
+    (summary,) = tmp_path.glob("outputs/sweeps/*/*/*/summary.json")
+    assert json.loads(summary.read_text())["test_accuracy"] is not None
+    assert "job 0 failed with exit code 143: stopped by SIG" in stdout and "job 1" not in stdout
+
+
+def test_a_reader_who_leaves_does_not_end_a_run(tmp_path):
+    arguments = [sys.executable, "-m", "cupynet", "train", *QUICK, "epochs=3", "workers=2"]
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(100) == 0 and process.stderr.read() == ""
+    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["epochs"] == 3
+
+
+def test_evaluate_refuses_other_images_than_the_runs(finished, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(finished[0]), str(copy)], check=True)
+    summary = json.loads((copy / "summary.json").read_text()) | {"dataset": "mnist"}
+    (copy / "summary.json").write_text(json.dumps(summary))
+    _, stderr = run(tmp_path, str(copy), command="evaluate", code=65)
+    assert stderr == (
+        "cupynet: the run was made on mnist, and now synthetic was found: bring mnist back, or choose with data=...\n"
+    )
+    run(tmp_path, str(copy), "data.test=200", command="evaluate")
+
+
+@pytest.mark.slow
+def test_fifty_failing_workers_never_hang(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    rng = random.Random(3)
+    for _ in range(50):
+        step, worker = rng.randint(1, 6), rng.randint(0, 2)
+        part = f"+model.layers={{bad:{{_target_:failing.Failing,step:{step},worker:{worker}}}}}"
+        settings = [*QUICK, "workers=3", "trusted_modules=[failing]", part]
+        began = time.monotonic()
+        _, stderr = run(tmp_path, *settings, code=1, PYTHONPATH=f"{ROOT}:{tmp_path}")
+        assert "ZeroDivisionError: on purpose" in stderr and time.monotonic() - began < 10 + 20  # start-up included
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("CUPYNET_DATA" not in os.environ, reason="needs MNIST below CUPYNET_DATA")
+def test_mnist_reaches_99_percent(tmp_path):
+    data = str(Path(os.environ["CUPYNET_DATA"]).resolve())
+    accuracies = []
+    for seed in (1, 2, 3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        run(folder, f"seed={seed}", "workers=2", "evaluate_every_epochs=10", "data.fallback=null", CUPYNET_DATA=data)
+        accuracies.append(json.loads((run_folder(folder) / "summary.json").read_text())["test_accuracy"])
+    assert sum(accuracies) / 3 >= 0.99 and min(accuracies) >= 0.989
+
+
+def test_a_run_with_other_classes_is_evaluated_again(tmp_path):
+    """The classes were chosen on the command line, and one is the user's own, which evaluation does not need."""
+    (tmp_path / "mine.py").write_text("from cupynet import Callback\n\n\nclass Quiet(Callback):\n    pass\n")
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    own = ["trusted_modules=[mine]", "+callbacks.own._target_=mine.Quiet", "optimizer._target_=cupynet.optim.SGD"]
+    run(tmp_path, *QUICK, "workers=2", *own, **path)
+    stdout, _ = run(tmp_path, str(run_folder(tmp_path)), command="evaluate")
+    assert "the same as in summary.json" in stdout
+
+
+def test_a_run_that_a_callback_stopped_says_so_and_is_evaluated(tmp_path):
+    code = "from cupynet import Callback\n\n\nclass Stop(Callback):\n    def on_iteration_end(self, trainer):\n"
+    code += "        if trainer.iteration == 4:\n            trainer.stop('it is enough [bold]')\n"
+    (tmp_path / "mine.py").write_text(code)
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    own = ["trusted_modules=[mine]", "+callbacks.own._target_=mine.Stop", "data.validation=100"]
+    stdout, _ = run(tmp_path, *QUICK, "workers=2", "parallel.averaging_frequency=2", *own, **path)
+    assert "stopped        it is enough [bold]" in stdout and "test accuracy" in stdout
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert (summary["stopped_by"], summary["iterations"], summary["epochs"]) == ("it is enough [bold]", 4, 0)
+    assert summary["validation_accuracy"] is not None
+    stdout, _ = run(tmp_path, str(run_folder(tmp_path)), command="evaluate")
+    assert "the same as in summary.json" in stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("optimizer._target_=cupynet.optim.Optimizer", "optimizer._target_: must be an Optimizer, and cupynet.optim"),
+        ("loss._target_=cupynet.nn.Loss", "loss._target_: must be a Loss, and cupynet.nn.Loss is what all of them"),
+        (
+            "parallel.synchronizer._target_=cupynet.nn.SoftmaxNLL",
+            "must be a Synchronizer, and cupynet.nn.SoftmaxNLL is none",
+        ),
+        ("parallel.synchronizer._target_=cupynet.parallel.Synchronizer", "Synchronizer is what all of them"),
+    ],
+)
+def test_a_class_that_does_nothing_here_is_refused(setting, line, tmp_path):
+    _, stderr = run(tmp_path, *QUICK, "workers=2", setting, code=2)
+    assert line in stderr and stderr.count("\n") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_equal_runs_leave_equal_files(tmp_path):
+    """Byte for byte, the times in the history aside."""
+    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s")
+    found = []
+    for name, hash_seed in (("one", "1"), ("two", "2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        run(folder, *QUICK, "workers=2", "epochs=2", "report_every_iterations=4", PYTHONHASHSEED=hash_seed)
+        rows = [json.loads(line) for line in (run_folder(folder) / "history.jsonl").read_text().splitlines()]
+        history = "\n".join(json.dumps({k: v for k, v in row.items() if k not in timed}) for row in rows)
+        found.append(((run_folder(folder) / "weights.safetensors").read_bytes(), history))
+    assert found[0] == found[1]
+    assert found[0][1].count('"kind": "epoch"') == 2 and found[0][1].count('"kind": "report"') == 5

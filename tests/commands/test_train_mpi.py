@@ -1,0 +1,347 @@
+"""The command under mpiexec, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cupynet.core.lock import Hold
+from cupynet.runs.checkpoints import read
+from tests.commands.test_train import QUICK, environment, run, run_folder
+from tests.config.test_resume import FAULT, FAULTY, MORE, same, started
+from tests.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
+
+pytestmark = needs_mpi
+
+MPI = [*QUICK, "parallel.launcher=mpi"]
+FAULTS = """
+import os, resource, signal, sys
+from cupynet.training import Callback
+
+def deliberate_failure():
+    raise ZeroDivisionError("on purpose")
+
+class Fault(Callback):
+    every_rank = True
+
+    def __init__(self, rank, iteration, kind):
+        self.rank, self.iteration, self.kind = rank, iteration, kind
+
+    def on_iteration_end(self, trainer):
+        if (trainer.rank, trainer.iteration) == (self.rank, self.iteration):
+            if self.kind == "raise":
+                deliberate_failure()
+            if self.kind == "exit":
+                sys.exit(7)
+            if self.kind == "diverge":
+                trainer.params.master[0] = float("nan")
+                return
+            if self.kind == "disk":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+                return
+            if self.kind == "SIGKILL in a save":
+                trainer.world.send = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+                return
+            os.kill(os.getpid(), getattr(signal, self.kind))
+"""
+
+
+def train(folder: Path, ranks: int, *arguments: str, code: int = 0) -> tuple[str, str]:
+    """`cupynet.commands.train` under mpiexec; its stdout and stderr."""
+    done = under_mpiexec(ranks, "-m", "cupynet", "train", *arguments, cwd=folder, timeout=200)
+    assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+def faulty(folder: Path, kind: str, rank: int, iteration: int) -> list[str]:
+    """Settings under which `rank` meets a fault after `iteration`."""
+    (folder / "faults.py").write_text(FAULTS)
+    part = {"_target_": "faults.Fault", "rank": rank, "iteration": iteration, "kind": f"'{kind}'"}
+    return ["trusted_modules=[faults]", *(f"+callbacks.fault.{key}={value}" for key, value in part.items())]
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path, ranks):
+    """Rank 0 alone writes and prints; the others make no folder."""
+    (tmp_path / "ranks").mkdir()
+    stdout, stderr = train(tmp_path / "ranks", ranks, *MPI, "data.validation=50")
+    assert stderr == "" and stdout.count("test accuracy") == 1 and stdout.count("run folder") == 1
+    folder = run_folder(tmp_path / "ranks")
+    assert [p for p in (tmp_path / "ranks").rglob("*") if p.is_file() and folder not in p.parents] == []
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["workers"] == ranks and summary["devices"] == ["cpu"] * ranks and summary["images"] == 550
+    (tmp_path / "threads").mkdir()
+    run(tmp_path / "threads", *QUICK, "data.validation=50", f"workers={ranks}")
+    threads = run_folder(tmp_path / "threads")
+    assert (folder / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
+    again, _ = run(tmp_path, str(folder), command="evaluate")  # in threads
+    assert "the same as in summary.json" in again
+
+
+def test_ranks_on_made_up_devices_learn_what_ranks_on_the_cpu_learn(tmp_path):
+    """Each process on the stand-in of CuPy: its weights go over the host to the others, and back."""
+    small = ["data.train=104", "data.test=32", "dtype=double", "parallel.launcher=mpi", "parallel.reduce=host"]
+    found = {}
+    for backend, through in (("cupy", ["-m", "tests.standin"]), ("numpy", [])):
+        (tmp_path / backend).mkdir()
+        command = [*through, "-m", "cupynet", "train", *QUICK, *small, f"backend={backend}"]
+        done = under_mpiexec(2, *command, cwd=tmp_path / backend, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        folder = run_folder(tmp_path / backend)
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["backend"] == backend and summary["workers"] == 2
+        assert summary["devices"] == (["cuda:0", "cuda:1"] if backend == "cupy" else ["cpu"] * 2)
+        found[backend] = load_file(folder / "weights.safetensors")
+    for name, weight in found["numpy"].items():
+        np.testing.assert_allclose(found["cupy"][name], weight, rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_ranks_synchronise_statistics_as_threads_do(tmp_path):
+    """Bit for bit, with dropout; in the last round one of the three has no batch."""
+    norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2)), "parallel.averaging_frequency=1"]
+    (tmp_path / "ranks").mkdir()
+    train(tmp_path / "ranks", 3, *MPI, *norm, "data.train=620")
+    folder = run_folder(tmp_path / "ranks")
+    (tmp_path / "threads").mkdir()
+    run(tmp_path / "threads", *QUICK, *norm, "data.train=620", "workers=3")
+    threads = run_folder(tmp_path / "threads")
+    assert (folder / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
+    assert (load_file(folder / "weights.safetensors")["norm1.mean"] != 0).all()
+    again, _ = run(tmp_path, str(folder), command="evaluate")
+    assert "the same as in summary.json" in again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [p.stem for p in sorted((ROOT / "conf/parallel").glob("*.yaml"))])
+def test_every_mode_gives_the_same_weights_and_sends_as_much(tmp_path, parallel):
+    settings = [*QUICK, f"parallel={parallel}", "batch_size=16"]
+    for name in ("ranks", "threads"):
+        (tmp_path / name).mkdir()
+    train(tmp_path / "ranks", 2, *settings, "parallel.launcher=mpi")
+    ranks = run_folder(tmp_path / "ranks")
+    summary = json.loads((ranks / "summary.json").read_text())
+    run(tmp_path / "threads", *settings, f"workers={summary['workers']}")
+    threads = run_folder(tmp_path / "threads")
+    assert (ranks / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
+    assert summary["bytes_sent"] == json.loads((threads / "summary.json").read_text())["bytes_sent"] > 0
+
+
+REFUSED = {
+    "workers=3": "workers=3: 3 replicas need 3 ranks, and 2 were started: mpiexec -n 3, or leave workers out",
+    "wrokers=2": "wrokers: there is no setting 'wrokers'; did you mean 'workers'?",
+    "batch_size=1000000000": None,
+    "parallel.launcher=thread": "mpiexec started 2 processes, and each of them would be a run of its own: "
+    "add parallel.launcher=mpi",
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_what_cannot_work_is_refused_once_and_leaves_no_folder(tmp_path, setting):
+    stdout, stderr = train(tmp_path, 2, *MPI, setting, code=2)
+    said = REFUSED[setting]
+    assert (
+        stdout == "" and stderr.startswith(f"cupynet: {said or setting + ': needs about '}") and stderr.count("\n") == 1
+    )
+    assert said is None or stderr == f"cupynet: {said}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("model.layers.dense1.units=100", "model.layers.dense1.units: is 500 on rank 0, 2, 100 on rank 1: all ranks"),
+        ("parallel=gradients", "parallel.averaging_frequency: is 3 on rank 0, 2, null on rank 1: all ranks"),
+        ("+data.limti=7", "data.limti: is missing on rank 0, 2, 7 on rank 1: all ranks"),
+    ],
+)
+def test_ranks_with_other_settings_are_named(tmp_path, other, said):
+    command = [sys.executable, "-m", "cupynet", "train", *MPI]
+    done = under_mpiexec(1, *command[1:], ":", "-n", "1", *command, other, ":", "-n", "1", *command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert said in done.stderr and list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import os, signal, sys
+from cupynet.core.mpiexec import started
+from cupynet.parallel import job
+from cupynet.commands.train import main
+
+kind = sys.argv.pop(1)
+if started()[0] == 1:
+    if kind == "silent":
+        job()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    sys.modules["mpi4py"] = None
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("silent", "cupynet: worker 0 waited 1 s for the other workers"),
+        ("has no MPI", "cupynet: rank 1: launcher=mpi: MPI cannot be used"),
+    ],
+)
+def test_a_rank_that_cannot_begin_is_named(tmp_path, kind, said):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = under_mpiexec(2, "script.py", kind, *MPI, "parallel.timeout_s=1", cwd=tmp_path, timeout=50)
+    assert done.returncode != 0 and done.stderr.count(said) == 1 and not (tmp_path / "outputs").exists()
+
+
+def test_the_folder_of_a_run_that_is_going_on_is_refused_once(tmp_path):
+    (tmp_path / "there").mkdir()
+    hold = Hold(tmp_path / "there")
+    try:
+        stdout, stderr = train(tmp_path, 2, *MPI, "hydra.run.dir=there", code=2)
+    finally:
+        hold.release()
+    assert stdout == "" and stderr.startswith("cupynet: there: a run is going on there") and stderr.count("\n") == 1
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_sweep_is_refused(tmp_path):
+    _, stderr = train(tmp_path, 2, "-m", *MPI, "seed=1,2", code=2)
+    assert stderr.startswith("cupynet: -m: ") and stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_of_one_process_are_refused(tmp_path):
+    done = under_mpiexec(2, "-m", "cupynet", "evaluate", "nowhere", cwd=tmp_path)
+    wanted = "cupynet: evaluate works in one process, in threads: start it without mpiexec\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+    done = under_mpiexec(2, "-m", "cupynet", "evaluate", cwd=tmp_path)  # without a folder
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+    done = under_mpiexec(2, "-m", "cupynet", "bench", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("start this command without mpiexec") == 1
+
+
+def test_one_process_without_mpiexec_is_one_rank(tmp_path):
+    run(tmp_path, *MPI)
+    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["workers"] == 1
+
+
+def test_divergence_is_told_once_with_its_exit_code(tmp_path):
+    _, stderr = train(tmp_path, 2, *MPI, "optimizer.learning_rate=1e30", "optimizer.max_grad_norm=null", code=3)
+    assert len(stderr.splitlines()) == 1 and stderr.startswith("cupynet: ") and "is not finite, for samples" in stderr
+
+
+@pytest.mark.parametrize("report", [1, 1000])  # rank 1 alone finds it, or both
+def test_divergence_leaves_the_best_weights(tmp_path, report):
+    settings = ["callbacks=early_stopping", "data.validation=200", "data.train=840", "epochs=4"]
+    rarely = ["parallel.averaging_frequency=epoch", f"report_every_iterations={report}"]
+    stdout, stderr = train(tmp_path, 2, *MPI, *settings, *rarely, *faulty(tmp_path, "diverge", 1, 25), code=3)
+    assert len(stderr.splitlines()) == 1
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert summary["stop_reason"] == "diverged" and summary["early_stopping"]["best_epoch"] == 2
+    assert "the weights of epoch 2, the best, are in" in stdout
+    assert all(np.isfinite(each).all() for each in load_file(run_folder(tmp_path) / "weights.safetensors").values())
+
+
+def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
+    _, stderr = train(tmp_path, 3, *MPI, *faulty(tmp_path, "raise", 2, 4), code=1)
+    assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
+    last = stderr.splitlines()[-1]
+    assert last.startswith("cupynet: rank 2: ZeroDivisionError: on purpose: ") and "faults" in last
+
+
+def test_a_rank_that_leaves_in_the_middle_ends_all_as_a_thread_does(tmp_path):
+    _, stderr = train(tmp_path, 2, *MPI, *faulty(tmp_path, "exit", 1, 4), code=7)
+    assert stderr.count("SystemExit: 7") == 2  # its traceback, and the line below
+    run(tmp_path, *QUICK, *faulty(tmp_path, "exit", 1, 4), "workers=2", code=7)
+
+
+SAVING = [*MPI, "callbacks.checkpoint.every_iterations=4"]
+
+
+def test_a_checkpoint_that_rank_0_cannot_write_ends_all(tmp_path):
+    """The others have handed over what is theirs, and train on until they hear of it."""
+    stdout, stderr = train(tmp_path, 2, *SAVING, *faulty(tmp_path, "disk", 0, 8), code=74)
+    assert (
+        len(stderr.splitlines()) == 1 and "cannot be written (File too large)" in stderr and "Traceback" not in stdout
+    )
+    checkpoints = run_folder(tmp_path) / "checkpoints"
+    assert [entry.name for entry in checkpoints.iterdir()] == ["step-00000004"]
+    assert read(checkpoints / "step-00000004").state["iteration"] == 4
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_its_state_is_gathered_ends_all(tmp_path):
+    done = under_mpiexec(
+        2, "-m", "cupynet", "train", *SAVING, *faulty(tmp_path, "SIGKILL in a save", 1, 8), cwd=tmp_path, timeout=60
+    )
+    assert done.returncode != 0
+    assert [entry.name for entry in (run_folder(tmp_path) / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_mpiexec_stops_all_after_the_same_round(tmp_path, number, code):
+    settings = [*MPI, "data.train=60000", "epochs=50", "report_every_iterations=5"]
+    command = [str(mpiexec()), "-n", "2", sys.executable, "-m", "cupynet", "train", *settings]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 100
+    while not any(p.stat().st_size for p in tmp_path.glob("outputs/**/history.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert stderr.count(f"cupynet: stopped by {number.name}: what was trained is in") == 1
+    folder = run_folder(tmp_path)
+    assert json.loads((folder / "summary.json").read_text())["stopped_by"] == number.name
+    assert (folder / "weights.safetensors").is_file()
+
+
+def test_a_signal_to_one_rank_stops_all(tmp_path):
+    _, stderr = train(tmp_path, 2, *MPI, *faulty(tmp_path, "SIGTERM", 1, 3), code=143)
+    assert stderr.count("stopped by SIGTERM") == 1 and (run_folder(tmp_path) / "summary.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["raise", "SIGKILL"])
+def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
+    """While it trains, on synthetic data: nobody hangs, and one that raised shows its own traceback."""
+    rng, tracebacks, longest = random.Random(5), 0, 0.0
+    for _ in range(50):
+        ranks = rng.randint(2, 3)
+        fault = faulty(tmp_path, kind, rng.randrange(ranks), rng.randint(1, 600 // 32 // ranks))
+        began = time.monotonic()
+        done = under_mpiexec(ranks, "-m", "cupynet", "train", *MPI, *fault, cwd=tmp_path, timeout=100)
+        longest = max(longest, time.monotonic() - began)
+        assert done.returncode != 0
+        tracebacks += len(re.findall("^Traceback", done.stderr, re.M)) == 1 and "in deliberate_failure" in done.stderr
+    with capsys.disabled():
+        print(f"\n{kind}: 50 tries, 0 hangs, {tracebacks} with their own traceback, the longest {longest:.1f} s")
+    assert tracebacks == (50 if kind == "raise" else 0)
+
+
+def test_ranks_go_on_from_what_threads_left(tmp_path):
+    started(tmp_path, "whole", "workers=2")
+    started(tmp_path, "parts", "workers=2", code=-9, END_AFTER="11", END_BY="SIGKILL")
+    done = under_mpiexec(2, "-m", "cupynet", "train", "resume=parts", FAULTY[0], "parallel.launcher=mpi", cwd=tmp_path)
+    assert done.returncode == 2 and "parallel.launcher=mpi: the run in parts was made with thread" in done.stderr
+
+
+def test_ranks_go_on_from_a_stop(tmp_path):
+    settings = [*QUICK, *MORE, *FAULTY, "parallel.launcher=mpi"]
+    (tmp_path / "fault.py").write_text(FAULT)
+    for name, more in (("whole", {}), ("parts", {"END_AFTER": "11", "END_BY": "SIGTERM"})):
+        command = ["-m", "cupynet", "train", *settings, f"hydra.run.dir={name}"]
+        done = under_mpiexec(2, *command, cwd=tmp_path, **more)
+        assert done.returncode == (143 if more else 0), done.stderr
+    done = under_mpiexec(2, "-m", "cupynet", "train", "resume=parts", FAULTY[0], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert same(tmp_path / "whole", tmp_path / "parts")

@@ -1,0 +1,300 @@
+"""A search without training: what is tried, what counts, what is pruned, and how it is resumed."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from cupynet.commands.tune import search as command
+from cupynet.commands.tune.arguments import Plan
+from cupynet.commands.tune.results import figure_of, outcome_of
+from cupynet.commands.tune.study import PruningCallback, Study, open_study
+from cupynet.config import search_space
+from cupynet.config.search_space import written
+from cupynet.core.errors import (
+    ConfigError,
+    CupynetError,
+    DataError,
+    DeviceError,
+    DivergedError,
+    Interrupted,
+    OutputError,
+)
+from cupynet.training import StopReason
+
+RATE = "optimizer.learning_rate=interval(0.0001,1)"
+CHANNELS = "model.layers.conv1.channels=int(interval(4,32))"
+
+Train = Callable[[Any], float]  # an Optuna trial -> its figure
+
+
+def good(trial: Any) -> float:
+    """Best at a learning rate of 0.01."""
+    return 0.9 - 0.1 * abs(math.log10(trial.params.get("optimizer.learning_rate", 0.01)) + 2)
+
+
+@contextmanager
+def study(folder: Path, *texts: str, **changed: Any) -> Iterator[Study]:
+    settings: Any = SimpleNamespace(**{"objective": "accuracy", "sampler": "tpe", "sampler_seed": 0} | changed)
+    settings.__dict__.setdefault("pruner", "none")
+    with open_study(folder / "study.db", search_space(texts or (RATE, CHANNELS)), settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Runs trials of a study, each of which calls a function instead of training."""
+
+    def run(opened: Study, trials: int, train: Train = good, timeout_s: float | None = None) -> None:
+        def trained(plan: Plan, folder: Path, study: Study, trial: Any) -> tuple[float, bool]:
+            return train(trial), False
+
+        monkeypatch.setattr(command, "train_trial", trained)
+        settings: Any = SimpleNamespace(trials=trials, timeout_s=timeout_s)
+        command.run_trials(Plan(settings, opened.space, [], None, None, []), tmp_path, opened)
+
+    return run
+
+
+def settings_tried(opened: Study) -> list[dict[str, Any]]:
+    return [each.params for each in opened.counted]
+
+
+def outcomes(opened: Study) -> list[str]:
+    return [outcome_of(each) for each in opened.trials]
+
+
+def test_the_same_seed_tries_the_same(tmp_path: Path, search: Callable[..., None]) -> None:
+    tried = []
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        (tmp_path / name).mkdir()
+        with study(tmp_path / name, sampler_seed=seed) as opened:
+            search(opened, 12)
+            tried.append(settings_tried(opened))
+            figures = [each.value for each in opened.ranked]
+            assert len(figures) == 12 and figures == sorted(figures, reverse=True)
+    assert tried[0] == tried[1] != tried[2]
+    assert all(0.0001 <= each["optimizer.learning_rate"] <= 1 for each in tried[0])
+    assert all(4 <= each["model.layers.conv1.channels"] <= 32 for each in tried[0])
+    assert len({each["optimizer.learning_rate"] for each in tried[0]}) == 12
+
+
+def test_the_least_loss_is_the_best(tmp_path: Path, search: Callable[..., None]) -> None:
+    with study(tmp_path, objective="loss") as opened:
+        search(opened, 5)
+        figures = [each.value for each in opened.ranked]
+        assert figures == sorted(figures) and len(set(figures)) == 5
+
+
+@pytest.mark.parametrize("kind", ["signal", "second signal"])
+def test_an_interrupted_search_resumes_as_if_it_had_not_been(
+    tmp_path: Path, search: Callable[..., None], kind: str
+) -> None:
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    with study(tmp_path / "whole") as opened:
+        search(opened, 13)
+        whole = settings_tried(opened)
+
+    def interrupted(trial: Any) -> float:
+        if trial.number == 11:
+            raise Interrupted(signal.SIGTERM) if kind == "signal" else KeyboardInterrupt(signal.SIGTERM)
+        return good(trial)
+
+    with study(tmp_path / "broken") as opened:
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            search(opened, 13, interrupted)
+        assert len(opened.counted) == 11 and outcomes(opened)[11] == "interrupted"
+    with study(tmp_path / "broken") as opened:
+        search(opened, 13)
+        assert settings_tried(opened) == whole
+        search(opened, 13)
+        assert len(opened.trials) == 14
+
+
+def test_a_trial_that_killed_the_search_is_not_repeated(tmp_path: Path, search: Callable[..., None]) -> None:
+    with study(tmp_path) as opened:
+        search(opened, 2)
+        killed = opened.ask().params
+    with study(tmp_path) as opened:
+        assert outcomes(opened) == ["complete", "complete", "failed"]
+        search(opened, 4)
+        assert [each.params for each in opened.trials].count(killed) == 1 and len(opened.counted) == 4
+
+
+@pytest.mark.parametrize(
+    "error, outcome",
+    [
+        (DivergedError("the loss is not finite"), "diverged"),
+        (DeviceError("GPU 0 has no memory left"), "out of memory"),
+        (MemoryError(), "out of memory"),
+        (ConfigError("dtype=half: too narrow"), "failed"),
+        (ValueError("a bug"), "failed"),
+        (None, "diverged"),
+    ],
+    ids=["diverged", "device_memory", "memory", "refused", "bug", "nan"],
+)
+def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(
+    tmp_path: Path, search: Callable[..., None], error: Exception | None, outcome: str
+) -> None:
+    def fails(trial: Any) -> float:
+        if trial.number == 1 and error is not None:
+            raise error
+        return math.nan if trial.number == 1 else good(trial)
+
+    with study(tmp_path) as opened:
+        search(opened, 3, fails)
+        assert outcomes(opened) == ["complete", outcome, "complete"] and len(opened.counted) == 3
+        assert 1 not in [each.number for each in opened.ranked]
+    rows = (tmp_path / "tune.csv").read_text().splitlines()
+    assert len(rows) == 4 and f",{outcome}," in rows[2]
+    assert error is None or str(error) in rows[2]
+
+
+@pytest.mark.parametrize("error", [DataError("no images"), OutputError("the disk is full")], ids=["data", "output"])
+def test_an_error_that_no_settings_avoid_ends_the_search(
+    tmp_path: Path, search: Callable[..., None], error: CupynetError
+) -> None:
+    def fails(trial: Any) -> float:
+        raise error
+
+    with study(tmp_path) as opened:
+        with pytest.raises(type(error)):
+            search(opened, 3, fails)
+        assert outcomes(opened) == ["interrupted"] and opened.counted == []
+
+
+def test_without_a_complete_trial_the_search_fails_as_its_trials_did(
+    tmp_path: Path, search: Callable[..., None]
+) -> None:
+    def diverges(trial: Any) -> float:
+        raise DivergedError("not finite")
+
+    def fails(trial: Any) -> float:
+        raise ConfigError("no such thing")
+
+    for name, train, code in (("diverged", diverges, 3), ("failed", fails, 1)):
+        (tmp_path / name).mkdir()
+        with study(tmp_path / name) as opened:
+            search(opened, 2, train)
+            with pytest.raises(CupynetError) as error:
+                command.best_trial(opened)
+            assert error.value.exit_code == code
+
+
+def test_a_trial_worse_than_the_median_is_pruned_but_not_in_its_last_epoch(tmp_path: Path) -> None:
+    def train(opened: Study, accuracies: list[float]) -> tuple[bool, int]:
+        """Whether training was stopped, and after how many epochs."""
+        trial, stops = opened.ask(), []
+        callback = PruningCallback(trial, "accuracy")
+        view: Any = SimpleNamespace(total_iterations=len(accuracies), stop=lambda text, reason: stops.append(reason))
+        for epoch, accuracy in enumerate(accuracies, 1):
+            view.iteration = epoch
+            record: Any = SimpleNamespace(evaluation=SimpleNamespace(accuracy=accuracy), epoch=epoch)
+            callback.on_epoch_end(view, record)
+            if stops:
+                break
+        assert stops in ([], [StopReason.EARLY]) and callback.pruned == bool(stops)
+        opened.tell(trial, *(("pruned",) if stops else ("complete", accuracies[-1])))
+        return callback.pruned, epoch
+
+    with study(tmp_path, pruner="median") as opened:
+        for _ in range(6):
+            assert train(opened, [0.8, 0.9]) == (False, 2)
+        assert train(opened, [0.1, 0.9]) == (True, 1)
+        assert train(opened, [0.8, 0.1]) == (False, 2)
+        assert train(opened, [math.nan, 0.9]) == (False, 2)
+        assert figure_of(opened.trials[6]) == 0.1
+    with study(tmp_path, pruner="none") as opened:
+        assert train(opened, [0.1, 0.1]) == (False, 2)
+
+
+def test_a_grid_is_tried_once_in_order(tmp_path: Path, search: Callable[..., None]) -> None:
+    texts = ["batch_size=32,64", "model.layers.conv1.channels=range(1,4)"]
+
+    def interrupted(trial: Any) -> float:
+        if trial.number == 2:
+            raise KeyboardInterrupt(signal.SIGINT)
+        return good(trial)
+
+    with study(tmp_path, *texts, sampler="grid") as opened:
+        with pytest.raises(KeyboardInterrupt):
+            search(opened, 20, interrupted)
+        search(opened, 20)
+        tried = [tuple(each.values()) for each in settings_tried(opened)]
+        assert tried == [("32", 1), ("32", 2), ("32", 3), ("64", 1), ("64", 2), ("64", 3)]
+        assert opened.exhausted
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_search_ends_when_all_combinations_are_tried(
+    tmp_path: Path, search: Callable[..., None], sampler: str
+) -> None:
+    with study(tmp_path, "batch_size=32,64", "seed=1,2", sampler=sampler) as opened:
+        search(opened, 100)
+        assert len({tuple(each.values()) for each in settings_tried(opened)}) == 4 <= len(opened.counted) < 100
+
+
+def test_no_trial_begins_after_the_time(tmp_path: Path, search: Callable[..., None]) -> None:
+    with study(tmp_path) as opened:
+        search(opened, 3, timeout_s=1e-9)
+        assert opened.trials == []
+
+
+def test_other_files_are_refused(tmp_path: Path, search: Callable[..., None]) -> None:
+    with study(tmp_path) as opened:
+        search(opened, 1)
+    with pytest.raises(DataError, match="another search"), study(tmp_path, "batch_size=1,2"):
+        pass
+    other = tmp_path / "other"
+    other.mkdir()
+    for content in (b"a text\n" * 100, b"\0" * 4096):
+        (other / "study.db").write_bytes(content)
+        with pytest.raises(DataError, match=r"study\.db") as refused, study(other):
+            pass
+        assert "\n" not in str(refused.value)
+
+
+def test_a_manipulated_study_gives_no_settings(tmp_path: Path, search: Callable[..., None]) -> None:
+    with study(tmp_path, "batch_size=32,64") as opened:
+        search(opened, 2)
+    with sqlite3.connect(tmp_path / "study.db") as database:
+        changed = '{"name": "CategoricalDistribution", "attributes": {"choices": ["32", "64 hydra.run.dir=/"]}}'
+        database.execute("UPDATE trial_params SET distribution_json = ?, param_value = 1", (changed,))
+    database.close()
+    with pytest.raises(DataError), study(tmp_path, "batch_size=32,64"):
+        pass
+
+
+def test_a_manipulated_number_stays_within_its_bounds(tmp_path: Path, search: Callable[..., None]) -> None:
+    with study(tmp_path, RATE) as opened:
+        search(opened, 1)
+    with sqlite3.connect(tmp_path / "study.db") as database:
+        database.execute("UPDATE trial_params SET param_value = 1e9")
+    database.close()
+    with study(tmp_path, RATE) as opened:
+        (distribution,) = opened.space.values()
+        assert written(distribution, opened.ranked[0].params["optimizer.learning_rate"]) == "1.0"
+
+
+def test_nothing_is_printed_and_nothing_warned_of(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], search: Callable[..., None]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, changed in (("tpe", {"pruner": "hyperband"}), ("grid", {"sampler": "grid"})):
+            (tmp_path / name).mkdir()
+            with study(tmp_path / name, "seed=range(1,13)", **changed) as opened:
+                search(opened, 12)
+    assert capfd.readouterr() == ("", "")

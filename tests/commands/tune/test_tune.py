@@ -1,0 +1,318 @@
+"""`cupynet tune` as a user types it, and what it refuses before anything is tried."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from hydra import compose, initialize_config_dir
+
+from cupynet import config
+from cupynet.commands.tune import arguments
+from cupynet.commands.tune.arguments import Plan, for_hydra, prepare
+from cupynet.commands.tune.study import PruningCallback
+from cupynet.config import composing
+from cupynet.config.schema import Settings, TuneSettings
+from cupynet.core.checks import percent
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.runs.run import Run
+from tests.commands.test_train import environment, run
+
+TINY = [
+    *("data=synthetic", "data.train=300", "data.test=100", "model=mlp", "epochs=1", "workers=1", "backend=numpy"),
+    "callbacks.checkpoint=null",
+]
+RATE = "optimizer.learning_rate=interval(0.001,0.3)"
+
+
+def settings_of(given: list[str]) -> TuneSettings:
+    overrides = [each for each in given if not each.startswith("-")]
+    composing.register(TuneSettings)
+    try:
+        with initialize_config_dir(str(config.conf_folder()), version_base="1.3"):
+            return composing.settings_of(compose("tune", overrides), overrides, TuneSettings)
+    finally:
+        composing.register(Settings)
+
+
+def prepared(*typed: str) -> Plan:
+    given, resumed = for_hydra(typed)
+    return prepare(given, resumed, typed, settings_of(given))
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "tune.csv").read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """Where a search was started, its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("searched")
+    stdout, stderr = run(folder, *TINY, "batch_size=32,64", "trials=2", "sampler=grid", command="tune")
+    assert stderr == ""
+    (found,) = folder.glob("outputs/tune/*/*")
+    return folder, found, stdout
+
+
+def test_a_search_leaves_runs_a_table_and_the_best_settings(searched: tuple[Path, Path, str]) -> None:
+    _, folder, stdout = searched
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".hydra", "train.log", "study.db", "trials", "tune.csv"}
+    rows = table(folder)
+    assert [row["batch_size"] for row in rows] == ["32", "64"] and {row["outcome"] for row in rows} == {"complete"}
+    for row in rows:
+        trial = folder / "trials" / f"{int(row['trial']):04d}"
+        summary = Run(trial).summary()
+        assert summary.scores.validation_accuracy == float(row["accuracy"])
+        assert summary.scores.test_accuracy is None and summary.scores.test is None
+        assert config.load(trial).data["validation"] == 30
+        assert "test" not in (trial / "history.jsonl").read_text()
+    best = best_of(folder)
+    assert re.search(rf"^best trial +{best['trial']}, ", stdout, re.MULTILINE)
+    assert stdout[stdout.index("best trial") :].strip() in (folder / "train.log").read_text()
+    assert "data.validation=30" in stdout
+    assert (folder.parents[2] / "latest").resolve() == folder.resolve()
+    assert all(len(line) <= 80 for line in stdout.splitlines() if line[:1] == " ")
+
+
+def best_of(folder: Path) -> dict[str, str]:
+    return max(table(folder), key=lambda row: float(row["accuracy"]))
+
+
+def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_path: Path) -> None:
+    _, folder, stdout = searched
+    _, _, line = stdout.rpartition("cupynet train ")
+    run(tmp_path, *shlex.split(line), "hydra.run.dir=again")
+    again = Run(tmp_path / "again").summary().scores
+    assert again.validation_accuracy == float(best_of(folder)["accuracy"])
+    assert again.test_accuracy is not None and f"accuracy {percent(again.test_accuracy)}" in stdout
+
+
+def test_a_trial_is_a_run_that_other_commands_take(searched: tuple[Path, Path, str]) -> None:
+    where, folder, stdout = searched
+    best = folder / "trials" / f"{int(best_of(folder)['trial']):04d}"
+    evaluation, _ = run(where, str(best), "--json", command="evaluate")
+    assert f"accuracy {percent(json.loads(evaluation)['accuracy'])}" in stdout
+    compared, _ = run(where, str(folder / "trials"), command="compare")
+    assert "batch_size" in compared
+
+
+def test_a_complete_search_can_be_resumed(searched: tuple[Path, Path, str]) -> None:
+    where, folder, stdout = searched
+    again, _ = run(where, f"resume={folder}", "trials=3", command="tune")
+    assert len(list(folder.glob("trials/0*"))) == 2
+    assert again[again.index("best trial") :] == stdout[stdout.index("best trial") :]
+
+
+def test_a_study_that_is_text_is_refused(searched: tuple[Path, Path, str], tmp_path: Path) -> None:
+    folder = tmp_path / "outputs"
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").write_text((searched[1] / ".hydra" / "overrides.yaml").read_text())
+    (folder / "study.db").write_text("trials: 20\n" * 100)
+    _, stderr = run(tmp_path, "resume=outputs", command="tune", code=65)
+    assert stderr.startswith("cupynet: ") and "study.db" in stderr and stderr.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    _, stderr = run(tmp_path, *TINY, "batch_size=32,64", "hydra.run.dir=file/run", command="tune", code=74)
+    assert stderr.startswith("cupynet: ") and stderr.count("\n") == 1
+
+
+def test_a_removed_setting_is_refused(tmp_path: Path) -> None:
+    _, stderr = run(tmp_path, *TINY, RATE, "jobs=2", command="tune", code=2)
+    assert stderr.startswith("cupynet: jobs=2: was removed") and not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_a_search_that_is_stopped_or_killed_can_be_resumed(tmp_path: Path) -> None:
+    begin = [*TINY, "epochs=4", "batch_size=32,64", "seed=range(0,20)", "trials=4", "hydra.run.dir=there"]
+    typed = begin
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
+        before = len(list(tmp_path.glob("there/trials/*/history.jsonl")))
+        command = [sys.executable, "-m", "cupynet", "tune", *typed]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and len(list(tmp_path.glob("there/trials/*/history.jsonl"))) == before:
+            time.sleep(0.05)
+        os.kill(process.pid, number)
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == code
+        if number != signal.SIGKILL:
+            line = stderr.splitlines()[-1]
+            assert line.startswith(f"cupynet: stopped by {number.name}: ") and "Traceback" not in stderr
+            typed = shlex.split(line.partition("cupynet tune ")[2])
+            assert typed == ["resume=there"]
+    run(tmp_path, *typed, command="tune")
+    found = [row["outcome"] for row in table(tmp_path / "there")]
+    assert found.count("interrupted") == 2 and found.count("failed") == 1 and len(found) == 6
+
+
+WATCHED = """
+import json, logging, os, signal, threading
+from threadpoolctl import threadpool_info
+from cupynet.commands.tune import search
+from cupynet.commands.tune import command as tune
+
+run_trial = search.run_trial
+def watched(*arguments):
+    found = {
+        "threads": threading.active_count(), "files": len(os.listdir("/proc/self/fd")),
+        "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
+        "blas": [library["num_threads"] for library in threadpool_info()],
+        "handlers": [len(logging.getLogger(name).handlers) for name in (None, "cupynet", "__main__")],
+        "levels": [each.level for each in logging.getLogger("cupynet").handlers],
+        "signals": [repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
+    }
+    print("found", json.dumps(found))
+    return run_trial(*arguments)
+search.run_trial = watched
+tune.main()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not show what a process holds")
+def test_a_trial_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    trials = ["workers=1,2", "optimizer.learning_rate=0.01,1e30", "sampler=grid", "callbacks.report=null"]
+    tiny = [each for each in TINY if each != "workers=1"]
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *tiny, *trials, "hydra.run.dir=there"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["outcome"] for row in table(tmp_path / "there")] == ["complete", "diverged"] * 2
+    found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("found ")]
+    assert len(found) == 4 and found[1] == found[2] == found[3]
+    assert found[1] | {"files": 0} == found[0] | {"files": 0}
+
+
+# refused --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, wrong",
+    [
+        ([], "nothing is searched"),
+        (["batch_sise=32,64"], "did you mean 'batch_size'"),
+        (["dtype=interval(1,2)"], "dtype=1.0"),
+        (["batch_size=interval(16,64)"], "int(interval(..))"),
+        (["optimizer=choice(adam,adum)"], "optimizer=adum"),
+        (["workers=1,0"], "workers=0"),
+        (["optimizer=choice(nesterov,sgd)", "optimizer.momentum=interval(0.1,0.9)"], "optimizer.momentum"),
+        (["trials=1,2", RATE], "trials"),
+        (["data.validation=10,20"], "data.validation"),
+        ([RATE, "optimizer.learning_rate=0.1"], "optimizer.learning_rate"),
+        ([RATE, "data.validation=0"], "data.validation"),
+        ([RATE, "sampler=grid"], "sampler=grid"),
+        ([RATE, "parallel.launcher=mpi"], "parallel.launcher=mpi"),
+        (["-m", RATE], "-m"),
+        (["resume=nowhere"], "resume=nowhere"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_work_is_refused_before_anything_is_tried(arguments: list[str], wrong: str) -> None:
+    typed = {each.partition("=")[0] for each in arguments}
+    with pytest.raises(ConfigError) as refused:
+        prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
+    assert wrong in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_without_optuna_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"cupynet\[sweep\]"):
+        prepared(*TINY, RATE)
+
+
+def test_every_choice_and_bound_is_checked_before_the_first_trial() -> None:
+    tiny = [each for each in TINY if each != "epochs=1"]
+    found = prepared(*tiny, "batch_size=32,64,128", "epochs=range(2,9,2)", "optimizer=choice(adam,sgd)")
+    assert found.shared == [*tiny, "data.validation=30"]
+    checked = [tuple(each.values()) for each in arguments._extremes(found.space)]
+    assert checked == [("32", 2, "adam"), ("64", 2, "adam"), ("128", 2, "adam"), ("32", 8, "adam"), ("32", 2, "sgd")]
+    assert prepared(*TINY, RATE, "data.validation=50").shared == [*TINY, "data.validation=50"]
+
+
+def test_a_resumed_search_has_its_own_command_line(tmp_path: Path) -> None:
+    first, _ = for_hydra([*TINY, RATE, "trials=5", "trusted_modules=[mine]"])
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(first))
+    (tmp_path / "study.db").write_text("")
+    with pytest.raises(ConfigError, match="holds a search"):
+        prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
+    again, resumed = for_hydra([f"resume={tmp_path}", "trials=9"])
+    expected = [each for each in first if not each.startswith(("trials", "trusted_modules"))]
+    assert again == [*expected, "trials=9", f"hydra.run.dir='{tmp_path}'"] and resumed == tmp_path
+    assert settings_of(again).search == [RATE]
+    with pytest.raises(ConfigError, match="epochs=3"):
+        for_hydra([f"resume={tmp_path}", "epochs=3"])
+    (tmp_path / "study.db-journal").symlink_to("/tmp")  # to which SQLite would write
+    with pytest.raises(DataError, match="is a link"):
+        for_hydra([f"resume={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    "stored", ["seed=${oc.env:HOME}", "seed=$\\{oc.env:HOME\\}", "search=['seed=choice(\\${x},1)']"]
+)
+def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([*TINY, stored]))
+    (tmp_path / "study.db").touch()
+    with pytest.raises(DataError, match="plain value"):
+        for_hydra([f"resume={tmp_path}"])
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -> None:
+    path = "callbacks.history.path=" + ("choice(/tmp/a,/tmp/b)" if searched else "/tmp/a")
+    given, _ = for_hydra([*TINY, RATE, path])
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(given))
+    (tmp_path / "study.db").touch()
+    with pytest.raises(ConfigError, match="callbacks.history.path=/tmp/a"):
+        prepared(f"resume={tmp_path}")
+    if not searched:
+        assert prepared(f"resume={tmp_path}", path).resumed == tmp_path  # typed again
+
+
+class Trial:
+    """An Optuna trial that is pruned after some epochs."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs, self.reported = epochs, []
+
+    def report(self, value: float, step: int) -> None:
+        self.reported.append((step, value))
+
+    def should_prune(self) -> bool:
+        return len(self.reported) >= self.epochs
+
+
+def test_a_pruned_trial_stops_all_workers_after_the_same_round(tmp_path: Path) -> None:
+    from cupynet.commands.train import train
+    from cupynet.config.experiment import Experiment
+
+    settings = config.compose([*TINY[:5], "backend=numpy", "workers=2", "epochs=4", "data.validation=50"])
+    for prune_after, epochs in ((2, 2), (9, 4)):
+        trial, experiment, folder = Trial(prune_after), Experiment(settings), tmp_path / str(prune_after)
+        experiment.tests = False
+        callback = PruningCallback(trial, "accuracy")
+        experiment.callbacks.append(callback)
+        folder.mkdir()
+        train(experiment, folder)
+        summary = Run(folder).summary()
+        assert (summary.outcome.epochs, summary.scores.test_accuracy, callback.pruned) == (epochs, None, epochs == 2)
+        assert summary.outcome.stop_reason == ("early" if callback.pruned else None)
+        assert [step for step, _ in trial.reported] == [*range(1, epochs + 1)]
+        assert callback.figure == summary.scores.validation_accuracy == trial.reported[-1][1]

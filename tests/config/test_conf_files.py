@@ -1,0 +1,286 @@
+"""conf/: every file of every group composes, keeps the rules, and names parts that exist, with all their arguments."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from cupynet import config
+from cupynet.config import composing
+from cupynet.config.instantiate import build
+from cupynet.config.schema import BackendSettings, PrioritySettings, Settings, without_stand_in
+from cupynet.parallel import ParameterAveraging
+from cupynet.training import EarlyStopping
+
+CONF = config.conf_folder()
+GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
+CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@cache
+def settings_of(*overrides: str) -> Settings:
+    with pytest.MonkeyPatch.context() as patch, initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
+            patch.delenv(name, raising=False)
+        return composing.settings_of(compose("config", list(overrides)), overrides, Settings)
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def parts(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield key, dict(node)
+        for name, item in node.items():
+            yield from parts(item, f"{key}.{name}")
+
+
+def test_the_groups_are_these() -> None:
+    assert {path.name for path in CONF.iterdir() if path.is_dir()} == {*GROUPS, "hydra"}
+    assert {group for group, _ in CHOICES} == set(GROUPS)
+    assert not list(CONF.rglob("*.yml"))
+
+
+def with_defaults(group: str, name: str) -> Any:
+    """A file of a group, over those of the same group that it is based on."""
+    file = OmegaConf.load(CONF / group / f"{name}.yaml")
+    below = [base for base in file.pop("defaults", []) if base != "_self_"]  # type: ignore[union-attr]
+    return OmegaConf.merge(*(with_defaults(group, base) for base in below), file)
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -> None:
+    settings = settings_of(f"{group}={name}")
+    for each in ("data", "model", "loss", "optimizer"):
+        assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
+    if group not in ("experiment", "backend"):
+        file = OmegaConf.create({group: with_defaults(group, name)})
+        found: Any = OmegaConf.to_container(file, resolve=True)
+        assert plain(settings)[group] == without_stand_in(found, [group])[group]
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES, ids="-".join)
+def test_every_argument_of_a_part_is_listed(group: str, name: str) -> None:
+    if group == "experiment":
+        return
+    for key, part in parts(plain(settings_of(f"{group}={name}"))[group], group):
+        module, _, cls = part.pop("_target_").rpartition(".")
+        known = inspect.signature(getattr(import_module(module), cls)).parameters
+        assert set(part) == set(known), key
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=str)
+def test_files_are_written_for_hydra_1_4_too(path: Path) -> None:
+    text = path.read_text()
+    assert len(max(text.splitlines(), key=len)) <= 120
+    code = re.sub(r"(^|\s)#.*", "", text)
+    if re.search(r"^defaults:", code, re.MULTILINE):
+        assert re.search(r"^  - _self_$", code, re.MULTILINE), "_self_ must be written out"
+    assert "override_dirname" not in code and "_group_." not in code
+    assert not re.search(r"(:|-)\s+[\[{].*\$\{", code), "${} in a flow mapping or list is a parse error"
+    if path.parent.name == "experiment":
+        assert text.startswith("# @package _global_\n")
+    elif path.parent.name in GROUPS:
+        assert text.startswith("# ") and not text.startswith("# @")
+
+
+def test_defaults_stand_in_config_yaml_and_in_settings_alike() -> None:
+    def compare(settings: Any) -> Iterator[str]:
+        for each in fields(settings):
+            default = each.default_factory() if each.default_factory is not MISSING else each.default
+            if "group" in each.metadata:
+                yield from compare(getattr(settings, each.name))
+            elif default is not MISSING:
+                assert getattr(settings, each.name) == default, each.name
+                yield each.name
+
+    assert {"epochs", "gpu", "pinned_pool_trim_above", "timeout_s"} < set(compare(settings_of()))
+
+
+def test_the_spine_is_first_and_experiment_is_not_optional() -> None:
+    """What is first is what the rest is held against; a missing *optional* file is passed over in silence."""
+    defaults = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))["defaults"]  # type: ignore[call-overload, index]
+    assert defaults[0] == "spine" and {"experiment": None} in defaults
+
+
+def test_lenet() -> None:
+    layers = settings_of().model["layers"]
+    assert list(layers) == ["conv1", "pool1", "conv2", "pool2", "dense1", "output"]
+    assert [layer["_target_"].rpartition(".")[2] for layer in layers.values()] == [
+        *("Conv2D", "MaxPool2D", "Conv2D", "MaxPool2D", "Dense", "Dense")
+    ]
+    assert [layers[name]["filters"] for name in ("conv1", "conv2")] == [20, 50]
+    assert [layers[name]["kernel"] for name in ("conv1", "pool1", "conv2", "pool2")] == [5, 2, 5, 2]
+    assert [layers[name]["units"] for name in ("dense1", "output")] == [500, 10]
+    assert [layer.get("activation") for layer in layers.values()].count("relu") == 1
+
+
+def test_defaults_of_the_contract() -> None:
+    settings = settings_of()
+    parallel = plain(settings)["parallel"]
+    assert parallel.pop("synchronizer") == {
+        **{"_target_": "cupynet.parallel.ParameterAveraging", "frequency": 3, "average_updaters": True},
+        **{"report_score": True, "measure_every": 50, "wire": "exact", "outer": "mean"},
+    }
+    assert parallel == {
+        **{"averaging_frequency": 3, "prefetch_buffer": 24, "report_score_after_averaging": True},
+        **{"average_updaters": True, "learning_rate_scale": "none", "timeout_s": 300, "launcher": "thread"},
+        **{"reduce": "auto", "pipeline": None},
+    }
+    assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
+    memory = plain(settings)["memory"]
+    assert memory.pop("data_on_device") == "auto" and set(memory.values()) == {None}
+    assert settings.report_every_iterations == 50
+    assert settings.callbacks == {
+        "history": {"_target_": "cupynet.training.History", "path": None},
+        "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
+        "report": {
+            "_target_": "cupynet.reporting.ReportPage",
+            "enabled": False,  # by CUPYNET_REPORT, which tests/conftest.py sets
+        },
+        "checkpoint": {
+            **{"_target_": "cupynet.training.Checkpoint", "every_epochs": 1, "every_iterations": None, "keep_last": 2},
+            **{"keep_every": None, "best": None, "path": None},
+        },
+        "nonfinite": {
+            **{"_target_": "cupynet.training.NonFinite", "action": "stop", "most_skipped": 100},
+        },
+    }
+
+
+def test_the_synchronizer_follows_the_settings_beside_it() -> None:
+    settings = settings_of("parallel.averaging_frequency=end", "parallel.average_updaters=false")
+    found = settings.parallel.synchronizer
+    assert (found["frequency"], found["average_updaters"], found["report_score"]) == ("end", False, True)
+
+
+def test_experiments() -> None:
+    wrapper = settings_of("experiment=dl4j_parallel_wrapper")
+    assert (wrapper.workers, wrapper.epochs, wrapper.batch_size, wrapper.seed, wrapper.dtype) == (
+        2,
+        10,
+        128,
+        123,
+        "float",
+    )
+    assert (wrapper.parallel.averaging_frequency, wrapper.parallel.prefetch_buffer) == (3, 24)
+    assert wrapper.optimizer == {
+        **{
+            "_target_": "cupynet.optim.Nesterov",
+            "learning_rate": 0.01,
+            "momentum": 0.9,
+            "max_grad_norm": None,
+            "l2": 0.0005,
+            **{"l1": 0.0, "weight_decay": 0.0, "clip_layer_norm": None, "clip_value": None},
+        }
+    }
+    guide = settings_of("experiment=dl4j_gpu_guide")
+    assert (guide.workers, guide.dtype, guide.parallel.averaging_frequency) == (4, "half", 1)
+    assert (guide.optimizer["learning_rate"], guide.parallel.learning_rate_scale) == (0.01, 1.2)
+    assert guide.memory.device_pool_trim_above == "2GiB"
+    assert settings_of("experiment=data_parallel").parallel.averaging_frequency == "end"
+    early = settings_of("experiment=dl4j_early_stopping")
+    assert early.data["validation"] == 5000 and early.epochs == early.callbacks["early_stopping"]["max_epochs"] == 50
+
+
+def test_early_stopping_beside_the_default_callbacks() -> None:
+    default, early = settings_of().callbacks, settings_of("callbacks=early_stopping").callbacks
+    assert early == {**default, "early_stopping": early["early_stopping"]}
+    arguments = inspect.signature(EarlyStopping).parameters
+    part = {name: value for name, value in early["early_stopping"].items() if name != "_target_"}
+    assert part == {name: each.default for name, each in arguments.items()}
+    chosen = settings_of("+callbacks.early_stopping._target_=cupynet.training.EarlyStopping").callbacks
+    assert chosen["early_stopping"] == {"_target_": "cupynet.training.EarlyStopping"}
+
+
+def test_the_command_line_overrides_an_experiment() -> None:
+    settings = settings_of("experiment=dl4j_gpu_guide", "workers=3", "optimizer=sgd")
+    assert settings.workers == 3 and settings.optimizer["_target_"] == "cupynet.optim.SGD"
+
+
+@pytest.mark.parametrize("name", ["numpy", "numba", "cupy", "auto"])
+def test_backends(name: str) -> None:
+    assert settings_of(f"backend={name}").backend == BackendSettings(
+        name=name, priority=PrioritySettings(gpu=100, cpu=0), max_block_size=256, max_grid_size=None, tf32=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        # the file's own class, a subclass, another class that shares some arguments, one that shares none
+        (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging"],
+         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "exact", "outer": "mean"}),
+        ([f"trusted_modules=[{__name__}]", f"parallel.synchronizer._target_={__name__}.Own"],
+         {"frequency": 10}),
+        (["trusted_modules=[tests]",
+          "parallel.synchronizer={_target_: tests.guides.extending.gradient_mean.GradientMean}"],
+         {}),
+        (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging", "parallel.synchronizer.frequency=7"],
+         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "exact", "outer": "mean"}),
+    ],
+    ids=["same", "own", "another", "asked"],
+)  # fmt: skip
+def test_a_class_chosen_on_the_command_line_takes_the_files_arguments_that_it_has(
+    overrides: list[str], expected: dict[str, Any]
+) -> None:
+    settings = settings_of("parallel.averaging_frequency=10", *overrides)
+    assert {k: v for k, v in settings.parallel.synchronizer.items() if k != "_target_"} == expected
+
+
+class Own(ParameterAveraging):
+    def __init__(self, frequency: int = 1) -> None:
+        super().__init__(frequency)
+
+
+def test_another_optimizer_keeps_the_learning_rate() -> None:
+    settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.l2=0.25")
+    clipping = {"max_grad_norm", "clip_layer_norm", "clip_value"}
+    assert set(settings.optimizer) == {"_target_", "learning_rate", "l1", "l2", "weight_decay", *clipping}
+    assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
+
+
+@pytest.mark.parametrize(("name", "frequency"), [
+    ("averaging", 7), ("slowmo", 7), ("diloco", 7), ("elastic", 7), ("post_local", None), ("adaptive", None),
+])  # fmt: skip
+def test_one_setting_turns_whatever_has_a_k(name: str, frequency: int | None) -> None:
+    settings = settings_of(f"parallel={name}", "parallel.averaging_frequency=7")
+    built = build(settings.parallel.synchronizer, "parallel.synchronizer")
+    assert built.frequency == frequency
+    if name == "post_local":
+        assert built.when.later.frequency == 7
+    if name == "adaptive":
+        assert built.when.first == 7
+
+
+def test_what_is_named_shortly_is_what_its_file_describes() -> None:
+    """`encoding=threshold` and `outer=diloco` are the files' parts with the classes' defaults."""
+    short = settings_of("parallel=gradients", "parallel.synchronizer.encoding=threshold").parallel.synchronizer
+    one, other = (build(node, "x") for node in (short, settings_of("parallel=threshold").parallel.synchronizer))
+    assert vars(one.encoding.algorithm) == pytest.approx(vars(other.encoding.algorithm), rel=1e-6)
+    assert (one.encoding.clip_residual_every, one.encoding.clip_residual) == (5, 5.0)
+    for name in ("slowmo", "diloco"):
+        short = settings_of(f"parallel.synchronizer.outer={name}").parallel.synchronizer
+        one, other = (build(node, "x") for node in (short, settings_of(f"parallel={name}").parallel.synchronizer))
+        assert str(one.outer) == str(other.outer)
+
+
+def test_the_diloco_experiment() -> None:
+    settings = settings_of("experiment=diloco")
+    assert (settings.workers, settings.parallel.averaging_frequency) == (4, 50)
+    outer = settings.parallel.synchronizer["outer"]
+    assert outer["_target_"] == "cupynet.parallel.DiLoCo" and outer["momentum"] < 0.9

@@ -1,0 +1,360 @@
+"""Settings turned into a run's objects: what only a machine with GPUs would show."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend, cuda
+from cupynet.config import experiment as experiment_module
+from cupynet.config.experiment import Experiment
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.data import Data, Dataset, Source
+from cupynet.parallel import Placement, placement
+from cupynet.training import EarlyStopping, Pools, WeightAverage
+from tests.config.test_conf_files import CONF, settings_of
+from tests.training.conftest import small_dataset
+
+SMALL = "model.layers.conv2.filters=5"
+
+
+def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
+    """An experiment on devices that this machine does not have."""
+    found = Experiment(settings_of("data=synthetic", "workers=1", "backend=numpy", *overrides))
+    found.placement = Placement(1, devices)
+    return found
+
+
+def test_pools_are_watched_and_trimmed_as_the_settings_say() -> None:
+    settings = ("memory.device_pool_trim_above=2KiB", "memory.pinned_pool_trim_above=64")
+    found = experiment((0, 2), *settings)
+    found.placement = Placement(3, (0, 2))
+    (pools,) = found.pools()
+    assert isinstance(pools, Pools) and not pools.processes
+    assert (pools.devices, pools.device_above, pools.pinned_above) == ([0, 2, 0], 2048, 64)
+    (untouched,) = experiment((0,)).pools()
+    assert isinstance(untouched, Pools) and (untouched.device_above, untouched.pinned_above) == (None, None)
+
+
+def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(cuda, "limit_pools", lambda *arguments: asked.append(arguments))
+    experiment((1,), "memory.device_pool_limit=80%").limit_memory()
+    experiment((1,)).limit_memory()
+    assert asked == [([1], 0.8, "memory.device_pool_limit=80%"), ([1], None, "memory.device_pool_limit=None")]
+
+
+def test_a_cpu_has_no_pools() -> None:
+    on_cpu = experiment((), "memory.device_pool_limit=80%", "memory.device_pool_trim_above=1")
+    on_cpu.limit_memory()
+    assert on_cpu.pools() == []
+
+
+@pytest.mark.standin
+def test_products_are_in_tf32_where_it_is_asked_for() -> None:
+    for overrides, expected in (([], False), (["backend.tf32=true"], True)):
+        found = Experiment(settings_of("data=synthetic", "workers=1", "backend=cupy", *overrides))
+        assert found.model().backend.options["tf32"] is expected
+    with pytest.raises(
+        ConfigError, match="^backend.tf32=true: is a way to multiply floats, and dtype=half: leave it out"
+    ):
+        Experiment(settings_of("data=synthetic", "backend=cupy", "backend.tf32=true", "dtype=half"))
+    with pytest.raises(
+        ConfigError, match="^backend.tf32=true: is for GPUs, and numpy computes on the CPU: leave it out$"
+    ):
+        Experiment(settings_of("data=synthetic", "backend=numpy", "backend.tf32=true"))
+
+
+def test_a_source_that_promised_something_else_is_found_out() -> None:
+    class Liar(Source):
+        image_shape, classes = (8, 8, 3), 3
+
+        def load(self) -> Data:
+            grey: Dataset = small_dataset(12)
+            return Data("grey", grey, None, grey)
+
+    found = experiment(())
+    found.source = Liar(0, 0, None)
+    with pytest.raises(DataError, match="8 x 8 x 3.*8 x 8 x 1"):
+        found.load()
+
+
+def test_a_source_made_without_init_is_trained_on() -> None:
+    """As a user writes one that needs no setting."""
+
+    class Bare(Source):
+        image_shape, classes = (8, 8, 1), 3
+
+        def __init__(self) -> None:
+            pass
+
+        def load(self) -> Data:
+            return Data("bare", small_dataset(12), None, small_dataset(12))
+
+    found = experiment(())
+    found.source = Bare()
+    assert len(list(found.train_loader(found.load()).epoch(0, create_backend("numpy")))) == 1
+
+
+def test_a_source_whose_files_cannot_be_read_is_an_error_of_the_data() -> None:
+    class Gone(Source):
+        image_shape, classes, name = (8, 8, 1), 3, "own"
+
+        def load(self) -> Data:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "own.npy")
+
+    found = experiment(())
+    found.source = Gone(0, 0, None)
+    with pytest.raises(DataError, match=r"data 'own': cannot be read \(.*No such file or directory: 'own.npy'\)"):
+        found.load()
+
+
+def test_a_frequency_that_nobody_reads_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    experiment((), "parallel=gradients", "parallel.averaging_frequency=7").announce()
+    assert "parallel.averaging_frequency=7 is not used: gradients are shared in every iteration" in caplog.messages
+    caplog.clear()
+    experiment((), "parallel=gradients").announce()
+    experiment((), "parallel=diloco", "parallel.averaging_frequency=7").announce()
+    assert "is not used" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "line"),
+    [
+        (("workers=2",), 2, "2 cores for 2 replicas: workers=1 or parallel.pipeline.stages=2 gives more"),
+        (("workers=1",), 1, "1 core for 1 replica: parallel.pipeline.stages=2 gives more"),
+        (("workers=1",), 4, None),
+        (("workers=2", "parallel.pipeline.stages=2"), 2, None),
+        (("workers=2", "parallel.pipeline.stages=1"), 2, None),
+    ],
+)
+def test_a_pipeline_of_one_stage_that_nobody_asked_for_is_told(
+    settings: tuple[str, ...], cores: int, line: str | None, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (placement, experiment_module):
+        monkeypatch.setattr(module, "available_cores", lambda: cores)
+    caplog.set_level("INFO")
+    made = Experiment(settings_of("data=synthetic", "backend=numpy", "parallel=pipeline", *settings))
+    made.announce()
+    said = [each for each in caplog.messages if each.startswith("parallel.pipeline")]
+    assert said == ([] if line is None else [f"parallel.pipeline: one stage is no pipeline; {line}"])
+    assert "of 1 stages" not in caplog.text
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(8, 1), (2, 1), (1, 1), (8, 3)])
+def test_who_goes_on_has_as_many_stages_as_then_and_no_other_replicas(
+    cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "available_cores", lambda: cores)
+    asked = [] if workers == 1 else [f"workers={workers}"]
+    settings = settings_of("data=synthetic", "backend=numpy", "parallel=pipeline", *asked)
+    made = Experiment(settings, 2).placement
+    assert (made.workers, made.stages) == (workers, 2)
+
+
+def test_a_network_that_cannot_be_cut_is_told(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for module in (placement, experiment_module):
+        monkeypatch.setattr(module, "available_cores", lambda: 4)
+    made = Experiment(settings_of("data=synthetic", "backend=numpy", "parallel=pipeline", "workers=2"))
+    made.placement = Placement(2, ())
+    made.announce()
+    assert "one layer with weights" in caplog.text
+
+
+def test_one_rank_under_mpi_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for size, told in ((1, True), (2, False)):
+        made = experiment(())
+        made.job = SimpleNamespace(size=size, sharing=1, where=lambda: "here")  # type: ignore[assignment]
+        made.announce()
+        assert ("one rank, which trains alone: mpiexec -n 4" in caplog.text) == told
+        caplog.clear()
+
+
+def test_the_learning_rate_follows_the_workers_where_asked() -> None:
+    found = experiment((), "parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
+    with found.wrapper(workers=3) as wrapper:
+        assert wrapper.plan.optimizer.learning_rate(0) == pytest.approx(0.03)
+    assert found.optimizer.learning_rate(0) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("data.train=600",),
+            "callbacks.early_stopping: EarlyStopping chooses by images kept out of training, .*data.validation=60$",
+        ),
+        (
+            ("data.validation=100", "workers=2", "parallel.averaging_frequency=end"),
+            "callbacks.early_stopping: .*, and replicas averaged at the end are not evaluated after each: parallel.av",
+        ),
+        (
+            ("data.validation=100", "workers=2", "parallel=post_local", "parallel.averaging_frequency=end"),
+            "averaged in every iteration until 2 epochs are complete, then at the end are not evaluated after each",
+        ),
+    ],
+)
+def test_early_stopping_that_could_choose_nothing_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        experiment((), "callbacks=early_stopping", *overrides)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("parallel=elastic", "parallel.synchronizer.pull=0.9"), ".pull=0.9: with 2 workers at most 0.5"),
+        (
+            (
+                "parallel=adaptive",
+                "+parallel.pipeline._target_=cupynet.parallel.Pipeline",
+                "+parallel.pipeline.stages=2",
+            ),
+            ": ParameterAveraging decides by what it measures when to average, and each stage",
+        ),
+    ],
+)
+def test_a_synchronizer_that_cannot_keep_these_workers_together_is_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^parallel.synchronizer{message}") as refused:
+        experiment((), *overrides, "workers=2")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("overrides", [("parallel.averaging_frequency=end",), ("parallel.averaging_frequency=epoch",)])
+def test_early_stopping_on_held_out_images_is_taken(overrides: tuple[str, ...]) -> None:
+    """One worker alone is evaluated after every epoch, whatever the frequency."""
+    found = experiment((), "callbacks=early_stopping", "data.validation=100", *overrides)
+    assert any(isinstance(each, EarlyStopping) for each in found.callbacks)
+
+
+def test_data_stay_on_gpus_alone() -> None:
+    with pytest.raises(ConfigError, match=r"^memory.data_on_device=true: is for GPUs, and numpy computes on the CPU"):
+        Experiment(settings_of("backend=numpy", "memory.data_on_device=true"))
+    with Experiment(settings_of("backend=numpy", "memory.data_on_device=false")).wrapper() as wrapper:
+        assert wrapper.plan.data_on_device is False
+
+
+def test_what_learns_from_evaluations_needs_validation_images() -> None:
+    plateau = (
+        "optimizer=adam",
+        "optimizer.learning_rate={_target_: cupynet.optim.ReduceOnPlateau, initial: 0.1}",
+        "workers=2",
+    )
+    with pytest.raises(ConfigError, match="^optimizer.learning_rate: ReduceOnPlateau chooses by images kept out"):
+        experiment((), *plateau)
+    with pytest.raises(ConfigError, match="^optimizer.learning_rate: ReduceOnPlateau chooses between epochs, and"):
+        experiment((), *plateau, "data.validation=100", "parallel.averaging_frequency=end")
+    assert experiment((), *plateau, "data.validation=100").optimizer.learning_rate(0) == 0.1
+
+
+def test_stages_of_a_pipeline_cut_batches_by_themselves() -> None:
+    with pytest.raises(ConfigError, match="^accumulate=2: stages of a pipeline cut batches by themselves, see"):
+        experiment((), "parallel=pipeline", "accumulate=2")
+
+
+def test_batches_too_small_for_their_statistics_are_refused() -> None:
+    dense = "+model.layers.norm9={_target_:cupynet.nn.BatchNorm}"
+    with pytest.raises(ConfigError, match="^batch_size=1: layer 'norm9', a BatchNorm, sees 1 example at a time"):
+        experiment((), "batch_size=1", dense)
+    with pytest.raises(ConfigError, match="^batch_size=3 in 2 parts: layer 'norm9'"):
+        experiment((), "batch_size=3", "accumulate=2", dense)
+    experiment((), "batch_size=2", dense)
+    experiment((), "batch_size=1")
+
+
+FILES = [f"{group}={path.stem}" for group in ("optimizer", "loss") for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("file", [*FILES, "callbacks=weight_average", "accumulate=3"])
+def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
+    """Two workers, 12 iterations on a small network: the weights move, and what is evaluated is finite."""
+    found = experiment((), "data.train=384", "data.test=64", "data.validation=0", file, "batch_size=16", SMALL)
+    found.placement = Placement(2, ())
+    data = found.load()
+    with found.wrapper(callbacks=[each for each in found.callbacks if isinstance(each, WeightAverage)]) as training:
+        before = training.model.weights()
+        training.fit(found.train_loader(data), 1)
+        evaluation = training.evaluate(data.test)
+        assert training.trainer.iteration == 12 and np.isfinite(evaluation.loss)
+        after = training.model.weights()
+    assert all((after[name] != weight).any() for name, weight in before.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulate=2"),
+            "accumulate=2: layer 'norm1' exchanges something with the other replicas for each batch as a whole: take "
+            "accumulate=1, or sync=false there",
+        ),
+        (
+            ("accumulate=129", "batch_size=128"),
+            "accumulate=129: batches of batch_size=128 cannot be cut into as many parts: take at most 128",
+        ),
+        (
+            ("loss.class_weights=[1,2]",),
+            "loss: SoftmaxNLL class_weights are 2, and there are 10 classes: give one weight for each class",
+        ),
+        (
+            ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",),
+            "data: normalize={mean:[0.1,0.2],deviation:[1.0,1.0]}: images have 1 channel: give a number for each",
+        ),
+        (
+            ("~model.layers.output",),
+            "model: layer 'dense1' gives Flat(500), but the data has 10 classes: end in Dense(units=10)",
+        ),
+    ],
+)
+def test_what_shows_in_the_settings_is_refused_before_data_are_drawn(settings: tuple[str, ...], line: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        experiment((), *settings)
+    assert str(told.value) == line
+
+
+YAML = "{_target_: cupynet.nn.Dense, units: 10}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("data.seed=null", "must be an integer of at least 0 and below 2**64"),
+        ("data.seed=x", "must be an integer of at least 0 and below 2**64"),
+        ("data.limit=true", "must be an integer of at least 1, or null for no limit"),
+        ("data.validation=[1,a]", "must be an integer of at least 0"),
+        ("model.layers.conv2.kernel=x", "must be an integer of at least 1, or a pair of them (height, width)"),
+        (
+            "optimizer.learning_rate=-1",
+            "must be a number above 0, or a schedule such as OneCycle(0.2), in YAML "
+            "{_target_: cupynet.optim.OneCycle, peak: 0.2}",
+        ),
+        ("callbacks.checkpoint.every_epochs=0.5", "must be an integer of at least 1"),
+        ("parallel.averaging_frequency=null", "must be an integer of at least 1, epoch or end"),
+        (
+            "model.layers.pool1=null",
+            f"must be a Layer, such as Dense(10), in YAML {YAML}; ~model.layers.pool1 takes it out",
+        ),
+        ("+model.layers.x=3", f"must be a Layer, such as Dense(10), in YAML {YAML}"),
+        ("+model.layers.x={units:10}", f"must be a Layer, such as Dense(10), in YAML {YAML}"),
+    ],
+)
+def test_what_a_part_refuses_is_told_as_it_was_typed(wrong: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        experiment((), wrong)
+    assert str(told.value) == f"{wrong.lstrip('+')}: {reason}"
+
+
+def test_another_value_than_the_one_that_was_typed_is_not_put_into_its_place() -> None:
+    """The argument goes by the name of a setting beside the part, which has nothing to do with it here."""
+    with pytest.raises(ConfigError, match="^parallel.synchronizer: averaging_frequency=0: must be an integer"):
+        experiment((), "parallel.synchronizer.frequency=0")
+
+
+def test_a_batch_may_be_cut_into_single_examples() -> None:
+    assert experiment((), "accumulate=8", "batch_size=8").settings.accumulate == 8

@@ -1,0 +1,995 @@
+"""The command entry point: which settings come in, what is refused, and with which exit code a command ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+
+from cupynet import __version__, config
+from cupynet.config import GROUPS, composing
+from cupynet.config.experiment import Experiment
+from cupynet.config.instantiate import build, build_as
+from cupynet.config.schema import (
+    BackendSettings,
+    BenchSettings,
+    PlanSettings,
+    PrioritySettings,
+    RateSettings,
+    Settings,
+    TuneSettings,
+)
+from cupynet.core.errors import ConfigError, DataError, DivergedError, Interrupted, OutputError, annotate
+
+REPOSITORY = Path(config.__file__).parents[2]
+
+
+# --- stand-ins for parts
+
+
+class Conv:
+    def __init__(self, filters: int, kernel: int = 3) -> None:
+        if kernel < 1:
+            raise ConfigError(f"kernel={kernel}: must be at least 1")
+        if filters == 13:
+            raise ConfigError("model.layers.a: filters=13: said by somebody who knows the key")
+        self.filters, self.kernel = filters + 0, kernel
+
+
+class Stack:
+    def __init__(self, layers: dict[str, Any], *, extra: list[Any] | None = None) -> None:
+        self.layers, self.extra = layers, extra
+
+
+class Anything:
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+
+def function() -> None:
+    raise AssertionError("a function was called")
+
+
+HERE = __name__
+
+
+# --- running a command in this process
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working folder, with the environment a command expects, and logging put back afterwards."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"):
+        monkeypatch.delenv(name, raising=False)
+    loggers = [logging.getLogger(name) for name in (None, "cupynet", "hydra", "__main__")]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield tmp_path
+    for logger, handlers, level, propagate in before:
+        for handler in set(logger.handlers) - set(handlers):
+            handler.close()
+        logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
+    HydraConfig.instance().cfg = None
+
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def command(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """command(*arguments, task=, check=) -> (exit code, settings of the jobs that ran)"""
+
+    def call(*arguments: str, task: Any = None, check: Any = None) -> tuple[int, list[Settings]]:
+        ran: list[Settings] = []
+
+        def job(settings: Settings, folder: Path) -> float | None:
+            ran.append(settings)
+            return None if task is None else task(settings, folder)
+
+        def prepare(settings: Settings) -> Settings:
+            if check is not None:
+                check(settings)
+            return settings
+
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        try:
+            config.run(job, prepare, "config", Settings)
+        except SystemExit as left:
+            assert isinstance(left.code, int)
+            return left.code, ran
+        return 0, ran
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fallbacks"),
+    [
+        ((), ["auto"]),
+        (("data.limit=9", "experiment=data_parallel"), ["auto"]),  # whose file has `override /data: mnist`
+        (("data=mnist",), [None]),
+        (("experiment=data_parallel", "data=mnist"), [None]),
+        (("data=mnist", "data.fallback=synthetic"), ["synthetic"]),
+        (("-m", "data=mnist,synthetic"), [None, "none of it"]),
+        (("-m", "seed=1,2", "data=mnist"), [None, None]),
+    ],
+)
+def test_who_types_which_data_gets_no_others(command: Command, arguments: Any, fallbacks: list[str | None]) -> None:
+    code, ran = command(*arguments)
+    assert code == 0 and [each.data.get("fallback", "none of it") for each in ran] == fallbacks
+
+
+def test_what_was_typed_then_counts_where_a_run_is_read_again(command: Command, in_folder: Path) -> None:
+    for arguments, fallback in ((["data=mnist"], None), ([], "auto")):
+        folder = f"run-{fallback}"
+        assert command(*arguments, f"hydra.run.dir={folder}")[0] == 0
+        assert config.load(folder).data["fallback"] == fallback
+        assert config.load(folder, ["data=mnist"]).data["fallback"] is None
+        assert config.load(folder, ["data.fallback=synthetic"]).data["fallback"] == "synthetic"
+
+
+# what is refused -> what the message says besides the setting: the nearest name, or the remedy
+REFUSED = {
+    "workrs=4": "did you mean 'workers'",
+    "++workrs=4": "did you mean 'workers'",
+    "optimzer=sgd": "did you mean 'optimizer'",
+    "workers=0": "at least 1",
+    "workers=four": "workers",
+    "seed=x": "seed",
+    "dtype=float16x": "did you mean 'bfloat16'",
+    "parallel.averaging_freqency=3": "did you mean 'parallel.averaging_frequency'",
+    "+parallel.averaging_freqency=3": "did you mean 'parallel.averaging_frequency'",
+    "~parallel.timeout_s": "parallel.timeout_s",
+    "model.layers.conv2.kernal=5": "did you mean 'model.layers.conv2.kernel'",
+    "model.layer.conv2.kernel=5": "did you mean 'model.layers'",
+    "optimizer.momentun=1": "did you mean 'optimizer.momentum'",
+    "optimizer=nesterof": "did you mean 'nesterov'",
+    "optimizer=5": "optimizer",
+    "~optimizer": "optimizer",
+    "experiment=dl4j_gpu_guid": "did you mean 'dl4j_gpu_guide'",
+    "workers=99999999999999999999": "10000",
+    "averaging_frequency=3": "did you mean 'parallel.averaging_frequency'",
+    "profile=always": "true or false",
+    "backend.priority=3": "backend.priority",
+    "backend=null": "null",
+    "callbacks=loud": "early_stopping",
+    "parallel={timeout:1}": "did you mean 'parallel.timeout_s'",
+    "parallel.synchronizer.frequency=${parallel.every}": "parallel.every",
+    "~parallel.nothing": "parallel.nothing",
+    "=3": "=3",
+    "callbacks=[tensorboard,nope]": "nope",
+    "backend=[numpy,nump]": "nump",
+    "callbacks.checkpoint.evry=1": "did you mean 'callbacks.checkpoint.",
+    "workers=???": "workers",
+    "+foo=1": "foo",
+    "+epochs=3": "epochs",
+    "workers=1,2": "--multirun",
+    "workers=range(1,3)": "--multirun",
+    "workers=[1": "workers=[1",
+    "workers": "workers",
+    "--workers=4": "workers=4",
+    "--parallel.timeout_s=4": "parallel.timeout_s=4",
+    "data.folder=${nothing}": "nothing",
+    "hydra.run.dir=${nothing}": "hydra.run.dir",
+    "hydra.run.dir=${oc.env:CUPYNET_NO_SUCH_VARIABLE}": "hydra.run.dir",
+    "hydra.run.dir=": "hydra.run.dir",
+    "hydra.output_subdir=/elsewhere": ".hydra",
+    "hydra.job_logging.root.level=NOPE": "hydra.job_logging: ",
+}
+
+# further wrong values -> the setting that is named
+WRONG = {
+    "workers=4.0": "workers",
+    "workers='1,2'": "workers",
+    "batch_size=true": "batch_size",
+    "epochs=": "epochs",
+    "seed=null": "seed",
+    "dtype=null": "dtype",
+    "devices=[a]": "devices",
+    "devices={a:1}": "devices",
+    "model.layers=[a]": "model.layers",
+    "parallel.timeout_s=inf": "parallel.timeout_s",
+    "parallel.average_updaters=yess": "parallel.average_updaters",
+    "parallel.average_updaters=2": "parallel.average_updaters",
+    "memory.device_pool_limit=120%": "memory.device_pool_limit",
+    "memory.device_pool_trim_above=80%": "memory.device_pool_trim_above",
+    "memory.data_on_device=always": "memory.data_on_device",
+    "memory.pinned_pool_trim_above=1GiB": "memory.pinned_pool_trim_above",
+}
+
+
+@pytest.mark.parametrize("bad", REFUSED)
+def test_refused_with_one_message_and_no_folder(
+    bad: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, ran = command(bad)
+    out, err = capsys.readouterr()
+    assert (code, ran, out) == (2, [], "")
+    assert err.startswith("cupynet: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert REFUSED[bad] in err
+    assert list(in_folder.iterdir()) == []
+
+
+def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(command: Command, in_folder: Path) -> None:
+    (in_folder / "empty").mkdir()
+    (in_folder / "full").mkdir()
+    (in_folder / "full" / "precious").write_text("mine")
+    for folder in ("empty", "full", "empty/a/b", "full/a/b", "new/a/b"):
+        assert command("workers=0", f"hydra.run.dir={folder}") == (2, [])
+        assert command(f"hydra.run.dir={folder}", check=lambda settings: 1 / 0) == (1, [])
+        assert command("hydra.job_logging.root.level=NOPE", f"hydra.run.dir={folder}") == (2, [])
+    assert sorted(str(path.relative_to(in_folder)) for path in in_folder.rglob("*")) == [
+        "empty",
+        "full",
+        "full/precious",
+    ]
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Every value that is no dataclass, dict or list; these themselves are nothing else."""
+    if is_dataclass(value):
+        for each in fields(value):
+            yield from leaves(getattr(value, each.name))
+    elif type(value) in (dict, list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
+    folders: list[tuple[Path, Path]] = []
+    arguments = ("workers=2", "devices=[0,2]", "data.limit=7")
+    code, (settings,) = command(*arguments, task=lambda settings, folder: folders.append((folder, Path.cwd())))
+    assert code == 0
+    assert (settings.workers, settings.devices, settings.data["limit"]) == (2, [0, 2], 7)
+    assert settings.backend == BackendSettings(name="auto", priority=PrioritySettings(gpu=100, cpu=0))
+    for value in leaves(settings):
+        assert type(value) in (int, float, bool, str, type(None)), value
+    ((folder, working_folder),) = folders
+    assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs"
+    assert sorted(path.name for path in folder.rglob("*")) == [".hydra", "config.yaml", "hydra.yaml", "overrides.yaml"]
+    assert working_folder == in_folder
+
+
+def test_two_starts_never_share_a_folder(command: Command, in_folder: Path) -> None:
+    for _ in range(3):
+        assert command()[0] == 0
+    assert len(list(in_folder.glob("outputs/20*/*"))) == 3
+
+
+def test_good_values(command: Command) -> None:
+    for arguments, key, value in (
+        (["parallel.averaging_frequency=end"], "parallel", "end"),
+        (["memory.device_pool_limit=80%", "memory.device_pool_trim_above=512MiB"], "memory", "80%"),
+        (["callbacks.progress.style=none"], "callbacks", "none"),
+        (["callbacks.progress=null"], "callbacks", "'progress': None"),
+        (["+callbacks.mine._target_=mymodule.Mine"], "callbacks", "{'_target_': 'mymodule.Mine'}"),
+        (["loss=hinge"], "loss", "Hinge"),
+        (["optimizer.learning_rate=0.01"], "optimizer", 0.01),
+        (["+model.layers.dense2={_target_:cupynet.nn.Dense,units:3}"], "model", "dense2"),
+        (["data.folder=${hydra:runtime.cwd}/x"], "data", f"{Path.cwd()}/x"),
+        (["+workers=3"], "workers", 3),
+    ):
+        code, ran = command(*arguments)
+        assert code == 0 and str(value) in str(getattr(ran[0], key)), arguments
+
+
+def test_priorities_of_the_environment(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_folder: Path
+) -> None:
+    monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
+    assert command("backend=numpy")[1][0].backend.priority == PrioritySettings(gpu=100, cpu=200)
+    for unset in ("", " "):  # as a script leaves it
+        monkeypatch.setenv("BACKEND_PRIORITY_GPU", unset)
+        assert command("backend=numpy")[1][0].backend.priority == PrioritySettings(gpu=100, cpu=200)
+    capsys.readouterr()
+    started = len(list(in_folder.glob("outputs/20*/*")))
+    for value in ("abc", "1.5", "[1", "${oc.env:HOME}"):
+        monkeypatch.setenv("BACKEND_PRIORITY_GPU", value)
+        for question in ([], ["-m", "seed=1,2"], ["--cfg", "job", "--resolve"]):
+            assert command(*question) == (2, [])
+            assert f"BACKEND_PRIORITY_GPU={value}: " in capsys.readouterr().err
+    assert len(list(in_folder.glob("outputs/20*/*"))) == started
+    monkeypatch.delenv("BACKEND_PRIORITY_GPU")
+    for value, means in (("", True), ("False", False), ("true", True), ("0", False), ("1", True)):
+        monkeypatch.setenv("CUPYNET_REPORT", value)
+        assert command()[1][0].callbacks["report"]["enabled"] is means
+    monkeypatch.setenv("CUPYNET_REPORT", "no")
+    assert command() == (2, [])
+
+
+def test_check_refuses_before_a_folder_exists(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Settings] = []
+
+    def check(settings: Settings) -> None:
+        seen.append(settings)
+        raise ConfigError("model.layers.conv2: kernel=29\n is larger than its input")
+
+    assert command("workers=3", check=check) == (2, [])
+    assert seen[0].workers == 3
+    assert capsys.readouterr().err == "cupynet: model.layers.conv2: kernel=29 is larger than its input\n"
+    assert list(in_folder.iterdir()) == []
+
+
+def test_a_bug_in_check_is_shown(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(check=lambda settings: 1 / 0) == (1, [])
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and "ZeroDivisionError: division by zero" in err.splitlines()[-1]
+    assert list(in_folder.iterdir()) == []
+
+
+def test_a_job_gets_what_was_prepared_for_it(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Any] = []
+    done: list[Any] = []
+
+    def prepare(settings: Settings) -> list[Any]:
+        assert not list(in_folder.rglob("config.yaml")) or "-m" in sys.argv
+        prepared.append([settings.workers])
+        return prepared[-1]
+
+    def task(job: list[Any], folder: Path) -> None:
+        assert (folder / ".hydra" / "config.yaml").is_file()
+        done.append(job)
+
+    for arguments, workers in ((["workers=3"], [3]), (["-m", "workers=1,2"], [1, 2])):
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        config.run(task, prepare, "config", Settings)
+        assert [job[0] for job in prepared] == workers
+        assert all(one is other for one, other in zip(done, prepared, strict=True))
+        prepared.clear(), done.clear()
+
+
+def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
+    def task(settings: Settings, folder: Path) -> float | None:
+        raise error
+
+    return task
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(DataError("train-images: is\n damaged"), 65), (DivergedError("loss is nan"), 3), (ConfigError("no"), 2)]
+    + [(Interrupted(15), 143), (Interrupted(2), 130), (KeyboardInterrupt(), 130)],
+)
+def test_exit_codes_of_a_run(
+    error: BaseException, code: int, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(task=raising(error))[0] == code
+    line = " ".join(str(error).split())
+    if isinstance(error, KeyboardInterrupt):
+        line = "stopped by SIGINT: nothing of this run was saved"
+    assert capsys.readouterr().err == f"cupynet: {line}\n"
+    (log,) = in_folder.glob("outputs/*/*/train.log")
+    assert log.read_text().endswith(f" ERROR cupynet: {line}\n")
+
+
+def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    error = DivergedError("loss is nan")
+    annotate(error, "worker 1, epoch 2, batch 7")
+    assert command(task=raising(error))[0] == 3
+    assert capsys.readouterr().err == "cupynet: loss is nan; worker 1, epoch 2, batch 7\n"
+
+
+def test_a_bug_leaves_with_1_and_its_traceback(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = {ZeroDivisionError("oops"): 1, BrokenPipeError(32, "not on stdout"): 1, SystemExit(7): 7, SystemExit(0): 1}
+    for error, code in errors.items():
+        assert command(task=raising(error))[0] == code
+        err = capsys.readouterr().err
+        assert err.startswith("Traceback") and "test_config.py" in err and "site-packages/hydra" not in err
+        last = err.splitlines()[-1]  # cupynet is not blamed for the module of this test
+        assert f"{type(error).__name__}: {error}" in last and __name__ in last and "bug" not in last
+    for log in in_folder.glob("outputs/*/*/train.log"):
+        assert "Traceback" in log.read_text()
+
+
+def test_text_from_files_cannot_control_the_terminal_that_shows_a_log(command: Command, in_folder: Path) -> None:
+    def task(settings: Any, folder: Path) -> None:
+        logging.getLogger("cupynet").warning("%s", "a\x1b[2J\x07\u202eb")
+
+    assert command("hydra.run.dir=run", task=task)[0] == 0
+    text = (in_folder / "run" / "train.log").read_text(encoding="utf-8")
+    assert "\ufffd" in text and not {"\x1b", "\x07", "\u202e"} & set(text)
+
+
+@pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")])
+def test_run_folder_that_cannot_be_made(
+    sweep: Any, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (in_folder / "outputs").write_text("a file")
+    assert command(*sweep) == (74, [])
+    err = capsys.readouterr().err
+    assert "outputs" in err and err.count("\n") == 1
+
+
+def test_settings_that_cannot_be_stored(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OutputError(f"{path}: No space left on device")
+
+    monkeypatch.setattr("cupynet.core.files.write_whole", full)
+    assert command("hydra.run.dir=here") == (74, [])
+    assert "here/.hydra" in capsys.readouterr().err
+
+
+# --- sweeps
+
+
+def test_one_bad_job_does_not_stop_a_sweep(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = {2: DataError("damaged"), 3: ZeroDivisionError("oops"), 4: SystemExit(9), 5: DivergedError("nan")}
+
+    def task(settings: Settings, folder: Path) -> float | None:
+        if settings.epochs in errors:
+            raise errors[settings.epochs]
+        return 1.0
+
+    code, ran = command("-m", "epochs=1,2,3,4,5", task=task)
+    assert [settings.epochs for settings in ran] == [1, 2, 3, 4, 5]
+    assert code == 65  # of the first that failed
+    err = capsys.readouterr().err
+    told = [line for line in err.splitlines() if line.startswith("cupynet: ")]
+    for line, said in zip(told, ("damaged", "ZeroDivisionError: oops", "SystemExit: 9", "nan"), strict=True):
+        assert said in line
+    assert [line.split(": ")[1] for line in told] == ["job 1", "job 2", "job 3", "job 4"]
+    assert err.count("Traceback") == 2
+    (sweep,) = in_folder.glob("outputs/sweeps/*/*")
+    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "1", "2", "3", "4"]
+    logs = {job: (sweep / job / "train.log").read_text() for job in "1234"}
+    assert not (sweep / "0" / "train.log").exists()
+    assert logs["1"].endswith("ERROR cupynet: job 1: damaged\n") and logs["1"].count("\n") == 1
+    assert "ZeroDivisionError" in logs["2"] and "damaged" not in logs["2"]
+
+
+def test_exit_code_of_a_sweep_is_that_of_the_first_failed_job(command: Command) -> None:
+    def task(settings: Settings, folder: Path) -> float | None:
+        raise DataError("x") if settings.workers == 2 else DivergedError("y")
+
+    assert command("-m", "workers=2,3", task=task)[0] == 65
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["workers=1,four"], "workers"),
+        (["workrs=1,2"], "did you mean 'workers'"),
+        (["optimizer=sgd,nesterof"], "did you mean 'nesterov'"),
+        (["workers=1,2", "sede=3"], "did you mean 'seed'"),
+        (["hydra.sweep.dir=${nothing}", "seed=1,2"], "hydra.sweep.dir"),
+        (["hydra.sweep.dir=", "seed=1,2"], "hydra.sweep.dir"),
+    ],
+)
+def test_a_sweep_that_cannot_be_composed_never_starts(
+    arguments: list[str], said: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("-m", *arguments) == (2, [])
+    err = capsys.readouterr().err
+    assert err.startswith("cupynet: ") and said in err and err.count("\n") == 1
+    assert not list(in_folder.rglob(".hydra"))
+
+
+def test_a_refused_job_leaves_no_folder_and_the_others_run(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, ran = command("-m", "workers=0,1")
+    assert code == 2 and [settings.workers for settings in ran] == [1]
+    assert "job 0: workers=0: " in capsys.readouterr().err
+    (sweep,) = in_folder.glob("outputs/sweeps/*/*")
+    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["1"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
+def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
+    exit_code, ran = command("-m", "workers=1,2,3", task=raising(error))
+    assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
+
+
+# --- the terminal and the log
+
+
+def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def task(settings: Settings, folder: Path) -> float | None:
+        logging.getLogger("cupynet.training").info("epoch %d", 1)
+        logging.getLogger("cupynet").warning("careful")
+        logging.getLogger("cupynet").debug("never")
+        logging.getLogger("somebody").warning("else")
+        return None
+
+    assert command(task=task)[0] == 0
+    out, err = capsys.readouterr()
+    lines = [line.partition("] ") for line in out.splitlines()]
+    assert all(len(time) == len("[12:30:05") and time.count(":") == 2 for time, _, _ in lines)
+    assert [text for _, _, text in lines] == ["epoch 1", "warning: careful"] and err == ""
+    assert command("-m", "workers=1,2", task=task)[0] == 0
+    out, err = capsys.readouterr()
+    assert (out.count("warning: careful"), out.count("epoch 1"), err) == (2, 0, "")  # a sweep shows warnings alone
+    logs = [*in_folder.glob("outputs/20*/*/train.log"), *in_folder.glob("outputs/sweeps/*/*/*/train.log")]
+    assert len(logs) == 3
+    for log in logs:
+        texts = [line.split(" ", 2)[2] for line in log.read_text().splitlines()]
+        assert texts == ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful", "WARNING somebody: else"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-c", "job", "-p", "optimizer"], ["--hydra-help"]],
+)
+def test_questions_are_answered_and_start_nothing(
+    arguments: list[str], command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*arguments) == (0, [])
+    out, err = capsys.readouterr()
+    expected = {
+        "--help": "optimizer    how weights move",
+        "--cfg": "batch_size: 128",
+        "--info": "spine",
+        "-c": "momentum: 0.9",
+    }
+    assert expected.get(arguments[0], "hydra/launcher: basic") in out and err == ""
+    assert list(in_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["config", "bench", "plan", "find_rate", "tune"])
+def test_help_is_a_page_that_tells_the_truth(
+    name: str, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every group in one line, with files that are there; examples that compose; the exit codes."""
+    schema = {
+        **{"config": Settings, "bench": BenchSettings, "plan": PlanSettings},
+        **{"find_rate": RateSettings, "tune": TuneSettings},
+    }[name]
+    monkeypatch.setattr(sys, "argv", ["x", "--help"])
+    config.run(lambda settings, folder: None, lambda settings: settings, name, schema)
+    page = capsys.readouterr().out.replace("test_config", "train").splitlines()  # where the job is defined
+    assert max(map(len, page)) <= 80 and len(page) <= 40
+    groups = {line.split()[0]: line.split() for line in page if line[:2] == "  " and line[2:].split()[0] in GROUPS}
+    assert list(groups) == list(GROUPS) and len(groups) == sum(line[2:].startswith(GROUPS) for line in page)
+    for group, words in groups.items():
+        there = {path.stem for path in (composing.conf_folder() / group).glob("*.yaml")}
+        listed = [word for word in words[1:] if word in there]
+        after = words[words.index(listed[0]) :]
+        assert set(after) <= there | {"..."} and ("..." in after) == (set(listed) != there)
+    examples = [line.split()[2:] for line in page if line.startswith("  cupynet ")]
+    assert len(examples) >= (5 if name == "config" else 2)
+    if name == "config":
+        for example in examples:
+            asked = [word for word in example if "=" in word and "," not in word and not word.startswith("resume")]
+            assert config.compose(asked)
+    if name in ("find_rate", "tune"):
+        completion = next(line for line in page if line.startswith("Completion"))
+        assert completion.split("(")[1].split()[0] in (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    codes = [int(code) for code in re.findall(r"\d+", next(line for line in page if line.startswith("Exit codes")))]
+    assert codes == [0, 1, 2, 3, 65, 74, 130, 143]
+
+
+def test_a_quiet_run_tells_of_warnings_alone(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def task(settings: Settings, folder: Path) -> float | None:
+        logging.getLogger("cupynet.training").info("epoch 1")
+        logging.getLogger("cupynet").warning("careful")
+        raise ConfigError("no more")
+
+    assert command("callbacks.progress.style=none", "hydra.run.dir=here", task=task)[0] == 2
+    out, err = capsys.readouterr()
+    assert [line.partition("] ")[2] for line in out.splitlines()] == ["warning: careful"]
+    assert err == "cupynet: no more\n"
+    assert "INFO cupynet.training: epoch 1" in (in_folder / "here" / "train.log").read_text()
+    assert command("hydra.run.dir=there", task=task)[0] == 2  # and the next one speaks again
+    assert "epoch 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--speed", "5"], ["--config-dir"], ["--cfg", "jobb"], ["-cd", "nowhere"]])
+def test_a_wrong_option(
+    arguments: list[str], command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*arguments) == (2, [])
+    assert "Traceback" not in capsys.readouterr().err and list(in_folder.iterdir()) == []
+
+
+def test_the_version_is_that_of_cupynet(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--version") == (0, [])
+    assert capsys.readouterr() == (f"cupynet {__version__}\n", "")
+
+
+def test_questions_about_wrong_settings_are_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    for question in (["--help"], ["--cfg", "job"]):
+        assert command(*question, "workrs=4") == (2, [])
+        assert "did you mean 'workers'" in capsys.readouterr().err
+
+
+def test_completion(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_folder: Path
+) -> None:
+    monkeypatch.setenv("COMP_LINE", "train.py parallel.averaging")
+    assert command("-sc", "query=bash") == (0, [])
+    assert capsys.readouterr().out.strip() == "parallel.averaging_frequency="
+    assert list(in_folder.iterdir()) == []
+
+
+def test_the_environment_is_left_as_it_was(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command("workers=0")
+    assert "HYDRA_FULL_ERROR" not in os.environ
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    command("workers=0")
+    assert os.environ["HYDRA_FULL_ERROR"] == "0"
+
+
+def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--config-dir: files of one's own; an error names the file. Options may stand between settings."""
+    for name, text in {
+        "model/mine.yaml": f"_target_: {HERE}.Stack\nlayers: {{}}\n",
+        "parallel/mine.yaml": f"averaging_frequency: 7\nsynchronizer:\n  _target_: {HERE}.Anything\n"
+        "  every: ${parallel.averaging_frequency}\n",
+        "experiment/wrong.yaml": "# @package _global_\nworkrs: 4\n",
+        "experiment/typed.yaml": "# @package _global_\nworkers: four\n",
+        "experiment/group.yaml": "# @package _global_\ndefaults:\n  - override /data: nothing\n",
+        "experiment/broken.yaml": "# @package _global_\nworkers: [\n",
+    }.items():
+        path = in_folder / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert command("-cd", "mine", "model=mine")[1][0].model == {"_target_": f"{HERE}.Stack", "layers": {}}
+    parallel = command("-cd", "mine", "parallel=mine")[1][0].parallel
+    assert parallel.synchronizer == {"_target_": f"{HERE}.Anything", "every": 7} and parallel.prefetch_buffer == 24
+    assert command("epochs=3", "--config-dir", "mine", "model=mine", "-r", "workers=1")[1][0].epochs == 3
+    capsys.readouterr()
+    for name, said in {
+        "wrong": ("experiment/wrong", "did you mean 'workers'"),
+        "typed": ("experiment/typed", "workers"),
+        "group": ("data=nothing", "mnist"),
+        "broken": ("broken.yaml",),
+    }.items():
+        assert command("-cd", "mine", f"experiment={name}")[0] == 2
+        err = capsys.readouterr().err
+        assert all(each in err for each in said), err
+
+
+def test_a_run_with_own_files_resumes_without_them(command: Command, in_folder: Path) -> None:
+    (in_folder / "mine/model").mkdir(parents=True)
+    (in_folder / "mine/model/own.yaml").write_text(f"_target_: {HERE}.Stack\nlayers: {{}}\n")
+    assert command("--config-dir=mine", "model=own", "hydra.run.dir=r", "epochs=1")[0] == 0
+    (in_folder / "mine").rename(in_folder / "moved")
+    code, ran = command("resume=r", "epochs=3")
+    assert code == 0 and ran[0].model["_target_"] == f"{HERE}.Stack" and ran[0].epochs == 3
+
+
+def test_a_resumed_run_takes_changes_of_every_form(command: Command, in_folder: Path) -> None:
+    assert command("optimizer=adam", "hydra.run.dir=r", "workers=2", "seed=5")[0] == 0
+    changes = ["epochs=20", "~callbacks.progress", "+callbacks.mine={_target_:a.B}", "backend=numpy"]
+    code, (settings,) = command("resume=r", *changes)
+    assert code == 0 and settings.optimizer["_target_"] == "cupynet.optim.Adam"
+    assert (settings.seed, settings.workers, settings.epochs, settings.backend.name) == (5, 2, 20, "numpy")
+    assert "progress" not in settings.callbacks and settings.callbacks["mine"] == {"_target_": "a.B"}
+    code, (settings,) = command("resume=r", "callbacks=early_stopping", "trusted_modules=[mine]")
+    assert code == 0 and "early_stopping" in settings.callbacks and settings.trusted_modules == ["mine"]
+    assert command("resume=r", "seed=6") == (2, [])
+
+
+def test_conf_is_found_inside_a_wheel_and_beside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.conf_folder() == REPOSITORY / "conf"
+    (tmp_path / "cupynet").mkdir()
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr(composing, "__file__", str(tmp_path / "cupynet" / "config" / "composing.py"))
+    assert config.conf_folder() == tmp_path.resolve() / "conf"
+    (tmp_path / "cupynet" / "conf").mkdir()
+    assert config.conf_folder() == tmp_path.resolve() / "cupynet" / "conf"
+
+
+# --- as processes
+
+SCRIPT = """
+import sys
+from cupynet.config import run
+from cupynet.config.schema import Settings
+
+def task(settings, folder):
+    for _ in range(20000):
+        print("a line that nobody reads")
+
+if __name__ == "__main__":
+    try:
+        run(task, lambda settings: settings, "config", Settings)
+    finally:
+        if "--help" in sys.argv:
+            assert "numpy" not in sys.modules and "numba" not in sys.modules
+"""
+
+
+def process(folder: Path, *arguments: str, unbuffered: str = "") -> subprocess.Popen[str]:
+    (folder / "command.py").write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "command.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": unbuffered},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_process_refuses(tmp_path: Path) -> None:
+    with process(tmp_path, "workrs=4") as child:
+        assert "did you mean 'workers'" in child.communicate()[1]
+        assert child.returncode == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["command.py"]
+
+
+def test_a_process_helps_without_numpy(tmp_path: Path) -> None:
+    with process(tmp_path, "--help") as child:
+        out, err = child.communicate()
+    assert (child.returncode, err) == (0, "") and "python -m cupynet.command workers=4" in out
+
+
+@pytest.mark.parametrize(("arguments", "unbuffered"), [([], ""), ([], "1"), (["--help"], ""), (["--help"], "1")])
+def test_a_reader_that_leaves_is_not_a_bug(tmp_path: Path, arguments: list[str], unbuffered: str) -> None:
+    with process(tmp_path, *arguments, unbuffered=unbuffered) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == ""
+    assert child.returncode == 141
+
+
+# --- parts
+
+
+def test_build_makes_parts_inside_parts_in_order() -> None:
+    conv = {"_target_": f"{HERE}.Conv", "filters": 2}
+    node = {
+        "_target_": f"{HERE}.Stack",
+        "layers": {"z": conv, "a": {**conv, "kernel": 5}, "m": conv},
+        "extra": [conv, 3, {"plain": (1, 2)}],
+    }
+    stack = build(node, "model", [HERE])
+    assert type(stack) is Stack and list(stack.layers) == ["z", "a", "m"]
+    assert (stack.layers["z"].kernel, stack.layers["a"].kernel) == (3, 5)
+    assert stack.extra is not None and type(stack.extra[0]) is Conv and stack.extra[1:] == [3, {"plain": [1, 2]}]
+    assert build({"a": [1, "b", None]}, "x") == {"a": [1, "b", None]}
+    assert build({"_target_": f"{HERE}.Anything", "whatever": 1}, "x", [HERE]).settings == {"whatever": 1}
+    assert node["_target_"] == f"{HERE}.Stack"  # what was given is left as it was
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"filters": 1, "kernal": 5}, "model.layers.a.kernal: Conv has no argument 'kernal'; did you mean 'kernel'?"),
+        ({"kernel": 5}, "model.layers.a.filters: is missing: Conv needs it"),
+        ({"filters": 1, "_partial_": True}, "model.layers.a._partial_: Conv has no argument '_partial_'"),
+        ({"filters": 1, "kernel": 0}, "model.layers.a.kernel=0: must be at least 1"),
+        ({"filters": "many"}, "model.layers.a: "),  # TypeError
+        ({"filters": 13}, "model.layers.a: filters=13: said by"),
+    ],
+)
+def test_build_says_where(node: dict[str, Any], message: str) -> None:
+    model = {"_target_": f"{HERE}.Stack", "layers": {"a": {"_target_": f"{HERE}.Conv", **node}}}
+    with pytest.raises(ConfigError) as caught:
+        build(model, "model", [HERE])
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).count("model.layers.a") == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("os.mkdir", "only classes of cupynet"),
+        ("cupynetx.nn.Conv2D", "only classes of cupynet"),
+        ("pathlib.Path", "only classes of cupynet"),
+        (f"{HERE}x.Conv", "only classes of cupynet"),
+        (f"{HERE}.os.mkdir", "there is no module"),
+        (f"{HERE}.os", "there is no class 'os'"),
+        (f"{HERE}.Path", "is a class of pathlib, which is not trusted"),
+        (f"{HERE}.function", "there is no class 'function'"),
+        (f"{HERE}.HERE", "there is no class 'HERE'"),
+        (f"{HERE}.Conw", "there is no class 'Conw' in " + HERE + "; did you mean 'Conv'?"),
+        (f"{HERE}.Conv.__init__", "there is no module"),
+        (
+            "cupynet.nn.init.zeros",
+            "there is no class 'zeros' in cupynet.nn.init; the names are Filled, Normal, Orthogonal, TruncatedNormal, "
+            "Uniform and VarianceScaling",
+        ),
+        ("cupynet.config.instantiate.os.mkdir", "there is no module"),
+        ("cupynet.config.instantiate.ModuleType", "is a class of builtins, which is not trusted"),
+        (
+            "cupynet.core.exits.LogFile",
+            "is a class of cupynet.core.exits, which is not trusted",
+        ),  # would truncate a file
+        ("cupynet.core.lock.Hold", "is a class of cupynet.core.lock, which is not trusted"),
+        ("cupynet.nowhere.Conv2D", "there is no module 'cupynet.nowhere'"),
+        ("cupynet", "must be a class with its module"),
+        ("..Conv2D", "must be a class with its module"),
+        ("", "must be a class with its module"),
+        (3, "must be a class with its module"),
+        (None, "must be a class with its module"),
+    ],
+)
+def test_build_trusts_definitions_only(target: Any, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"_target_": target}, "loss", [HERE])
+    assert str(caught.value).startswith(f"loss._target_={target}: ") and reason in str(caught.value)
+
+
+def test_build_trusts_nobody_unasked() -> None:
+    with pytest.raises(ConfigError, match="list '.*' in trusted_modules if it is yours"):
+        build({"_target_": f"{HERE}.Conv", "filters": 1}, "model")
+
+
+def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trap.py").write_text("raise AssertionError('imported')\n")
+    (tmp_path / "poor.py").write_text("import no_such_package_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="only classes of"):
+        build({"_target_": "trap.Layer"}, "model")
+    with pytest.raises(ConfigError, match="poor needs 'no_such_package_anywhere', which is not installed"):
+        build({"_target_": "poor.Layer"}, "model", ["poor"])
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        ("mse", "loss=mse: must be a Conv, got str: give it a _target_"),
+        (None, "loss=null: must be a Conv, got NoneType: give it a _target_"),
+        ({"filters": 2}, "loss: must be a Conv, got dict: give it a _target_"),
+        (
+            {"_target_": f"{HERE}.Anything"},
+            f"loss._target_: must be a Conv, and {HERE}.Anything is none: name another class",
+        ),
+    ],
+)
+def test_a_part_of_the_wrong_kind(node: Any, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_as(Conv, node, "loss", [HERE])
+    assert str(caught.value) == line
+    assert type(build_as(Conv, {"_target_": f"{HERE}.Conv", "filters": 2}, "loss", [HERE])) is Conv
+
+
+# --- types
+
+COMMAND = """
+from pathlib import Path
+from cupynet import config
+from cupynet.config.schema import BenchSettings
+
+class Job:
+    def __init__(self, settings: BenchSettings) -> None:
+        self.peers = settings.peers
+
+def task(job: Job, folder: Path) -> None:
+    print(job.peers, folder)
+
+config.run(task, Job, "bench", BenchSettings)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong", "error"),
+    [
+        ("", "", ""),
+        ("settings.peers", "settings.paers", '"BenchSettings" has no attribute "paers"'),
+        ("settings.peers", "settings.parallel.timeout", '"ParallelSettings" has no attribute "timeout"'),
+        ("job.peers", "job.paers", '"Job" has no attribute "paers"'),
+        ("job: Job", "job: str", 'Cannot infer value of type parameter "T"'),
+        (", BenchSettings)", ", Settings)", "incompatible type"),
+    ],
+)
+def test_a_misspelt_attribute_of_a_command_is_found(right: str, wrong: str, error: str, tmp_path: Path) -> None:
+    text = COMMAND.replace(right, wrong) if right else COMMAND
+    (tmp_path / "command.py").write_text(text.replace("import BenchSettings", "import BenchSettings, Settings"))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--config-file",
+            REPOSITORY / "pyproject.toml",
+            tmp_path / "command.py",
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert (error in done.stdout) and (done.returncode == (1 if error else 0)), done.stdout + done.stderr
+
+
+# --- a finished run
+
+
+@pytest.fixture
+def run_folder(command: Command, in_folder: Path) -> Path:
+    assert command("workers=2", "trusted_modules=[evil]", "optimizer=sgd")[0] == 0
+    (folder,) = in_folder.glob("outputs/20*/*")
+    return folder
+
+
+def test_load(run_folder: Path) -> None:
+    settings = config.load(run_folder, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"], ["mine"])
+    assert (settings.workers, settings.batch_size, settings.data["limit"]) == (2, 512, 10)
+    assert settings.parallel.synchronizer["frequency"] == settings.parallel.averaging_frequency == 3
+    other = config.load(run_folder, ["parallel.averaging_frequency=7", "parallel=averaging", "backend=numpy"])
+    assert (other.parallel.synchronizer["frequency"], other.backend.name) == (7, "numpy")
+    assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
+    assert settings.trusted_modules == ["mine"]
+    assert config.load(str(run_folder)).trusted_modules == []
+    assert config.load(run_folder, ["trusted_modules=[mine]"]).trusted_modules == ["mine"]
+
+
+def test_load_holds_settings_against_the_same_rules(run_folder: Path) -> None:
+    for override, said in {
+        **WRONG,
+        "workrs=4": "did you mean 'workers'",
+        "workers=0": "workers=0",
+        "+foo=1": "foo",
+        "workers=[1": "workers=[1",
+        "model.layers.conv2.kernal=5": "did you mean 'model.layers.conv2.kernel'",
+        "data=nothing": "mnist",
+        "~data": "data",
+        "~callbacks.nothing": "nothing",
+        "workers=1,2": "workers=1,2",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            config.load(run_folder, [override])
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trusted_modules=[os,1x]", "trusted_modules=[os,1x]: "),
+        ("trusted_modules=['']", "trusted_modules=[]: "),
+        ("parallel.averaging_frequency=epoc", "did you mean 'epoch'"),
+        ("parallel.averaging_frequency=0", "parallel.averaging_frequency=0: "),
+        ("callbacks.progress=bars", "callbacks.progress=bars: "),
+        ("devices=[0,0]", "devices=[0, 0]: "),
+        ("devices=[]", "devices=[]: "),
+    ],
+)
+def test_constructors_refuse_the_rest_by_the_same_names(override: str, said: str) -> None:
+    settings = config.compose(["data=synthetic", "backend=numpy", override])
+    with pytest.raises(ConfigError) as caught:
+        Experiment(settings)
+    assert said in str(caught.value)
+
+
+def test_load_of_what_is_no_run(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not the folder of a run: there is no"):
+        config.load(tmp_path / "nowhere")
+    stored = run_folder / ".hydra" / "config.yaml"
+    text = stored.read_text()
+    for damage, error in (("[", DataError), ("- 1\n", DataError), ("", ConfigError), (text + "foo: 1\n", ConfigError)):
+        stored.write_text(damage)
+        with pytest.raises(error):
+            config.load(run_folder)
+    for old, new, line in (
+        ("report_every_iterations: 50\n", "report_evry: 50\n", "did you mean 'report_every_iterations'"),
+        ("  timeout_s: 300.0\n", "  timeout: 300.0\n", "did you mean 'parallel.timeout_s'"),
+        ("workers: 2\n", "workers: two\n", "workers"),
+    ):
+        assert old in text
+        stored.write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=line) as caught:
+            config.load(run_folder)
+        assert str(caught.value).startswith(f"{stored}: ") and "\n" not in str(caught.value)
+    stored.write_text(re.sub(r"  synchronizer:\n(    .*\n)+", "", text))
+    with pytest.raises(ConfigError, match="^parallel.synchronizer: "):
+        config.load(run_folder)
+    stored.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read"):
+        config.load(run_folder)

@@ -1,0 +1,250 @@
+"""outputs/latest: a link to the newest run, which `resume` and `evaluate` follow, and which never does harm."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cupynet.config import resume
+from cupynet.core.errors import ConfigError
+from tests.config.test_hydra_main import command, in_folder  # noqa: F401 - fixtures
+
+LATEST = Path("outputs/latest")
+NEW = Path("outputs/day/new")  # where another run is to begin
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(name: str, *, checkpoint: bool = True) -> Path:
+    """A run that did not come to its end."""
+    run = Path(name)
+    (run / ".hydra").mkdir(parents=True)
+    (run / ".hydra" / "config.yaml").write_text("{}\n")
+    if checkpoint:
+        (run / "checkpoints" / "step-00000004").mkdir(parents=True)
+    return run
+
+
+def test_it_leads_to_the_newest_by_a_path_that_moves_with_the_folder(here):
+    for name in ("outputs/day/one", "outputs/day/two"):
+        run = made(name)
+        resume.mark_latest(run)
+        assert os.readlink(LATEST) == name.removeprefix("outputs/") and LATEST.resolve() == run.resolve()
+    resume.mark_latest((here / "outputs/day/one").resolve())
+    assert os.readlink(LATEST) == "day/one" and sorted(os.listdir("outputs")) == ["day", "latest"]
+
+
+@pytest.mark.parametrize("name", ["elsewhere/run", "outputs", "."])
+def test_what_lies_elsewhere_gets_none(name, here):
+    Path("outputs").mkdir()
+    Path(name).mkdir(exist_ok=True, parents=True)
+    resume.mark_latest(Path(name))
+    assert os.listdir("outputs") == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_somebody_has_under_that_name_stays(kind, here):
+    run = made("outputs/day/one")
+    LATEST.mkdir() if kind == "folder" else LATEST.write_text("mine")
+    resume.mark_latest(run)
+    assert not LATEST.is_symlink() and sorted(os.listdir("outputs")) == ["day", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [("symlink", OSError(1, "x")), ("symlink", NotImplementedError()), ("replace", OSError(1, "x"))],
+)
+def test_where_there_are_no_links_nothing_is_said(fails, error, here, monkeypatch, capfd):
+    def refuse(*_, **__):
+        raise error
+
+    run = made("outputs/day/one")
+    monkeypatch.setattr(os, fails, refuse)
+    resume.mark_latest(run)
+    assert os.listdir("outputs") == ["day"] and capfd.readouterr() == ("", "")
+
+
+def test_a_link_to_what_is_gone_is_replaced(here):
+    made("outputs/day/one")
+    LATEST.symlink_to("day/gone")
+    resume.mark_latest(Path("outputs/day/one"))
+    assert os.readlink(LATEST) == "day/one"
+
+
+def test_several_at_once_leave_one_of_them(here):
+    runs = [made(f"outputs/day/{number}") for number in range(8)]
+
+    def again_and_again(run: Path) -> None:
+        for _ in range(30):
+            resume.mark_latest(run)
+            assert LATEST.is_dir()  # there is no moment without one
+
+    resume.mark_latest(runs[0])
+    threads = [threading.Thread(target=again_and_again, args=(run,)) for run in runs]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert LATEST.resolve() in [run.resolve() for run in runs]
+    assert sorted(os.listdir("outputs")) == ["day", "latest"]
+
+
+@pytest.mark.parametrize("below", ["", "/checkpoints", "/checkpoints/step-00000004"])
+def test_a_run_that_is_gone_on_with_is_not_the_one_that_comes_after_it(below, here):
+    made("outputs/day/one")
+    resume.mark_latest(Path("outputs/day/one"))
+    found = resume.find(f"outputs/latest{below}", [])
+    assert found == Path(f"outputs/day/one{below}")
+    assert not {"latest"} & set(found.parts)
+
+
+def test_latest_still_means_what_did_not_come_to_its_end(here):
+    old = aged(made("outputs/day/old"), 50)
+    job = aged(made("outputs/sweeps/day/time/0"), 40)
+    resume.mark_latest(job.parent)  # whose jobs are now two folders below outputs/, too
+    assert resume.find("latest", []) == job
+    (job / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+    assert resume.find("latest", []) == old
+    resume.mark_latest(made("outputs/day/new", checkpoint=False))
+    assert resume.find("latest", []) == old
+
+
+@pytest.mark.parametrize("name", ["outputs/mine", "outputs/mine/first", "outputs/a/b/c", "outputs/sweeps/day/time/3"])
+def test_latest_is_found_wherever_in_outputs_it_was_put(name, here):
+    run = made(name)
+    assert resume.find("latest", []) == run and str(run) in resume.offer(NEW)
+    sweep = made("outputs/sweeps/new/time/0", checkpoint=False).parent
+    (sweep / "multirun.yaml").write_text("")
+    assert resume.offer(sweep / "1") == ""  # all jobs of a sweep would say it
+
+
+def test_checkpoints_may_go_while_they_are_looked_at(here, monkeypatch):
+    """Of a run that is at work, by whoever begins another."""
+    run = made("outputs/day/one")
+    monkeypatch.setattr(resume, "_checkpoints", lambda run: [run / "checkpoints" / "step-00000008"])
+    assert resume.find("latest", []) == run
+    monkeypatch.setattr(resume, "_checkpoints", lambda run: [])
+    assert resume.find("latest", []) is None and resume.offer(NEW) == ""
+    (run / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+    assert not resume._goes_on(run)
+
+
+def test_what_others_go_on_with_is_not_the_latest(here):
+    """A search has its trials; of a sweep's jobs one that diverged has told what it was to tell."""
+    trial, job = made("outputs/tune/day/time/trials/0000"), made("outputs/sweeps/day/time/0")
+    (trial.parents[1] / "study.db").write_text("")
+    made("outputs/search/trials/0000")
+    Path("outputs/search/study.db").write_text("")
+    (job.parent / "multirun.yaml").write_text("")
+    (job / "summary.json").write_text('{"stop_reason": "diverged", "iterations": 4}')
+    made("outputs/a/b/c/d/e")  # deeper than anything that a command makes
+    (here / "elsewhere").mkdir()
+    made("elsewhere/run")
+    Path("outputs/link").symlink_to(here / "elsewhere")
+    assert resume.find("latest", []) is None and resume.offer(NEW) == ""
+    nothing = "there is nothing to go on with: a new run begins"
+    assert resume.nothing_left(["seed=1"]) == nothing  # it has not come to its end
+    (job / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+    assert resume.nothing_left(["seed=1"]) == f"{nothing} (outputs/sweeps/day/time/0 has come to its end)"
+    assert resume.nothing_left(["hydra.run.dir=mine"]) == nothing
+    (job / "summary.json").write_text('{"stop_reason": "signal", "iterations": 4}')
+    assert resume.find("latest", []) == job
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        (
+            None,
+            "was not finished, and beginning there would remove it: resume=outputs/day/one goes on with it; or name",
+        ),
+        (
+            '{"stop_reason": null, "iterations": 4}',
+            "is finished, and beginning there would remove it: resume=outputs/day/",
+        ),
+    ],
+)
+def test_no_run_begins_where_there_is_another(summary, said, here):
+    run = made("outputs/day/one")
+    if summary is not None:
+        (run / "summary.json").write_text(summary)
+    with pytest.raises(ConfigError, match=re.escape(f"outputs/day/one: holds a run that {said}")):
+        resume.refuse_taken(run)
+    (run / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+    (run / "FAST_DEV_RUN.txt").write_text("no results")
+    resume.refuse_taken(run)
+    (run / "summary.json").unlink()
+    resume.refuse_taken(run)  # nor is one that was stopped
+    kept = made("outputs/day/two", checkpoint=False)
+    (kept / "summary.json").write_text("{}")
+    with pytest.raises(
+        ConfigError, match="two: holds a run that is finished, and beginning there .* it: name another f"
+    ):
+        resume.refuse_taken(kept)
+    assert resume.ended([f"hydra.run.dir='{kept}'"]) == kept and resume.ended([]) is None
+    assert resume.ended(["hydra.run.dir=outputs/day/three"]) is None
+    (kept / "summary.json").write_text('{"stop_reason": "signal"}')  # and there is nothing to go on from
+    assert resume.ended([f"hydra.run.dir={kept}"]) is None
+    with pytest.raises(ConfigError, match="two: holds a run that was stopped, and beginning there .* it: name another"):
+        resume.refuse_taken(kept)
+    resume.refuse_taken(Path("outputs/day/nothing"))
+    (run.parent / "multirun.yaml").write_text("")
+    with pytest.raises(
+        ConfigError, match="^outputs/day: holds a sweep, and beginning there .* it: name another folder"
+    ):
+        resume.refuse_taken(run.parent)
+
+
+def aged(run: Path, seconds: float) -> Path:
+    """Its newest checkpoint was written so long ago."""
+    at = time.time() - seconds
+    os.utime(run / "checkpoints" / "step-00000004", (at, at))
+    return run
+
+
+def test_a_command_makes_it_when_a_run_begins(command, here):  # noqa: F811
+    seen = []
+
+    def task(settings, folder):
+        seen.append((os.readlink(LATEST), folder))
+
+    assert command(task=task)[0] == 0
+    assert command("-m", "workers=1,2", task=task)[0] == 0
+    (one, run), (two, job), (three, _) = seen
+    assert (Path("outputs") / one).resolve() == run.resolve()
+    assert two == three and (Path("outputs") / two).resolve() == job.resolve().parent
+    assert command("hydra.run.dir=elsewhere", task=task)[0] == 0
+    assert seen[-1][0] == three
+    assert command("workrs=1")[0] == 2 and os.readlink(LATEST) == three
+
+
+def test_of_what_is_part_of_a_sweep_or_a_search_that_is_meant(here):
+    """Its jobs may be processes, each of which begins a run."""
+    job, trial = made("outputs/sweeps/day/time/0"), made("outputs/tune/day/time/trials/0000")
+    (job.parent / "multirun.yaml").write_text("{}")
+    (trial.parents[1] / "study.db").write_text("")
+    resume.mark_latest(job)
+    assert os.readlink(LATEST) == "sweeps/day/time"
+    resume.mark_latest(trial)
+    assert os.readlink(LATEST) == "tune/day/time"
+
+
+def test_a_run_is_offered_from_among_the_newest_alone(here):
+    """A thousand runs would be looked at whenever another begins."""
+    old = made("outputs/day/old")
+    for number in range(resume.MOST_LOOKED_AT):
+        newer = made(f"outputs/day/{number}")
+        (newer / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
+        os.utime(newer / "checkpoints", (4e9, 4e9))
+    assert resume.offer(NEW) == "" and resume.find("latest", []) == old
+    (newer / "summary.json").unlink()
+    assert str(newer) in resume.offer(NEW)

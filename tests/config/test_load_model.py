@@ -1,0 +1,234 @@
+"""A model of a run's folder, of its checkpoints, and of folders that hold none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynet
+from cupynet import ConfigError, DataError, Model, Run, load_model, load_weights, save_weights
+from cupynet.data import Synthetic
+from cupynet.runs.checkpoints import read
+from tests.commands.test_train import run, run_folder
+
+SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
+NETWORK = ["model=lenet_norm", "model.layers.dense1.units=20", "model.layers.conv2.filters=8"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two replicas with running statistics and normalised pixels, and its checkpoint in mid-epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    kept = ["callbacks.checkpoint.every_iterations=2", "callbacks.checkpoint.keep_last=9"]
+    run(folder, *SMALL, *NETWORK, *kept, "data.normalize=auto", "workers=2", "epochs=2")
+    return run_folder(folder)
+
+
+def images() -> Any:
+    return Synthetic(300, 100).load().test
+
+
+def test_it_predicts_as_the_run_did(finished: Path) -> None:
+    test, summary = images(), Run(finished).summary()
+    model = load_model(finished)
+    predicted = model.predict(test.images)
+    assert (predicted.argmax(1) == test.labels).mean() == pytest.approx(summary.scores.test_accuracy)
+    assert -np.log(predicted[np.arange(100), test.labels]).mean() == pytest.approx(summary.scores.test_loss, rel=1e-5)
+    assert model.pixels.normalization() == summary.setup.normalize is not None
+    assert model.weights()["norm1.mean"].any() and model.class_names == ()
+    assert summary.setup.image_shape == [28, 28, 1]
+
+
+def test_a_run_by_any_name_on_any_backend(finished: Path) -> None:
+    test = images().images
+    expected = load_model(finished, "numba").predict(test)
+    np.testing.assert_array_equal(load_model(Run(finished), "numba").predict(test), expected)
+    np.testing.assert_allclose(load_model(str(finished), "numpy", "double").predict(test), expected, atol=1e-5)
+    assert load_model(finished, dtype="float64").backend.policy.name == "double"
+    assert load_model(finished).backend.policy.name == "float"
+    steps = finished / "checkpoints"
+    np.testing.assert_array_equal(load_model(steps, "numba").predict(test), expected)  # the newest, at the end
+    np.testing.assert_array_equal(load_model(steps / "step-00000010", "numba").predict(test), expected)
+
+
+def test_in_mid_epoch_replicas_count_as_in_their_next_average(finished: Path) -> None:
+    stored = read(finished / "checkpoints" / "step-00000004")  # the last average was after the third
+    own = [stored.arrays["weights"][f"output.weight@{rank}"] for rank in (0, 1)]
+    assert not np.array_equal(*own)
+    found = load_model(finished / "checkpoints" / "step-00000004").weights()
+    samples = [each["numbers"]["synchronizer"]["tally"]["samples"] for each in stored.state["workers"]]
+    expected = sum(each * count for each, count in zip(own, samples, strict=True)) / sum(samples)
+    np.testing.assert_allclose(found["output.weight"], expected, atol=1e-7)
+    assert found.keys() == load_model(finished).weights().keys()
+
+
+def test_a_checkpoint_of_a_run_without_results_knows_its_pixels(finished: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
+    (copy / "summary.json").unlink()
+    (copy / "weights.safetensors").unlink()
+    test = images().images
+    found = load_model(copy / "checkpoints", "numba").predict(test)
+    np.testing.assert_array_equal(found, load_model(finished, "numba").predict(test))
+    with pytest.raises(ConfigError, match=r"copy: is not a finished run, .*: name its checkpoint .*step-00000010$"):
+        load_model(copy)
+
+
+def test_stages_are_put_together(tmp_path: Path) -> None:
+    quick = [*SMALL, "model=mlp", "parallel=hybrid", "parallel.pipeline.stages=2", "workers=2", "epochs=1"]
+    run(tmp_path, *quick)
+    folder = run_folder(tmp_path)
+    expected = load_model(folder)
+    found = load_model(folder / "checkpoints")
+    assert found.weights().keys() == expected.weights().keys()
+    np.testing.assert_array_equal(found.predict(images().images), expected.predict(images().images))
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize(("dtype", "tf32"), [(None, True), ("float", False), ("double", False)])
+def test_who_asks_for_float_is_given_no_products_of_fewer_digits(
+    dtype: str | None, tf32: bool, finished: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
+    path = copy / ".hydra" / "config.yaml"
+    text = path.read_text()
+    assert "tf32: false" in text
+    path.write_text(text.replace("tf32: false", "tf32: true"))
+    assert load_model(copy, "cupy", dtype).backend.options["tf32"] == tf32
+
+
+def rewritten(folder: Path, **changes: Any) -> None:
+    path = folder / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def without(folder: Path, name: str) -> None:
+    weights = load_weights(folder / "weights.safetensors")
+    del weights[name]
+    save_weights(folder / "weights.safetensors", weights)
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+SPOILT = {
+    "no weights": (lambda run: (run / "weights.safetensors").unlink(), DataError, "weights.safetensors: cannot be re"),
+    "damaged weights": (lambda run: flipped(run / "weights.safetensors"), DataError, "damaged weights, expected SHA"),
+    "another network": (lambda run: without(run, "conv1.weight"), DataError, "these weights are of another network: "),
+    "no settings": (lambda run: shutil.rmtree(run / ".hydra"), ConfigError, "is not the folder of a run: there is no"),
+    "no JSON": (lambda run: (run / "summary.json").write_text("{"), DataError, "summary.json: cannot be read"),
+    "no image": (lambda run: rewritten(run, image_shape=["a"]), DataError, "what it says of its images cannot be"),
+    "no numbers": (lambda run: rewritten(run, normalize={"mean": [0]}), DataError, "what it says of its images cannot"),
+    "channels": (
+        lambda run: rewritten(run, normalize={"mean": [0, 1], "deviation": [1, 1]}),
+        DataError,
+        "normalises 2 channels, and images have 1",
+    ),
+    "no digits": (
+        lambda run: rewritten(run, normalize={"mean": ["a"], "deviation": [1]}),
+        DataError,
+        "what it says of its images cannot",
+    ),
+    "no deviation": (
+        lambda run: rewritten(run, normalize={"mean": [0], "deviation": [0]}),
+        DataError,
+        "what it says of its images cannot",
+    ),
+    "one deviation": (
+        lambda run: rewritten(run, normalize={"mean": [0, 1], "deviation": [1]}),
+        DataError,
+        "what it says of its images cannot",
+    ),
+    "names": (lambda run: rewritten(run, class_names=["cat"]), DataError, "names 1 class, and its network has 10"),
+    "trust": (
+        lambda run: (run / ".hydra" / "config.yaml").write_text(
+            (run / ".hydra" / "config.yaml").read_text().replace("cupynet.nn.Dense", "mine.Dense")
+        ),
+        ConfigError,
+        "list 'mine' in trusted_modules if it is yours",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_is_not_whole_is_named(name: str, finished: Path, tmp_path: Path) -> None:
+    spoil, kind, expected = SPOILT[name]
+    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
+    spoil(copy)
+    with pytest.raises(kind) as caught:
+        load_model(copy)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nobody", "a\0b", "x" * 300])
+def test_a_folder_that_nobody_has(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no such folder: name a run's, under outputs/"):
+        load_model(name)
+    with pytest.raises(ConfigError, match="run=3: must be a Run, or the name of its folder"):
+        load_model(3)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a finished run, it has no summary.json: name a folder under outputs"):
+        load_model(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="checkpoints: there is no checkpoint"):
+        load_model(tmp_path / "checkpoints")
+
+
+def test_classes_of_ones_own_are_built_where_the_caller_trusts_them(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
+    path = copy / ".hydra" / "config.yaml"
+    text = path.read_text().replace("cupynet.nn.Dense", "mine_of_test.Thick")
+    path.write_text(text.replace("trusted_modules: []", "trusted_modules: [mine_of_test]"))
+    (tmp_path / "mine_of_test.py").write_text("from cupynet.nn import Dense\nclass Thick(Dense):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="list 'mine_of_test' in trusted_modules"):
+        load_model(copy)
+    found = load_model(copy, "numba", trusted_modules=["mine_of_test"])
+    assert any(type(layer).__name__ == "Thick" for layer in found.network.walk())
+    np.testing.assert_array_equal(
+        found.predict(images().images), load_model(finished, "numba").predict(images().images)
+    )
+
+
+def test_of_a_sweep_one_of_its_jobs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"it has no summary.json: name one of its jobs, {tmp_path}/0"):
+        load_model(tmp_path)
+
+
+def small() -> Model:
+    layers = {"flat": cupynet.Flatten(), "output": cupynet.Dense(3)}
+    return Model(cupynet.Sequential(layers), cupynet.Image(4, 5, 1), cupynet.create_backend("numpy"), 1)
+
+
+def test_the_likeliest_classes() -> None:
+    model, some = small(), np.random.default_rng(1).integers(0, 256, (7, 4, 5, 1), np.uint8)
+    scores = model.predict(some)
+    best = model.classify(some, top=2)
+    assert [row[0][0] for row in best] == scores.argmax(1).tolist()
+    assert [[score for _, score in row] for row in best] == [sorted(row, reverse=True)[:2] for row in scores.tolist()]
+    model.class_names = ("cat", "dog", "eel")
+    assert model.classify(some)[0][0][0] == model.class_names[scores[0].argmax()]
+    assert model.replicate(cupynet.create_backend("numpy")).class_names == model.class_names
+    with pytest.raises(ConfigError, match="top=4: must be at most 3: there are 3 classes"):
+        model.classify(some, top=4)
+    model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
+    assert [name for name, _ in model.classify(some[0], 3)[0]] == ["cat", "dog", "eel"]  # all alike
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 1), (4, 5), (1, 4, 5), (1, 4, 5, 1)], ids=str)
+def test_one_image(shape: tuple[int, ...]) -> None:
+    model, some = small(), np.random.default_rng(1).integers(0, 256, (7, 4, 5, 1), np.uint8)
+    np.testing.assert_array_equal(model.predict(some[0].reshape(shape)), model.predict(some)[:1])

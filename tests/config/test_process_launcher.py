@@ -1,0 +1,161 @@
+"""`hydra/launcher=processes`: jobs as processes side by side, however they end."""
+
+from __future__ import annotations
+
+import csv
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from cupynet.config import process_launcher
+from cupynet.config.process_launcher import VISIBLE, ProcessLauncher
+from tests.commands.test_train import environment
+
+TINY = [
+    *("data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "workers=1", "backend=numpy"),
+    *("callbacks.report=null", "hydra/launcher=processes", "hydra.sweep.dir=sweep"),
+]
+ENDING = """
+import os, signal
+from cupynet.training import Callback
+
+class Ends(Callback):
+    def __init__(self, how):
+        self.how = how
+    def on_epoch_end(self, trainer, record):
+        if self.how == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == 3:
+            raise ValueError("how unexpected")
+        if self.how == 4:
+            os.kill(os.getpid(), 40)  # a real-time signal has no name
+"""
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cupynet", "train", "-m", *TINY, *arguments], cwd=folder, text=True,
+        env=environment(CUPYNET_REPORT="false"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    """The rows of sweep.csv by the numbers of the jobs."""
+    path = folder / "sweep" / "sweep.csv"
+    return {row["job"]: row for row in csv.DictReader(path.read_text().splitlines())}
+
+
+def wait_for(folder: Path, files: str, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob(files))) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_job_that_is_killed_ends_no_other(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    ends = "+callbacks.ends={_target_: ending.Ends, how: ${seed}}"
+    process = start(tmp_path, "epochs=1", "seed=1,2,3,4,5", "hydra.launcher.jobs=2", ends, "trusted_modules=[ending]")
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 137, stdout + stderr
+    found = rows(tmp_path)
+    codes = {number: row["exit_code"] for number, row in found.items()}
+    assert codes == {"0": "0", "1": "137", "2": "1", "3": "168", "4": "0"}
+    assert "SIGKILL" in found["1"]["error"] and "how unexpected" in found["2"]["error"]
+    assert "signal 40" in found["3"]["error"]
+    assert found["0"]["test_accuracy"] and found["4"]["test_accuracy"]
+    assert "cupynet: job 2: " in stderr and "Traceback" in stderr and "cupynet.reporting.comparison sweep" in stdout
+
+
+def test_a_backend_that_is_not_here_ends_its_own_job_only(tmp_path: Path) -> None:
+    process = start(tmp_path, "epochs=1", "backend.name=nonesuch,numpy", "hydra.launcher.jobs=1")
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 2, stdout + stderr
+    assert {number: row["exit_code"] for number, row in rows(tmp_path).items()} == {"0": "2", "1": "0"}
+
+
+def test_a_wrong_number_of_jobs_is_refused(tmp_path: Path) -> None:
+    process = start(tmp_path, "epochs=1", "seed=1,2", "hydra.launcher.jobs=0")
+    stderr = process.communicate(timeout=300)[1]
+    assert process.returncode == 2 and stderr.startswith("cupynet: hydra.launcher.jobs=0") and stderr.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_stops_all_jobs_and_no_more_begin(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "epochs=100000", "seed=1,2,3", "hydra.launcher.jobs=2")
+    wait_for(tmp_path, "sweep/*/checkpoints/step-*", 2)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=120)
+    code = 130 if number == signal.SIGINT else 143
+    assert process.returncode == code, stdout + stderr
+    assert {name: row["exit_code"] for name, row in rows(tmp_path).items()} == {"0": str(code), "1": str(code)}
+    assert len(list(tmp_path.glob("sweep/*/summary.json"))) == 2 and "Traceback" not in stderr
+
+
+@pytest.mark.slow
+def test_jobs_stop_and_save_if_the_sweep_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path, "epochs=100000", "seed=1,2", "hydra.launcher.jobs=2")
+    wait_for(tmp_path, "sweep/*/checkpoints/step-*", 2)
+    process.kill()
+    process.communicate(timeout=120)
+    wait_for(tmp_path, "sweep/*/summary.json", 2)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "devices", "expected"),
+    [(None, ["0", "1", "2"], {"0", "1", "2"}), (2, ["4", "5", "6"], {"4", "5"}), (3, ["7"], {"7"}), (2, [], {None})],
+    ids=["each", "fewer", "shared", "none"],
+)
+def test_jobs_are_spread_over_the_devices(
+    jobs: int | None, devices: list[str], expected: set[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
+        used.put(device)
+        time.sleep(0.2)
+        return 0, ""
+
+    monkeypatch.setattr(process_launcher, "_devices", lambda config: devices)
+    monkeypatch.setattr(ProcessLauncher, "_process", process)
+    launcher = ProcessLauncher(jobs)
+    config = OmegaConf.create({"hydra": {"job": {"num": 0, "id": "0"}, "sweep": {"dir": str(tmp_path), "subdir": "x"}}})
+    context: Any = type(
+        "Context", (), {"config_loader": type("Loader", (), {"load_sweep_config": lambda *_: config})()}
+    )
+    launcher.setup(hydra_context=context, task_function=lambda config: None, config=config)
+    launcher.launch([["seed=1"]] * 6, 0)
+    found = [used.get() for _ in range(6)]
+    assert set(found) == expected and used.empty()
+
+
+def test_devices_are_named_as_this_process_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupynet import backend
+
+    config = OmegaConf.create({"devices": None, "backend": {"name": "cupy", "priority": {"gpu": 1, "cpu": 0}}})
+    monkeypatch.setattr(backend, "select_backend", lambda *_, **__: ("cupy", None))
+    monkeypatch.setattr(backend, "device_count", lambda name: 3)
+    monkeypatch.delenv(VISIBLE, raising=False)
+    assert process_launcher._devices(config) == ["0", "1", "2"]
+    monkeypatch.setenv(VISIBLE, "4,GPU-5,6")
+    assert process_launcher._devices(config) == ["4", "GPU-5", "6"]
+    config.devices = [1]
+    assert process_launcher._devices(config) == []
+
+
+def test_a_job_that_cannot_be_started_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, job = ProcessLauncher(1), process_launcher._Job(0, [], tmp_path, OmegaConf.create())
+    launcher._config, launcher._lifeline = OmegaConf.create({"hydra": {"overrides": {"hydra": []}}}), ()
+    monkeypatch.setattr(process_launcher, "_program", lambda: [os.devnull])
+    code, error = launcher._process(job, None)
+    assert code == 1 and "cannot be started" in error

@@ -1,0 +1,208 @@
+"""The settings: every one keeps its rule, and a mapping becomes settings or is refused by the name of what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from typing import Any, get_type_hints
+
+import pytest
+
+from cupynet.backend import BACKENDS, DTYPES
+from cupynet.config.schema import (
+    MOST_IMAGES,
+    MOST_WORKERS,
+    BenchSettings,
+    ParallelSettings,
+    PlanSettings,
+    Settings,
+    as_is,
+    read,
+    rules,
+    size,
+    without_stand_in,
+)
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
+
+GROUPS = ("backend", "backend.priority", "memory", "parallel")
+LEAST: dict[str, Any] = {
+    **{"backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}, "callbacks": {}},
+    **{"data": {}, "model": {}, "loss": {}, "optimizer": {}},
+}
+
+
+def given(key: str, value: Any) -> dict[str, Any]:
+    """The least that can be read, and `value` at the dotted key."""
+    *above, last = key.split(".")
+    tree: dict[str, Any] = {**LEAST, "backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}}
+    node = tree
+    for name in above:
+        node = node[name]
+    node[last] = value
+    return tree
+
+
+def test_defaults() -> None:
+    settings = read(BenchSettings, LEAST)
+    assert (settings.workers, settings.dtype, settings.repeats, settings.peers) == (None, "float", 5, None)
+    assert (settings.parallel.averaging_frequency, settings.parallel.timeout_s) == (3, 300.0)
+    assert (settings.backend.name, settings.backend.priority.gpu) == ("auto", 100)
+    assert settings.trusted_modules == [] and settings.trusted_modules is not read(Settings, LEAST).trusted_modules
+    with pytest.raises(FrozenInstanceError):
+        settings.epochs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", [BenchSettings, PlanSettings])
+def test_every_rule_names_its_key_and_value(kind: type[Settings]) -> None:
+    seen = []
+    for key, rule in rules(kind):
+        if key in GROUPS or rule is as_is:  # the schema or a constructor checks it
+            continue
+        seen.append(key)
+        for value, shown in (("surely wrong", "surely wrong"), (object, str(object)), ({"a": [None, True]}, None)):
+            shown = checks.written(value) if shown is None else shown
+            with pytest.raises(ConfigError) as caught:
+                read(kind, given(key, value))
+            assert str(caught.value).startswith(f"{key}={shown}: must be "), key
+    assert len(seen) == len(set(seen)) > 20
+
+
+def test_every_setting_has_a_rule_and_a_type() -> None:
+    def walk(kind: Any) -> None:
+        hints = get_type_hints(kind)
+        for each in fields(kind):
+            assert callable(each.metadata["rule"]), each.name
+            assert ("group" in each.metadata) == is_dataclass(hints[each.name])
+            if "group" in each.metadata:
+                assert each.metadata["group"] is hints[each.name]
+                walk(hints[each.name])
+
+    walk(BenchSettings)
+    walk(PlanSettings)
+
+
+def test_unknown_and_missing_names() -> None:
+    for key, line in {
+        "workrs": "workrs=1: there is no setting 'workrs'; did you mean 'workers'?",
+        "parallel.timout_s": "parallel.timout_s=1: there is no setting 'parallel.timout_s'"
+        "; did you mean 'parallel.timeout_s'?",
+        "backend.priority.gup": "backend.priority.gup=1: there is no setting 'backend.priority.gup'"
+        "; did you mean 'backend.priority.gpu'?",
+        "peers": "peers=1: there is no setting 'peers'",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            read(Settings, given(key, 1))
+        assert str(caught.value).startswith(line)
+    for key in ("parallel", "callbacks", "data"):
+        with pytest.raises(ConfigError, match=f"^{key}: is missing$"):
+            read(Settings, {name: value for name, value in LEAST.items() if name != key})
+    with pytest.raises(ConfigError, match="^parallel.synchronizer: is missing$"):
+        read(Settings, {**LEAST, "parallel": {}})
+
+
+@pytest.mark.parametrize(("key", "most"), [("workers", MOST_WORKERS), ("images", MOST_IMAGES)])
+def test_what_would_use_up_the_machine_is_refused(key: str, most: int) -> None:
+    read(BenchSettings, given(key, most))
+    for value in (most + 1, 99999999999999999999):
+        with pytest.raises(ConfigError, match=f"^{key}={value}: must be at most {most}"):
+            read(BenchSettings, given(key, value))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("max_block_size", 16, "must be an integer of at least 32"),
+        ("max_block_size", 2048, "must be at most 1024: no GPU takes more"),
+        ("max_block_size", None, "must be an integer of at least 32"),
+        ("max_grid_size", 0, "must be an integer of at least 1, or null for no limit"),
+        ("max_grid_size", 2**31, "must be at most 2147483647, or null for no limit"),
+    ],
+)
+def test_what_no_gpu_can_launch_is_refused(key: str, value: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^backend.{key}={'null' if value is None else value}: {line}$"):
+        read(Settings, given(f"backend.{key}", value))
+
+
+def test_tf32_is_a_choice() -> None:
+    assert read(Settings, LEAST).backend.tf32 is False and read(Settings, given("backend.tf32", True)).backend.tf32
+    for value in (1, None, "yes"):
+        with pytest.raises(ConfigError, match="^backend.tf32=.*: must be true or false$"):
+            read(Settings, given("backend.tf32", value))
+
+
+def test_launches_have_bounds() -> None:
+    settings = read(Settings, given("backend.max_block_size", 1024)).backend
+    assert (settings.max_block_size, settings.max_grid_size) == (1024, None)
+
+
+def test_seeds_have_64_bits() -> None:
+    assert read(Settings, given("seed", 2**64 - 1)).seed == 2**64 - 1
+    for value in (2**64, -1):
+        with pytest.raises(ConfigError, match=rf"^seed={value}: must be an integer of at least 0 and below 2\*\*64$"):
+            read(Settings, given("seed", value))
+
+
+def test_names_of_dtypes_and_backends() -> None:
+    for dtype in DTYPES:
+        assert read(Settings, given("dtype", dtype)).dtype == dtype
+    assert read(Settings, given("dtype", "float32")).dtype == "float"  # as in Python
+    for backend in ("auto", *BACKENDS):
+        assert read(Settings, given("backend.name", backend)).backend.name == backend
+
+
+def test_a_group_can_be_made_in_python() -> None:
+    assert ParallelSettings(synchronizer=None).prefetch_buffer == 24
+
+
+def test_settings_are_light() -> None:
+    code = "import cupynet.config.schema, sys; assert not {'numpy', 'numba', 'hydra', 'omegaconf'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_size() -> None:
+    assert size(4096) == size("4096") == size("4KiB") == size("4 kib") == size("4096B") == 4096
+    assert size("2GiB") == 2 << 30 and size("1.5GB") == 1_500_000_000 and size("1TiB") == 1 << 40
+    assert size("80%", share=True) == 0.8 and size("100%", share=True) == 1.0
+    assert type(size("2GiB", share=True)) is int
+    wrong: object
+    for wrong in (
+        0,
+        -1,
+        True,
+        1.0e30,
+        2.5,
+        "",
+        "GiB",
+        "80%",
+        "2 gibs",
+        "-2GiB",
+        "nan",
+        None,
+        [],
+        10**400,
+        "9" * 30,
+        "9999999999 TB",
+    ):
+        with pytest.raises(ValueError):
+            size(wrong)
+    for wrong in ("0%", "101%"):
+        with pytest.raises(ValueError):
+            size(wrong, share=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fallback", "found"),
+    [
+        ((), "auto", "auto"),
+        (("data.limit", "experiment", "epochs"), "auto", "auto"),
+        (("data",), "auto", None),
+        (("data._target_",), "auto", None),
+        (("data", "data.fallback"), "synthetic", "synthetic"),
+    ],
+)
+def test_nothing_stands_in_for_data_that_were_asked_for(asked: tuple[str, ...], fallback: str, found: Any) -> None:
+    assert without_stand_in({"data": {"fallback": fallback}}, asked) == {"data": {"fallback": found}}
+    for other in ({}, {"data": None}, {"data": {}}):
+        assert without_stand_in(dict(other), asked) == other

@@ -1,0 +1,114 @@
+"""Search spaces: the syntax, what is refused, and how a command line is split."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from cupynet import config
+from cupynet.config import search_space, split
+from cupynet.config.search_space import ends as ends_of
+from cupynet.config.search_space import values, written
+from cupynet.core.errors import ConfigError
+
+
+def one(text: str) -> Any:
+    (found,) = search_space([text]).values()
+    return found
+
+
+@pytest.mark.parametrize(
+    "text, kind, ends, everything",
+    [
+        ("batch_size=32,64", "Categorical", ["32", "64"], ["32", "64"]),
+        ("batch_size=choice(32,64,32)", "Categorical", ["32", "64"], ["32", "64"]),
+        ("a='x y',null", "Categorical", ["'x y'", "null"], ["'x y'", "null"]),
+        ("a=interval(0.1,0.3)", "Float", [0.1, 0.3], None),
+        ("a=int(interval(2,5))", "Int", [2, 5], [2, 3, 4, 5]),
+        ("a=range(1,8,2)", "Int", [1, 7], [1, 3, 5, 7]),
+        ("a=range(5,1,-2)", "Int", [3, 5], [3, 5]),
+        ("a=range(0.1,0.5,0.1)", "Float", [0.1, 0.4], [0.1, 0.2, 0.3, 0.4]),
+        ("a=tag(log,int(interval(4,7)))", "Int", [4, 7], [4, 5, 6, 7]),
+    ],
+    ids=["simple", "choice", "texts", "interval", "integers", "range", "downwards", "fractions", "log_integers"],
+)
+def test_values_are_distributions(text: str, kind: str, ends: list[object], everything: list[object] | None) -> None:
+    found = one(text)
+    assert type(found).__name__ == f"{kind}Distribution"
+    assert ends_of(found) == ends
+    listed = values(found)
+    assert listed == (None if everything is None else pytest.approx(everything) if kind == "Float" else everything)
+
+
+def test_wide_intervals_are_searched_on_a_logarithmic_scale() -> None:
+    assert one("a=interval(0.001,0.3)").log and not one("a=interval(0.01,0.3)").log
+    assert one("a=tag(log,interval(1,2))").log and not one("a=tag(linear,interval(0.001,0.3))").log
+    assert not one("a=interval(0,1000)").log  # 0 has no logarithm
+
+
+def test_a_number_has_few_digits_and_never_leaves_its_interval() -> None:
+    found = one("a=interval(0.1234561,0.9876543)")
+    assert written(found, 0.1234562) == "0.1234561" and written(found, 0.98765432) == "0.987654"
+    assert written(found, 0.5555555555) == "0.555556"
+    assert list(search_space(["+a.b=1,2"])) == ["+a.b"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["a=3"],
+        ["a"],
+        ["a=interval(3,"],
+        ["a=interval(3,1)"],
+        ["a=interval(1,inf)"],
+        ["a=tag(log,interval(-1,1))"],
+        ["a=tag(logarithmic,interval(1,2))"],
+        ["a=tag(log,choice(1,2))"],
+        ["a=choice(1,1)"],
+        ["a=range(3,4)"],
+        ["a=range(3,9,-1)"],
+        ["a=range(3,9,0)"],
+        ["a=glob(*)"],
+        ["~a=1,2"],
+        ["a=1,2", "+a=3,4"],
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_leaves_nothing_to_search_is_refused(texts: list[str]) -> None:
+    with pytest.raises(ConfigError, match="a") as refused:
+        search_space(texts)
+    assert str(refused.value).startswith(texts[-1]) and "\n" not in str(refused.value)
+
+
+def test_a_command_line_is_taken_apart_and_what_is_written_comes_back() -> None:
+    texts = ["a=interval(1,2)", "b='x y',\"it's\"", "optimizer=choice(adam,sgd)"]
+    given = ["workers=1", texts[0], "--config-dir", "there", texts[1], "broken=(", texts[2], "devices=[0,1]"]
+    *kept, last = split(given)
+    assert kept == ["workers=1", "--config-dir", "there", "broken=(", "devices=[0,1]"]
+    assert split([last]) == [last]  # what a search that goes on has stored
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_override(last)
+    assert parsed.key_or_group == "search" and parsed.value() == texts
+    assert split(["workers=1"]) == ["workers=1"]
+
+
+def test_composing_leaves_the_door_of_another_command_as_it_was() -> None:
+    from hydra.core.config_store import ConfigStore
+
+    from cupynet.config import composing
+    from cupynet.config.schema import Settings, TuneSettings
+
+    composing.register(TuneSettings)
+    try:
+        assert "trials" not in asdict(config.compose(["epochs=2"]))
+        assert "trials" in ConfigStore.instance().repo["spine.yaml"].node
+        with pytest.raises(ConfigError, match="there is no setting 'trials'"):
+            config.compose(["trials=3"])
+        assert "trials" in ConfigStore.instance().repo["spine.yaml"].node
+    finally:
+        composing.register(Settings)

@@ -1,0 +1,189 @@
+"""The jobs of a sweep: sweep.csv and the table."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cupynet.config import sweep as record
+from cupynet.config import sweep_table as table
+from cupynet.config.sweep_table import Column, as_csv, as_markdown, fitting, heading, shortened
+from tests.reporting.comparison.made import made
+
+JOBS = [
+    ["data=synthetic", "workers=1", "parallel.averaging_frequency=1"],
+    ["data=synthetic", "workers=1", "parallel.averaging_frequency=10"],
+    ["data=synthetic", "workers=2", "parallel.averaging_frequency=1"],
+]
+
+
+def job(sweep: Path, number: int, code: int = 0, error: str = "", **figures: object) -> None:
+    """A job that has ended."""
+    if code == 0:
+        made(sweep / str(number), **figures)  # type: ignore[arg-type]
+    record.ended(sweep, record.Job(number, record.split(JOBS[number]), sweep / str(number), code, error))
+
+
+def rows(sweep: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+
+
+def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job(tmp_path, 0, code=65, error="train-images: is\n damaged")
+    job(tmp_path, 1, test_accuracy=0.95, images_per_s=12345.6, train_s=3.21)
+    job(tmp_path, 2, test_accuracy=0.96)
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 2 and "job 1: test accuracy 95.00 %" in told[0] and "job 2: test accuracy 96.00 %" in told[1]
+    assert record.finish(tmp_path) == 65
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["averaging_", "test", "test", "train"]
+    assert lines[1].split() == ["job", "workers", "frequency", "accuracy", "loss", "images/s", "time"]
+    assert [line.split() for line in lines[2:5]] == [
+        ["1", "1", "10", "95.00", "%", "0.3", "12,346", "3.2", "s"],
+        ["2", "2", "1", "96.00", "%", "0.3", "1,000", "10.0", "s"],
+        ["0", "1", "1", "-", "-", "-", "-"],  # failed jobs come last
+    ]
+    failed, best, compare = lines[5:]
+    assert failed.startswith("job 0") and "65" in failed and failed.endswith("train-images: is damaged")
+    assert best.startswith("best: job 2 (workers=2 parallel.averaging_frequency=1)") and "96.00 %" in best
+    assert shlex.split(compare)[-4:] == ["python", "-m", "cupynet", "compare", str(tmp_path)]
+    assert max(map(len, lines[:6])) <= 80
+
+
+def test_the_file_is_written_as_jobs_end(tmp_path: Path) -> None:
+    job(tmp_path, 0, test_accuracy=0.123456789)
+    (row,) = rows(tmp_path)
+    assert (row["test_accuracy"], row["validation_accuracy"], row["exit_code"]) == ("0.123456789", "", "0")
+    job(tmp_path, 2, code=3, error="loss is nan, at once")
+    assert list(rows(tmp_path)[0]) == [
+        "job", "workers", "test_accuracy", "validation_accuracy", "test_loss", "images_per_s", "train_s", "exit_code",
+        "error", "folder",
+    ]  # fmt: skip
+    found = [(row["job"], row["workers"], row["exit_code"], row["error"]) for row in rows(tmp_path)]
+    assert found == [("0", "1", "0", ""), ("2", "2", "3", "loss is nan, at once")]
+
+
+def test_rows_of_jobs_that_ended_at_the_same_time_are_there_at_the_end(tmp_path: Path) -> None:
+    job(tmp_path, 0)
+    early = (tmp_path / "sweep.csv").read_bytes()
+    job(tmp_path, 2)
+    (tmp_path / "sweep.csv").write_bytes(early)  # as by the process of the first job, if it writes last
+    record.finish(tmp_path)
+    assert [row["job"] for row in rows(tmp_path)] == ["0", "2"]
+
+
+def test_a_sweep_in_the_folder_of_an_earlier_one_has_its_own_rows(tmp_path: Path) -> None:
+    job(tmp_path, 0)
+    job(tmp_path, 2, code=3)
+    record.begin(tmp_path)
+    job(tmp_path, 1)
+    assert [row["job"] for row in rows(tmp_path)] == ["1"] and record.finish(tmp_path) == 0
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(tmp_path / record.ENDED, elsewhere)
+    (tmp_path / record.ENDED).symlink_to(elsewhere)
+    record.begin(tmp_path)
+    job(tmp_path, 2)
+    assert [path.name for path in elsewhere.iterdir()] == ["1.json"]
+
+
+def test_the_best_job_is_chosen_by_validation_images_if_all_have_some(tmp_path: Path) -> None:
+    job(tmp_path, 0, validation_accuracy=0.0, test_accuracy=0.99)
+    job(tmp_path, 1, validation_accuracy=0.5, test_accuracy=0.5, train_s=20.0)
+    job(tmp_path, 2, validation_accuracy=0.5, test_accuracy=0.4, train_s=10.0)
+    jobs = record.jobs_of(tmp_path)
+    assert [each.accuracy for each in jobs] == [0.0, 0.5, 0.5]
+    assert record.Table(jobs).best is jobs[2]  # as good, and faster
+    shutil.rmtree(tmp_path / "1")
+    job(tmp_path, 1, test_accuracy=0.995)
+    jobs = record.jobs_of(tmp_path)
+    assert record.Table(jobs).best is jobs[1]
+    job(tmp_path, 1, code=3)  # whose folder has a summary
+    assert record.Table(record.jobs_of(tmp_path)).best.number == 2
+
+
+def test_a_refused_job_has_no_result_whatever_its_folder_holds(tmp_path: Path) -> None:
+    made(tmp_path / "0", test_accuracy=0.99)
+    job(tmp_path, 0, code=2, error="holds a run")
+    assert [row["test_accuracy"] for row in rows(tmp_path)] == [""]
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sweep.csv").mkdir()
+    job(tmp_path, 0)
+    assert "warning: sweep.csv" in capsys.readouterr().err
+    assert record.finish(tmp_path) == 0
+
+
+def test_a_table_that_cannot_be_shown_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job(tmp_path, 0)
+    monkeypatch.setattr(table.Table, "add_row", None)
+    assert record.finish(tmp_path) == 0
+    assert "warning" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    assert record.finish(tmp_path / "other") == 0 and capsys.readouterr() == ("", "")
+
+
+def test_overrides_as_settings() -> None:
+    assert record.split(["workers=1", "+model.x={a:1}", "++y=a=b"]) == {"workers": "1", "model.x": "{a:1}", "y": "a=b"}
+
+
+def test_a_wide_table_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        made(tmp_path / str(number))
+        settings = {f"optimizer.averylongnameofasetting{place}": str(number) for place in range(5)}
+        record.ended(tmp_path, record.Job(number, settings, tmp_path / str(number), 0))
+    capsys.readouterr()
+    record.finish(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert "optimizer.averylong" in " ".join(lines) and "see sweep.csv" in " ".join(lines)
+    assert max(len(line) for line in lines if not line.startswith(("best", "Compare", "no room"))) <= 80
+
+
+# tables ---------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_as_short_as_tells_them_apart() -> None:
+    assert shortened(["workers", "parallel.averaging_frequency"]) == {
+        "workers": "workers",
+        "parallel.averaging_frequency": "averaging_frequency",
+    }
+    assert shortened(["a.x.units", "a.y.units", "units"]) == {
+        "a.x.units": "x.units",
+        "a.y.units": "y.units",
+        "units": "units",
+    }
+    assert shortened(["model.layers.drop.rate", "seed"]) == {"model.layers.drop.rate": "drop.rate", "seed": "seed"}
+    assert heading("averaging_frequency") == "averaging_\nfrequency" and heading("learning_rate") == "learning_\nrate"
+    assert heading("batch_size") == "batch_size" and heading("workers") == "workers"
+
+
+def test_columns_that_have_no_room_go_the_least_first() -> None:
+    columns = [
+        Column(name, name, ["x" * 10], weight=weight) for name, weight in (("a", 3), ("b", 1), ("c", 1), ("d", 2))
+    ]
+    assert [column.key for column in fitting(columns, 46)[0]] == ["a", "b", "c", "d"]
+    kept, left = fitting(columns, 45)
+    assert ([column.key for column in kept], [column.key for column in left]) == (["a", "b", "d"], ["c"])
+    assert [column.key for column in fitting(columns, 1)[0]] == ["a"]
+
+
+def test_other_forms_of_a_table() -> None:
+    columns = [
+        Column("a", "a\nb", ["1", "x|y"], [1, "x|y"]),
+        Column("c", "c_\nd", ["p,q", ""], ["p,q", None], right=False),
+    ]
+    assert as_csv(columns) == 'a,c\n1,"p,q"\nx|y,\n'
+    assert as_markdown(columns) == "| a b | c_d |\n|---:|---|\n| 1 | p,q |\n| x\\|y |  |\n"
+
+
+def test_a_spreadsheet_takes_nothing_for_a_formula() -> None:
+    values = ["=1+1", "+1+1", "-1+1", "@x", "\t=1", " =1", "-1e-3", "+5", "-", -2, -0.5, None, "a=b"]
+    (_, *rows) = csv.reader(as_csv([Column("x", "x", [], values), Column("y", "y", [], values)]).splitlines())
+    assert [cell for cell, _ in rows[:6]] == [f"'{value}" for value in values[:6]]
+    assert [cell for cell, _ in rows[6:]] == ["-1e-3", "+5", "-", "-2", "-0.5", "", "a=b"]

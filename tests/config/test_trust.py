@@ -1,0 +1,461 @@
+"""Nothing that comes in a file runs, is trusted, or writes where nobody asked it to: a corpus of hostile ones.
+
+Each is refused in one line that names it. A canary lies where its code would have left something, and the folder is
+compared with what it was. The tables of those files make the file long.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet import config
+from cupynet.config import resume
+from cupynet.config.experiment import Experiment
+from cupynet.config.load_model import Trained
+from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.files import load_weights
+from cupynet.data import Loader
+from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
+from cupynet.training import ParallelWrapper
+from tests.config.test_hydra_main import Command, command, in_folder  # noqa: F401 - fixtures
+from tests.training.conftest import small_dataset, small_model
+
+CANARY = "CANARY"  # what each of them would make in the folder where the command was started
+CODE = f"_target_: os.mkdir\npath: {CANARY}"
+
+
+def tree(folder: Path) -> dict[str, int]:
+    """Everything below a folder; of files the time they were written. (A lock comes and goes in a run's folder.)"""
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
+    return {name: 0 if path.is_dir() else path.lstat().st_mtime_ns for name, path in found.items()}
+
+
+def indented(text: str, by: int) -> str:
+    return "".join(f"{' ' * by}{line}\n" for line in text.splitlines())
+
+
+@pytest.fixture
+def refused(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:  # noqa: F811
+    """refused(said, *arguments): the command says that, in one line, with exit code `code`, and leaves nothing."""
+
+    def call(said: str, *arguments: str, code: int = 2) -> None:
+        capsys.readouterr()
+        before = tree(in_folder)
+        assert command(*arguments, check=Experiment) == (code, [])
+        told = capsys.readouterr().err
+        assert said in told and told.count("\n") == 1 and told.startswith("cupynet: "), told
+        assert tree(in_folder) == before and not (in_folder / CANARY).exists()
+
+    return call
+
+
+# what a file of settings says -----------------------------------------------------------------------------------------
+
+OURS = {
+    "a part": ("optimizer:\n" + indented(CODE, 2), "optimizer._target_=os.mkdir: only classes of cupynet are built"),
+    "a borrowed name": (
+        "optimizer:\n  _target_: cupynet.commands.train.signal.Signals\n",
+        "optimizer._target_=cupynet.commands.train.signal.Signals",
+    ),
+    "a borrowed function": (
+        "loss:\n  _target_: cupynet.commands.train.os.mkdir\n  path: CANARY\n",
+        "loss._target_=cupynet.commands.train.os.mkdir",
+    ),
+    "in a list in a part": (
+        "callbacks:\n  a:\n    _target_: cupynet.training.History\n    path:\n      - x:\n" + indented(CODE, 10),
+        "callbacks.a.path[0].x._target_=os.mkdir",
+    ),
+    "eval": ("loss:\n  _target_: builtins.eval\n", "loss._target_=builtins.eval"),
+    "a process": ("loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n", "loss._target_=subprocess.Popen"),
+    "by a reference": ('loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n', "loss._target_=os.mkdir"),
+    "by the environment": ("loss:\n  _target_: ${oc.env:EVIL}\n", "loss._target_=os.mkdir"),
+    "half built": ("optimizer:\n  _partial_: true\n", "optimizer._partial_: Nesterov has no argument '_partial_'"),
+    "not recursive": (
+        "optimizer:\n  _recursive_: false\n",
+        "optimizer._recursive_: Nesterov has no argument '_recursive_'",
+    ),
+    "arguments by place": ("optimizer:\n  _args_: [1]\n", "optimizer._args_: Nesterov has no argument '_args_'"),
+    "a tag": ("loss: !!python/object/apply:os.mkdir [CANARY]\n", "could not determine a constructor for the tag"),
+    "NUL": ('data:\n  folder: "a\\0b"\n', "data.folder='a\\x00b': must not hold the character NUL"),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_settings_build_nothing_untrusted(name: str, refused: Any, in_folder: Path, monkeypatch: Any) -> None:  # noqa: F811
+    text, said = OURS[name]
+    monkeypatch.setenv("EVIL", "os.mkdir")
+    (in_folder / "theirs" / "experiment").mkdir(parents=True)
+    (in_folder / "theirs" / "experiment" / "evil.yaml").write_text(f"# @package _global_\n{text}")
+    refused(said, "--config-dir", "theirs", "experiment=evil")
+
+
+def test_trusted_modules_exist(refused: Any, in_folder: Path) -> None:  # noqa: F811
+    refused("trusted_modules=[os.path,nonexistent]: ", "trusted_modules=[os.path,nonexistent]")
+
+
+# what a run has stored ------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_run_does_not_decide_where_data_are_downloaded(
+    command: Command,  # noqa: F811
+    in_folder: Path,  # noqa: F811
+    refused: Any,
+) -> None:
+    assert command("hydra.run.dir=run", "data.folder=elsewhere")[0] == 0
+    (in_folder / "run" / "summary.json").touch()
+    refused("data.folder=elsewhere: ", "resume=run")
+    with pytest.raises(ConfigError, match="data.folder=elsewhere: "):
+        Trained("run").settings()
+    typed = ["data.folder=elsewhere"]
+    assert command("resume=run", *typed)[0] == 0 and Trained("run").settings(typed).data["folder"] == "elsewhere"
+    assert not (in_folder / "elsewhere").exists()
+
+
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{n}: &{n} [{','.join(['*' + m] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi", strict=True)
+)
+STORED = {
+    "an alias": (LAUGHS, "line 2 refers to another part"),
+    "deep": ("a: " + "[" * 100_000, "more than 64 deep"),
+    "long": (f"a: {'x' * (1 << 20)}\n", "1048576 characters"),
+    "the environment": ("seed: ${oc.env:HOME}\n", "must be a plain value"),
+    "a part of a value": ("data:\n  folder: x${seed}\nseed: 1\n", "must be a plain value"),
+    "a reference to itself": ("seed: ${seed}\n", "must be a plain value"),
+    "a reference to nothing": ("seed: ${sed}\n", "must be a plain value"),
+    "a class by a resolver": ("loss: '${oc.create:{_target_: os.mkdir}}'\n", "must be a plain value"),
+    "a number without end": ("seed: 0x" + "f" * 8000 + "\n", "64 bits"),
+    "a tag": ("loss: !!python/object/apply:os.mkdir [CANARY]\n", "could not determine a constructor"),
+    "a key twice": ("seed: 1\nseed: 2\n", "found duplicate key seed"),
+    "no text": ("\0", "cannot be read"),
+    "no mapping": ("- 1\n", "is not a configuration"),
+    "Hydra's own": ("hydra:\n  run: {dir: CANARY}\n", "'hydra'"),
+}
+
+
+SLOW_NAMES = ("a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x", "é")
+written: dict[str, bytes] = {}  # into .hydra/ of a run, once
+
+
+@pytest.fixture
+def run(command: Command, in_folder: Path) -> Path:  # noqa: F811
+    folder = in_folder / "run" / ".hydra"
+    if not written:
+        assert command("hydra.run.dir=run", "workers=2")[0] == 0
+        written.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        shutil.rmtree(folder.parent)
+    folder.mkdir(parents=True)
+    for name, content in written.items():
+        (folder / name).write_bytes(content)
+    (folder.parent / "train.log").touch()
+    return in_folder / "run"
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_stored_settings_of_a_run(name: str, run: Path) -> None:
+    text, said = STORED[name]
+    path = run / ".hydra" / "config.yaml"
+    path.write_text(text)
+    with pytest.raises((DataError, ConfigError)) as told:
+        config.load(run)
+    assert str(told.value).startswith(f"{path}: ") and said in str(told.value) and "\n" not in str(told.value)
+
+
+def test_what_an_evaluated_run_would_build(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, text = run / ".hydra" / "config.yaml", (run / ".hydra" / "config.yaml").read_text()
+    before = tree(run.parent)
+    for part, said in {
+        "loss:\n  _target_: os.mkdir\n  path: CANARY\n": "loss._target_=os.mkdir: only classes of cupynet are built",
+        'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n': "must be a plain value",
+        "loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n": "loss._target_=subprocess.Popen",
+        'loss:\n  _target_: "a\\0b"\n': "must not hold the character NUL",
+    }.items():
+        changed = re.sub(r"^loss:\n(  .*\n)+", lambda _, part=part: part, text, flags=re.MULTILINE)
+        assert changed != text
+        path.write_text(changed.replace("trusted_modules: []", "trusted_modules: [os, subprocess, posix]"))
+        with pytest.raises((ConfigError, DataError)) as told:
+            Experiment(config.load(run))
+        assert said in str(told.value)
+    assert tree(run.parent).keys() == before.keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["experiment=../../theirs/evil"], "experiment=../../theirs/evil: is not a setting that a run is made with"),
+        (["experiment=[../../theirs/evil]"], "is not a setting that a run is made with"),
+        (["+callbacks@hydra.callbacks=default"], "+callbacks@hydra.callbacks=default: is not a setting"),
+        (["nothing=1"], "nothing=1: is not a setting"),
+        (["seed=1,2"], "seed=1,2: is not a setting"),
+        (["--config-dir=theirs"], "--config-dir=theirs: is not"),
+        (["seed=" + "[" * 5000], "is not written as a setting"),
+        ([{"a": 1}], "is not written as a setting"),
+        ("seed: 1\n", "is not a list of settings"),
+        ("[", "cannot be read"),
+    ],
+)
+def test_the_stored_command_line_of_a_run(overrides: Any, said: str, run: Path) -> None:
+    text = overrides if isinstance(overrides, str) else json.dumps(overrides)
+    (run / ".hydra" / "overrides.yaml").write_text(text)
+    with pytest.raises(DataError, match="overrides.yaml: ") as told:
+        config.overrides_of(run)
+    assert said in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("cupynet.nn.SoftmaxNLL", "os.system", "loss._target_=os.system: only classes of cupynet are built"),
+        ("cupynet.nn.SoftmaxNLL", "cupynet.commands.train.os.mkdir", "loss._target_=cupynet.commands.train.os.mkdir"),
+        ("seed: 123\n", "seed: ${oc.env:HOME}\n", "must be a plain value"),
+        ("path: run/history.jsonl", "path: /CANARY", "callbacks.history.path=/CANARY: the run in run would write"),
+        ("path: run/history.jsonl", "path: run/../CANARY", "callbacks.history.path=run/../CANARY"),
+    ],
+)
+def test_what_a_resumed_run_would_do(old: str, new: str, said: str, run: Path, refused: Any) -> None:
+    path = run / ".hydra" / "config.yaml"
+    text = path.read_text()
+    text = text.replace(
+        "cupynet.training.History\n    path: null", "cupynet.training.History\n    path: run/history.jsonl"
+    )
+    assert old in text
+    path.write_text(text.replace(old, new))
+    refused(said, "resume=run", code=65 if "plain" in said else 2)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["trusted_modules=[os]"],
+        ["++trusted_modules=[os]"],
+        ["hydra.run.dir=CANARY"],
+        ["hydra/launcher=evil"],
+        ["hydra.callbacks.evil._target_=os.mkdir", "hydra.callbacks.evil.path=CANARY"],
+        ["--config-dir=theirs"],
+    ],
+)
+def test_a_resumed_run_does_not_follow_its_stored_command_line(
+    overrides: list[str],
+    run: Path,
+    command: Command,  # noqa: F811
+) -> None:
+    (run / ".hydra" / "overrides.yaml").write_text(json.dumps(["workers=2", *overrides]))
+    (run / ".hydra" / "hydra.yaml").write_text("hydra:\n  run: {dir: CANARY}\n  callbacks: {a: {_target_: os.mkdir}}\n")
+    config_file = run / ".hydra" / "config.yaml"
+    config_file.write_text(config_file.read_text().replace("trusted_modules: []", "trusted_modules: [os]"))
+    code, jobs = command("resume=run")
+    if overrides[0].startswith("-"):  # a damaged list, which is only shown
+        assert code in (0, 65)
+    else:
+        assert code == 0 and jobs[0].trusted_modules == [] and jobs[0].workers == 2
+    assert not (run.parent / CANARY).exists()
+
+
+def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
+    victim = run.parent / "victim"
+    victim.write_text("precious")
+    for name in ("history.jsonl", "train.log", ".hydra/overrides.yaml", "running.json", "tensorboard"):
+        kept = (run / name).read_bytes() if (run / name).exists() else None
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(victim)
+        refused("is a link" if name[0] != "." else "must be a plain file", "resume=run", code=65)
+        (run / name).unlink()
+        if kept is not None:
+            (run / name).write_bytes(kept)
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "name", ["it's a\\b=c,é{x}[1]#~$x", '"q"', *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_NAMES)]
+)
+def test_a_run_goes_on_in_a_folder_of_any_name(name: str, run: Path, command: Command) -> None:  # noqa: F811
+    shutil.move(run, run.parent / name)
+    for typed in (name, resume.quoted(Path(name))):
+        assert command(f"resume={typed}")[0] == 0
+    assert sorted(path.name for path in run.parent.iterdir()) == [name]
+    assert (run.parent / name / ".hydra" / "overrides.yaml").is_file()
+
+
+# files of numbers -----------------------------------------------------------------------------------------------------
+
+
+def header(entries: Any, size: int | None = None, body: bytes = b"") -> bytes:
+    """A safetensors file with any header."""
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(text) if size is None else size) + text + body
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (CANARY,)
+
+
+def archive(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    if kind == "tar":
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            info = tarfile.TarInfo("../CANARY")
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"x"))
+    else:
+        with zipfile.ZipFile(buffer, "w") as file:
+            file.writestr("../CANARY", b"x")
+    return buffer.getvalue()
+
+
+def objects() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, a=np.array([Evil()], dtype=object))
+    return buffer.getvalue()
+
+
+SHA = {"__metadata__": {"sha256": "0" * 64}}
+WEIGHTS = {
+    "a header of 2^60 bytes": header({}, 1 << 60),
+    "a header of 2^63 - 1 bytes": header({}, (1 << 63) - 1),
+    "overlapping": header(
+        SHA | {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in "ab"}, body=bytes(8)
+    ),
+    "a negative shape": header(SHA | {"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, body=bytes(8)),
+    "a huge shape": header(
+        SHA | {"a": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 8]}}, body=bytes(8)
+    ),
+    "offsets beyond the file": header(
+        SHA | {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 1 << 50]}}, body=bytes(8)
+    ),
+    "an unknown dtype": header(SHA | {"a": {"dtype": "O", "shape": [1], "data_offsets": [0, 8]}}, body=bytes(8)),
+    "one NumPy does not have": header(
+        SHA | {"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}, body=bytes(8)
+    ),
+    "another dtype than its bytes": header(
+        SHA | {"a": {"dtype": "F64", "shape": [2], "data_offsets": [0, 8]}}, body=bytes(8)
+    ),
+    "deep": header(b"[" * 100_000),
+    "a pickle": pickle.dumps(Evil()),
+    "npz with objects": objects(),
+    "a gzip bomb": gzip.compress(bytes(1 << 24)),
+    "tar": archive("tar"),
+    "zip": archive("zip"),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_file_of_weights(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself, and in a checkpoint whose digests are right."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.safetensors").write_bytes(WEIGHTS[name])
+    with pytest.raises(DataError, match=r"w\.safetensors: ") as told:
+        load_weights(tmp_path / "w.safetensors")
+    assert "\n" not in str(told.value)
+    path = Checkpoints(tmp_path / "c").save(1, {"workers": []}, {"weights": {}})
+    (path / "manifest.json").unlink()
+    (path / "weights.safetensors").write_bytes(WEIGHTS[name])
+    _write_manifest(path)
+    with pytest.raises(DataError, match=r"weights\.safetensors: "):
+        read(path)
+    assert not (tmp_path / CANARY).exists() and not (tmp_path.parent / CANARY).exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["run.tar", "run.zip", "a\0b", "a" * 5000, "../nothing", "/nothing", "run/checkpoints/step-1/../.."]
+)
+def test_no_run_at_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for kind in ("tar", "zip"):
+        (here / f"run.{kind}").write_bytes(archive(kind))
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="is neither the folder of a run nor one of its checkpoints"):
+        resume.find(name, [])
+    assert tree(tmp_path) == before
+
+
+# the state of a checkpoint, with the right digests --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good")
+    with ParallelWrapper(small_model(), 2) as wrapper:
+        wrapper.fit(Loader(small_dataset(20), 4), 1)
+        return wrapper.checkpoint(folder)
+
+
+def changed(state: Any, keys: str, value: Any) -> None:
+    *above, last = keys.split(":")
+    for key in above:
+        state = state[int(key) if key.isdigit() else key]
+    if value is None:
+        del state[last]
+    else:
+        state[int(last) if last.isdigit() else last] = value
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        ("workers", 7, "it names no workers"),
+        ("workers:1", "x", r"workers\[1\]: expected numbers"),
+        ("workers:0:arrays", ["a"], r"workers\[0\]: expected numbers"),
+        ("workers:0:arrays:trainer/deal", 3, r"workers\[0\]: expected numbers"),
+        ("workers:0:arrays:trainer/deal", "nothing", "lacks nothing of worker 0"),
+        ("workers:0:arrays", {"a/b/c": "trainer/deal"}, "has no place for the array 'a/b/c'"),
+        ("workers:0:numbers:trainer", None, "trainer"),
+        ("workers:0:numbers:trainer:iteration", "5", r"trainer.iteration: expected a number of at least 0, found '5'"),
+        ("workers:0:numbers:trainer:iteration", -7, "found -7"),
+        ("workers:0:numbers:trainer:epoch", 10**30, "found 1000"),
+        ("workers:0:numbers:trainer:round", True, "found True"),
+        ("workers:0:numbers:trainer:round", float("nan"), "found nan"),
+        ("workers:1:numbers:clock:rounds_s", [], r"clock.rounds_s"),
+        ("workers:0:numbers:clock:extra", 1, "extra"),
+        ("workers:0:numbers:since", 5, "is not the state of a training run"),
+        ("workers:0:numbers:replica:updates", None, "lacks 'updates'"),
+        ("workers:0:numbers:synchronizer:tally", 3, "state"),
+        ("workers:0:arrays:replica/optimizer/velocity/conv1.weight", "trainer/deal", "expected an array of shape"),
+        ("workers:0:numbers:callbacks", [], "is not the state of a training run"),
+    ],
+)
+def test_a_state_that_nobody_wrote(keys: str, value: Any, said: str, good: Path, tmp_path: Path) -> None:
+    stored = read(good)
+    changed(stored.state, keys, value)
+    path = Checkpoints(tmp_path).save(5, stored.state, stored.arrays)
+    with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(CupynetError, match=said) as told:
+        wrapper.restore(path)
+    assert told.value.exit_code == 65 or "this state has no" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"workers": [], "workers": [1]}', "names 'workers' twice"),
+        ("[" * 100_000, "cannot be read as a checkpoint"),
+        ('{"workers": ' + "9" * 5000 + "}", "cannot be read as a checkpoint"),
+        ("[]", "expected an object, found list"),
+    ],
+)
+def test_a_state_that_is_no_json_of_ours(text: str, said: str, good: Path, tmp_path: Path) -> None:
+    path = tmp_path / good.name
+    shutil.copytree(good, path)
+    (path / "manifest.json").unlink()
+    (path / "state.json").write_text(text)
+    _write_manifest(path)
+    with pytest.raises(DataError, match=said) as told:
+        read(path)
+    assert str(path) in str(told.value)

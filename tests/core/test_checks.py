@@ -1,0 +1,330 @@
+"""Checks of arguments: what is taken, as what it comes back, and the words in which the rest is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError
+from cupynet.nn import BatchNorm, Huber, LayerNorm, SoftmaxNLL
+from cupynet.nn.init import Filled, Normal, Orthogonal, TruncatedNormal, Uniform, VarianceScaling
+from cupynet.optim import AdaDelta, AdaGrad, Adam, RMSProp
+
+HUGE = 10**400  # which no float holds
+
+
+class Index:
+    def __index__(self) -> int:
+        return 7
+
+
+def refusal(check: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        *(
+            (0, "0 bytes"),
+            (999, "999 bytes"),
+            (1000, "1.0 kB"),
+            (25_300_000_000, "25.3 GB"),
+            (99_940_000, "99.9 MB"),
+            (99_960_000, "100 MB"),
+            (999_490_000, "999 MB"),
+            (999_510_000, "1.0 GB"),
+        ),
+        *(
+            (5_210 * 10**9, "5.2 TB"),
+            (999 * 10**18, "999 EB"),
+            (10**21, "10^3 EB"),
+            (HUGE, "10^382 EB"),
+        ),
+    ],
+)
+def test_amounts_of_memory(size: int, text: str) -> None:
+    assert checks.amount(size) == text
+
+
+# integers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *((3, 3), (-3, -3), (0, 0), (2**63 - 1, 2**63 - 1), (Index(), 7), (np.array(5), 5)),
+        *((kind(3), 3) for kind in (np.int8, np.uint8, np.int32, np.int64, np.uint64)),
+    ],
+)
+def test_integers_are_taken(value: Any, expected: int) -> None:
+    taken = checks.integer("n", value)
+    assert (type(taken), taken) == (int, expected)
+
+
+NO_INTEGERS = [1.0, np.float64(1), "1", b"1", None, math.nan, True, False, np.bool_(True), [1], np.array([1, 2]), int]
+
+
+@pytest.mark.parametrize("value", NO_INTEGERS)
+def test_other_things_are_no_integers(value: Any) -> None:
+    assert refusal(checks.integer, "n", value) == f"n={value!r}: must be an integer"
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "message"),
+    [
+        (0, {"minimum": 1}, "n=0: must be an integer of at least 1"),
+        (np.int64(-1), {"minimum": 0}, f"n={np.int64(-1)!r}: must be an integer of at least 0"),
+        (-HUGE, {"minimum": 0}, f"n=-1{'0' * 78}...: must be an integer of at least 0"),
+        (8, {"below": 8}, "n=8: must be an integer below 8"),
+        (8, {"minimum": 1, "below": 8}, "n=8: must be an integer of at least 1 and below 8"),
+        ("8", {"minimum": 1, "below": 8}, "n='8': must be an integer of at least 1 and below 8"),
+        (0, {"minimum": 1, "also": ", or null"}, "n=0: must be an integer of at least 1, or null"),
+    ],
+)
+def test_integers_have_bounds(value: Any, bounds: dict[str, Any], message: str) -> None:
+    assert refusal(checks.integer, "n", value, **bounds) == message
+
+
+@pytest.mark.parametrize("value", [2**63, 10**30, HUGE])
+def test_integers_that_nothing_counts_to_are_refused(value: int) -> None:
+    assert refusal(checks.integer, "n", value, 1) == f"n={checks.shown(value)}: must be below 2**63"
+    assert refusal(checks.integer, "n", -value) == f"n={checks.shown(-value)}: must be above -2**63"
+    assert refusal(checks.integer, "n", value, most=8, why="so") == f"n={checks.shown(value)}: must be at most 8: so"
+    assert refusal(checks.pair, "n", value, 1).endswith("must be an integer of at least 1, or a pair of them "
+                                                        "(height, width)")  # fmt: skip
+
+
+def test_the_bounds_of_integers_are_exact() -> None:
+    assert checks.integer("n", 1, 1, below=2) == 1
+    assert checks.integer("n", 7, below=8) == 7
+
+
+def test_a_seed_has_64_bits() -> None:
+    for value in (0, 2**64 - 1, np.uint64(2**64 - 1)):
+        assert checks.seed("seed", value) == int(value) and type(checks.seed("seed", value)) is int
+    for value in (-1, 2**64, HUGE, 1.0, None, True, "1"):
+        expected = f"data seed={checks.shown(value)}: must be an integer of at least 0 and below 2**64"
+        assert refusal(checks.seed, "data seed", value) == expected
+
+
+# numbers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        3,
+        -2.5,
+        1e300,
+        Fraction(1, 4),
+        Decimal("0.5"),
+        *(kind(3) for kind in (np.float16, np.float32, np.int64, np.uint8)),
+    ],
+)
+def test_numbers_are_taken(value: Any) -> None:
+    taken = checks.number("x", value)
+    assert (type(taken), taken) == (float, float(value))
+
+
+NO_NUMBERS = [
+    math.nan,
+    np.float32("nan"),
+    math.inf,
+    HUGE,
+    -HUGE,
+    "1",
+    b"1",
+    None,
+    True,
+    np.bool_(False),
+    1j,
+    [1.0],
+    float,
+]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_other_things_are_no_numbers(value: Any) -> None:
+    assert refusal(checks.number, "x", value, minimum=0) == f"x={checks.shown(value)}: must be a number of at least 0"
+    assert refusal(checks.number, "x", value) == f"x={checks.shown(value)}: must be a number"
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "message"),
+    [
+        (0, {"above": 0}, "x=0: must be a number above 0"),
+        (0, {"above": 0, "unit": "seconds"}, "x=0: must be a number of seconds above 0"),
+        (0.5, {"minimum": 1}, "x=0.5: must be a number of at least 1"),
+        (1, {"minimum": 0, "below": 1}, "x=1: must be a number of at least 0 and below 1"),
+        (1, {"below": 1}, "x=1: must be a number below 1"),
+        (-1, {"above": 0, "below": 0.5, "also": ", or null"}, "x=-1: must be a number above 0 and below 0.5, or null"),
+        ("a", {"also": ", or null"}, "x='a': must be a number, or null"),
+        (-math.inf, {"infinite": True, "above": 0}, "x=-inf: must be a number above 0"),
+        (math.nan, {"infinite": True, "above": 0}, "x=nan: must be a number above 0"),
+    ],
+)
+def test_numbers_have_bounds(value: Any, bounds: dict[str, Any], message: str) -> None:
+    assert refusal(checks.number, "x", value, **bounds) == message
+
+
+def test_the_bounds_of_numbers_are_exact() -> None:
+    assert checks.number("x", 1, minimum=1, below=2) == 1
+    assert checks.number("x", math.nextafter(0, 1), above=0) > 0
+    assert checks.number("x", math.nextafter(1, 0), minimum=0, below=1) < 1
+
+
+@pytest.mark.parametrize("value", [0, 1.2e-38, -3.4e38, 1])
+def test_numbers_of_single_precision_are_taken(value: Any) -> None:
+    assert checks.single("x", value) == value
+
+
+@pytest.mark.parametrize(("value", "held"), [(1e-60, "0"), (-1e-39, "0"), (1e300, "infinite"), (-3.41e38, "infinite")])
+def test_what_single_precision_does_not_have_is_refused(value: float, held: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^x={re.escape(str(value))}: is {held} in single precision, which has sizes"
+    ):
+        checks.single("x", value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: Adam(epsilon=value),
+        lambda value: AdaGrad(epsilon=value),
+        lambda value: RMSProp(epsilon=value),
+        lambda value: AdaDelta(epsilon=value),
+        lambda value: BatchNorm(epsilon=value),
+        lambda value: LayerNorm(epsilon=value),
+        lambda value: SoftmaxNLL(class_weights=[1, value]),
+        lambda value: Huber(value),
+        lambda value: Filled(value),
+        lambda value: Normal(value),
+        lambda value: TruncatedNormal(mean=value),
+        lambda value: Uniform(value),
+        lambda value: VarianceScaling(value),
+        lambda value: Orthogonal(value),
+    ],
+)
+def test_what_networks_compute_with_is_of_single_precision(make: Any) -> None:
+    for value in (1e-60, 1e60):
+        with pytest.raises(ConfigError, match=rf"={re.escape(str(value))}: is (0|infinite) in single precision"):
+            make(value)
+
+
+def test_infinity_is_taken_where_it_is_allowed() -> None:
+    assert checks.number("x", math.inf, above=0, infinite=True) == math.inf
+    assert checks.number("x", np.float32("inf"), above=0, infinite=True) == math.inf
+
+
+# flags, names, objects ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [True, False, np.bool_(True), np.bool_(False)])
+def test_flags_are_taken(value: Any) -> None:
+    assert checks.flag("f", value) is bool(value)
+
+
+@pytest.mark.parametrize("value", [0, 1, np.int8(1), "true", "", None, 1.0, [], np.array([True])])
+def test_other_things_are_no_flags(value: Any) -> None:
+    assert refusal(checks.flag, "f", value) == f"f={value!r}: must be true or false"
+
+
+def test_one_of_some_names() -> None:
+    names = ("half", "float", "double")
+    assert checks.one_of("dtype", "half", names) == "half"
+    assert checks.one_of("dtype", "half", iter(names)) == "half"
+    assert refusal(checks.one_of, "dtype", "int", names) == "dtype=int: must be one of half, float, double"
+    expected = "dtype=Flaot: must be one of half, float, double; did you mean 'float'?"
+    assert refusal(checks.one_of, "dtype", "Flaot", names) == expected
+    for value in (None, True, 3, math.nan, ["half"], np.float32):
+        assert refusal(checks.one_of, "dtype", value, names).startswith(
+            f"dtype={value}: must be one of half, float, double"
+        )
+
+
+def test_an_object_of_a_class() -> None:
+    assert checks.instance("n", True, int, "1") is True
+    assert refusal(checks.instance, "rate", "x", float, "0.1") == "rate is a str: must be a float, such as 0.1"
+    assert refusal(checks.instance, "rate", 3, float, "0.1") == "rate is an int: must be a float, such as 0.1"
+    assert refusal(checks.instance, "n", None, int, "1") == "n is a NoneType: must be an int, such as 1"
+    expected = "opt is the class Decimal: must be a Decimal, such as Decimal(1)"
+    assert refusal(checks.instance, "opt", Decimal, Decimal, "Decimal(1)") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, True), (np.bool_(0), True), (1, False), (np.int8(1), False), ("true", False), (None, False), (bool, False)],
+)
+def test_what_a_bool_is(value: Any, expected: bool) -> None:
+    assert checks.is_bool(value) is expected
+
+
+# wording --------------------------------------------------------------------------------------------------------------
+
+
+def test_one_line() -> None:
+    assert checks.one_line("a\n  b\tc \r\n") == "a b c"
+    assert checks.one_line(ValueError("two\nlines")) == "two lines"
+
+
+def test_values_in_messages() -> None:
+    assert checks.shown("a") == "'a'" and checks.shown("a", str) == "a"
+    assert checks.shown(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
+    assert checks.shown([object(), Fraction(1)]) == "[object(...), Fraction(1, 1)]"  # no address in memory
+    assert checks.shown(type("Own", (), {})()) == "Own(...)"
+    assert checks.shown("x" * 200) == f"'{'x' * 79}..."
+    message = refusal(checks.integer, "n", 10**5000, below=8)
+    assert message.endswith(": must be an integer below 8") and len(message) < 150
+    assert refusal(checks.one_of, "dtype", 10**5000, ["half"]).endswith(": must be one of half")
+    assert refusal(checks.one_of, "dtype", "x" * 9999, ["half"]) == f"dtype={'x' * 80}...: must be one of half"
+
+
+def test_one_is_no_plural() -> None:
+    found = [checks.counted(count, noun) for count in (0, 1, 2000) for noun in ("image", "class", "batch")]
+    assert found[:3] == ["0 images", "0 classes", "0 batches"] and found[3:6] == ["1 image", "1 class", "1 batch"]
+    assert found[6:] == ["2,000 images", "2,000 classes", "2,000 batches"]
+
+
+def test_lists_in_words() -> None:
+    assert checks.listed(["half"]) == "half"
+    assert checks.listed(["half", "float"]) == "half or float"
+    assert checks.listed(iter("abc"), "and") == "a, b and c"
+
+
+def test_what_was_meant() -> None:
+    assert checks.guess("adm", ["adam", "sgd"]) == "; did you mean 'adam'?"
+    assert checks.guess("ADAM", ["adam", "sgd"]) == "; did you mean 'adam'?"
+    assert checks.guess(3, ["adam", "sgd"]) == checks.guess("lbfgs", ["adam", "rmsprop"]) == ""
+    assert checks.nearest("filers", ["kernel", "filters"]) == "; did you mean 'filters'?"
+    assert checks.nearest("KERNEL", ["kernel", "filters"]) == "; did you mean 'kernel'?"
+    assert checks.nearest("x", ["kernel", "filters"]) == "; the names are filters and kernel"
+    assert checks.nearest("x", ["kernel"]) == checks.nearest("x", map(str, range(25))) == ""
+
+
+def test_what_to_set_is_told_for_the_command_line_and_for_python() -> None:
+    assert checks.setting("parallel", "timeout_s") == "parallel.timeout_s (in Python timeout_s)"
+    assert checks.setting("data", "file", None) == "data.file=null (in Python file=None)"
+    assert checks.setting("data", "size", [3, 4]) == "data.size=[3,4] (in Python size=[3, 4])"
+    assert checks.setting("a", "b.c", "skip", python="C('skip')") == "a.b.c=skip (in Python C('skip'))"
+
+
+def test_values_as_they_are_written_on_the_command_line() -> None:
+    value = {"a": [1, None, True], "b": {"c": "x"}, "d": (0.5,)}
+    assert checks.written(value) == "{a:[1,null,true],b:{c:x},d:[0.5]}"
+
+
+@pytest.mark.parametrize(("images", "out"), [(60_000, 5000), (49_999, 4999), (600, 60), (11, 1), (2, 1)])
+def test_what_is_kept_out_leaves_some_to_train_on(images: int, out: int) -> None:
+    assert checks.kept_out(images) == out < images

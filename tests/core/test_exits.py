@@ -1,0 +1,296 @@
+"""What a command shows, and to whom: nobody's leaving, and no full disk under the log, ends a run."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import logging
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.core.errors import ConfigError, annotate
+from cupynet.core.exits import Console, LogFile, out_of_memory, say_error, steady_streams, tell
+from tests.commands.test_train import QUICK, environment, run_folder
+
+CLOSED = """
+import os, sys
+from cupynet.core.exits import steady_streams
+steady_streams()
+print("to nobody")
+print("to nobody", file=sys.stderr)
+assert not sys.stdin.read() and not sys.stdout.isatty() and not sys.stderr.isatty()
+assert os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT) > 2
+os.write(1, b"to nobody")
+os.write(2, b"to nobody")
+"""
+
+
+def quick(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "cupynet", "train", *QUICK, "callbacks.progress.style=auto", "workers=1", *arguments]
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_leads_nowhere(tmp_path, closed):
+    file = tmp_path / "file"
+    command = f'"$0" -c "$1" "$2" {closed} && cat "$2"'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, CLOSED, str(file)], env=environment(), capture_output=True, text=True,
+        timeout=60, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert (done.returncode, file.read_text()) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "heard"),
+    [("<&- >&- 2>&-", 0, ""), (">&- epochs=0", 2, "epochs=0: must be")],
+)
+def test_a_run_without_a_stream_ends_with_its_own_code(tmp_path, closed, code, heard):
+    """As `nohup` and cron jobs may start it. Where it fails, the code is that of the failure."""
+    command = f'"$0" "$@" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, *quick()], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert heard in done.stdout + done.stderr
+    if not code:
+        assert done.stderr == ""
+        assert (run_folder(tmp_path) / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
+def test_a_terminal_without_the_characters(tmp_path, encoding):
+    """A bar on 80 columns is cut off with an ellipsis, which these encodings do not have."""
+    folder = tmp_path / "Größe…"
+    folder.mkdir()
+    ours, theirs = pty.openpty()
+    heard = bytearray()
+    with subprocess.Popen(
+        quick("epochs=2", f"hydra.run.dir='{folder}/run'"), cwd=tmp_path, stdout=theirs, stderr=theirs,
+        env=environment(PYTHONIOENCODING=encoding, COLUMNS="80", TERM="xterm"),
+    ) as child:  # fmt: skip
+        os.close(theirs)
+        listener = threading.Thread(target=listen, args=(ours, heard))
+        listener.start()
+        assert child.wait(120) == 0, heard.decode(encoding)
+    listener.join(10)
+    os.close(ours)
+    text = heard.decode(encoding)
+    assert "test accuracy" in text and "epoch 2" in text and "Traceback" not in text and "given up" not in text
+    assert {"ascii": "Gr??e?", "latin-1": "Größe?"}[encoding] in text
+    assert (folder / "run" / "summary.json").is_file()
+
+
+def listen(descriptor: int, heard: bytearray) -> None:
+    """All that comes out of a terminal, until nobody holds its other end."""
+    try:
+        while chunk := os.read(descriptor, 4096):
+            heard += chunk
+    except OSError:  # so it ends on Linux
+        pass
+
+
+def test_a_terminal_that_is_closed_during_training(tmp_path):
+    """Of a process that SIGHUP does not reach, as under nohup. The bar meets an error in every write."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        quick("epochs=4"), cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, env=environment(TERM="xterm"),
+        text=True, start_new_session=True,
+    ) as child:  # fmt: skip
+        os.close(theirs)
+        heard = b""
+        while b"epoch 1/" not in heard:
+            heard += os.read(ours, 4096)
+        os.close(ours)
+        assert child.wait(120) == 0
+        assert child.stderr is not None and child.stderr.read() == ""
+    folder = run_folder(tmp_path)
+    assert (folder / "summary.json").is_file()
+    log = (folder / "train.log").read_text()
+    assert log.count("the progress bar is given up (OSError: ") == 1 and "epoch 4/" in log
+
+
+def test_a_reader_that_leaves_and_a_log_that_cannot_be_written_any_more(tmp_path):
+    """The disk is full for the log alone: what is a result has room."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "train.log").symlink_to("/dev/full")
+    with subprocess.Popen(
+        quick("epochs=3", f"hydra.run.dir={folder}"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(), text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        (line,) = child.stderr
+        assert child.wait(120) == 0  # the run has done its work
+    assert line.startswith(f"cupynet: warning: {folder / 'train.log'} cannot be written (No space left on device)")
+    assert (folder / "summary.json").is_file()
+
+
+def test_what_is_told_to_a_full_disk_is_told_to_nobody(monkeypatch):
+    record = logging.LogRecord("cupynet", logging.INFO, "", 0, "text", (), None)
+    fault = logging.LogRecord("cupynet", logging.ERROR, "", 0, "text", (), None)
+    closed = io.StringIO()
+    closed.close()
+    with open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
+        for stream in (full, closed):
+            monkeypatch.setattr(sys, "stdout", stream)
+            monkeypatch.setattr(sys, "stderr", stream)
+            Console().emit(record)
+            Console().emit(fault)
+            say_error("text", ValueError("x"))
+            assert tell(ConfigError("x")) == 2
+        monkeypatch.undo()
+        with pytest.raises(OSError):
+            full.close()
+
+
+def test_streams_that_are_there_stay(monkeypatch):
+    for stream in (io.StringIO(), io.TextIOWrapper(io.BytesIO(), "ascii", errors="backslashreplace")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        steady_streams()
+        assert sys.stdout is stream
+    assert sys.stdout.errors == "backslashreplace"
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_written_when_there_is_room_again(tmp_path, capsys, monkeypatch):
+    log, path = logging.Logger("x"), tmp_path / "train.log"
+    handler = LogFile(path, encoding="utf-8", errors="backslashreplace")
+    log.addHandler(handler)
+    flush: Any = handler.stream.flush
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(handler, "flush", full)
+    log.info("one")
+    log.info("two")
+    monkeypatch.setattr(handler, "flush", flush)
+    log.info("three \udcff")
+    handler.close()
+    assert capsys.readouterr().err.count("cannot be written (No space left on device)") == 1
+    assert path.read_text() == "one\ntwo\nthree \\udcff\n"
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+class OutOfMemoryError(Exception):
+    """As CuPy names its own."""
+
+
+class CUDARuntimeError(RuntimeError):
+    """Likewise."""
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "doctor", "predict", "export", "evaluate"], ids=str)
+def test_a_wrong_option_is_told_in_one_line(command, capsys, monkeypatch):
+    path = f"cupynet.{command}" if command not in ("report", "compare", "doctor") else f"cupynet.{command}.__main__"
+    monkeypatch.setattr(sys, "argv", [command, "--speed"])
+    with pytest.raises(SystemExit) as left:
+        importlib.import_module(path).main()
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and said.startswith("cupynet: ") and said.count("\n") == 1 and "--help" in said
+
+
+def test_what_is_out_of_memory():
+    try:
+        np.empty(1 << 58)
+    except MemoryError as error:
+        numpys: MemoryError = error
+    others = [
+        MemoryError(),
+        numpys,
+        OutOfMemoryError("Out of memory allocating 512 bytes"),
+        CUDARuntimeError("cudaErrorMemoryAllocation: out of memory"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+        RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ]
+    assert all(out_of_memory(error) for error in others)
+    usual = [RuntimeError("x"), OSError(errno.EACCES, "x"), ValueError("MemoryError"), ConfigError("out of memory")]
+    assert not any(out_of_memory(error) for error in usual)
+
+
+def test_out_of_memory_is_no_bug(capsys):
+    error = OutOfMemoryError("Out of memory\nallocating 512 bytes")
+    annotate(error, "worker 1, epoch 2, at batch 7")
+    assert tell(error) == 1 and tell(MemoryError()) == 1
+    way_out = "lower batch_size, workers or prefetch_buffer"
+    assert capsys.readouterr().err.splitlines() == [
+        f"cupynet: out of memory (Out of memory allocating 512 bytes; worker 1, epoch 2, at batch 7): {way_out}",
+        f"cupynet: out of memory (MemoryError): {way_out}",
+    ]
+
+
+def test_a_run_out_of_memory_says_what_to_lower(tmp_path):
+    """In one of two workers, in the middle of training."""
+    (tmp_path / "greedy.py").write_text(
+        "import numpy\n"
+        "from cupynet import Callback\n"
+        "class Greedy(Callback):\n"
+        "    every_rank = True\n"
+        "    def on_iteration_end(self, trainer):\n"
+        "        if trainer.rank == 1:\n"
+        "            self.all_of_it = numpy.empty(1 << 58)\n"
+    )
+    variables = environment()
+    variables["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    done = subprocess.run(
+        quick("workers=2", "trusted_modules=[greedy]", "+callbacks.greedy._target_=greedy.Greedy"), cwd=tmp_path,
+        env=variables, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "out of memory" in line and "Unable to allocate 2.00 EiB for an array" in line and "batch_size=" in line
+    assert "worker 1 (numba, device 0), epoch 1, at batch 1" in line
+    assert "Traceback" not in (Path(run_folder(tmp_path)) / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "RUN", "--onnx", ""],
+        ["export", ""],
+        ["evaluate", ""],
+        ["predict", "RUN", "a.png", ""],
+        ["report", ""],
+        ["compare", ""],
+        ["compare", "RUN", "--csv", ""],
+        ["compare", "RUN", "--html", ""],
+    ],
+)
+def test_a_variable_without_a_value_names_no_file(command: list[str], monkeypatch, capsys) -> None:
+    """It would be this folder, or a file without a name."""
+    main = importlib.import_module(f"cupynet.{command[0]}{'.__main__' * (command[0] in ('report', 'compare'))}").main
+    monkeypatch.setattr(sys, "argv", ["cupynet", *command[1:]])
+    with pytest.raises(SystemExit) as left:
+        main()
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and "must be the name of a file or a folder, not ''" in told and told.count("\n") == 1
+
+
+def test_text_from_files_cannot_control_the_terminal(capsys):
+    evil = "a\x1b[2J\x07\u202eb"
+    say_error(evil, ValueError(evil))
+    for level in (logging.INFO, logging.ERROR):
+        Console().emit(logging.LogRecord("cupynet", level, "", 0, "%s", (evil,), None))
+    out, err = capsys.readouterr()
+    for text in (out, err):
+        assert "\ufffd" in text and not {"\x1b", "\x07", "\u202e"} & set(text)

@@ -1,0 +1,164 @@
+"""Files: whole or not at all, and the same bytes for the same weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+
+from cupynet.core.errors import DataError, OutputError
+from cupynet.core.files import digest, load_tensors, load_weights, save_weights, write_json, write_whole
+from cupynet.interop import import_torch
+from cupynet.runs.run import Run
+
+
+def weights() -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    return {
+        "conv1.weight": rng.normal(size=(3, 3, 1, 4)).astype(np.float32),
+        "conv1.bias": rng.normal(size=4).astype(np.float32),
+        "output.weight": rng.normal(size=(5, 2)),
+    }
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_weights_come_back(tmp_path: Path) -> None:
+    for path in (tmp_path / "w.safetensors", str(tmp_path / "v.safetensors")):
+        save_weights(path, weights())
+        assert_same(load_weights(path), weights())
+        assert_same(load_file(path), weights())
+
+
+def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
+    digests = set()
+    for turn in range(50):
+        names = list(weights())
+        save_weights(tmp_path / "w", {name: weights()[name] for name in (names, names[::-1])[turn % 2]})
+        digests.add(hashlib.sha256((tmp_path / "w").read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_equal_weights_give_equal_bytes_in_every_process(tmp_path: Path) -> None:
+    code = "import sys; from tests.core.test_files import *; save_weights(sys.argv[1], weights())"
+    save_weights(tmp_path / "here", weights())
+    for seed in ("0", "1", "2"):
+        root = Path(__file__).parents[2]
+        variables = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], check=True, cwd=root, env=variables)
+        assert (tmp_path / seed).read_bytes() == (tmp_path / "here").read_bytes()
+
+
+def test_arrays_in_any_layout(tmp_path: Path) -> None:
+    given = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.arange(10)[::2], "c": np.asfortranarray(np.eye(3)[:2])}
+    save_weights(tmp_path / "w", given)
+    assert_same(load_weights(tmp_path / "w"), given)
+
+
+def test_a_file_with_further_metadata_is_read(tmp_path: Path) -> None:
+    content = save(weights(), metadata={"format": "cupynet", "sha256": digest(weights())})
+    (tmp_path / "w").write_bytes(content)
+    assert_same(load_weights(tmp_path / "w"), weights())
+
+
+def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    with pytest.raises(DataError, match=f"{path}: cannot be read as weights"):
+        load_weights(path)
+    path.write_bytes(b"no safetensors")
+    with pytest.raises(DataError, match=f"{path}: cannot be read as weights"):
+        load_weights(path)
+    path.write_bytes(save(weights()))
+    with pytest.raises(DataError, match=f"{path}: has no SHA-256"):
+        load_weights(path)
+    save_weights(path, weights())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path}: damaged weights, expected SHA-256 [0-9a-f]+, found [0-9a-f]+"):
+        load_weights(path)
+
+
+def test_a_digest_sees_names_types_shapes_and_bytes() -> None:
+    a = np.arange(6, dtype=np.float32)
+    others: list[dict[str, Any]] = [{"a": a}, {"b": a}, {"a": a.reshape(2, 3)}, {"a": a.view(np.int32)}, {"a": a + 1}]
+    assert len({digest(each) for each in others}) == len(others)
+    assert digest({"a": a, "b": a}) == digest({"b": a, "a": a})
+
+
+def test_json(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": [1, None, 0.5]})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [1, None, 0.5]}
+    assert (tmp_path / "x.json").read_text().endswith("}\n")
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    write_whole(path, b"before")
+    for error in (OSError(28, "No space left on device"), KeyboardInterrupt()):
+
+        def fail(descriptor: int, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises((OutputError, KeyboardInterrupt)):
+            write_whole(path, b"after")
+        assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["x"], "nothing is left beside it"
+
+
+def test_what_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "none" / "x", tmp_path / "file" / "x", tmp_path / "folder"):
+        with pytest.raises(OutputError, match=f"^{path}: cannot be written \\(.+\\)$"):
+            write_whole(path, b"")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_pieces_are_written_one_after_the_other_or_not_at_all(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a", iter([b"one", b"", b"two"]))
+    assert (tmp_path / "a").read_bytes() == b"onetwo"
+
+    def broken() -> Any:
+        yield b"three"
+        raise DataError("no more")
+
+    with pytest.raises(DataError):
+        write_whole(tmp_path / "a", broken())
+    assert (tmp_path / "a").read_bytes() == b"onetwo" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_link_in_place_of_the_half_written_file_is_not_written_through(tmp_path: Path) -> None:
+    """In a container the next process has the number that the last one had, and a folder may come from anybody."""
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / f".a.{os.getpid()}.part").symlink_to("victim")
+    write_whole(tmp_path / "a", b"mine")
+    assert (tmp_path / "a").read_bytes() == b"mine" and not (tmp_path / "a").is_symlink()
+    assert (tmp_path / "victim").read_text() == "precious" and sorted(os.listdir(tmp_path)) == ["a", "victim"]
+
+
+@pytest.mark.parametrize("read", [load_weights, load_tensors, lambda path: import_torch(None, path)], ids=range(3))  # type: ignore[arg-type]
+def test_a_pipe_is_refused_and_not_waited_for(read: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "w.safetensors")
+    with pytest.raises(DataError, match="w.safetensors: must be a plain file"):
+        read(tmp_path / "w.safetensors")
+
+
+def test_a_history_that_is_a_pipe(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    os.mkfifo(run.history_path)
+    with pytest.raises(DataError, match="history.jsonl: must be a plain file"):
+        run.history()

@@ -1,0 +1,151 @@
+"""Folders that one process at a time has, however the last one ended."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cupynet.core import lock
+from cupynet.core.errors import ConfigError
+from cupynet.core.lock import NAME, Hold, at_work
+
+
+def test_a_folder_is_one_process_s_until_it_leaves(tmp_path: Path) -> None:
+    assert not at_work(tmp_path)
+    hold = Hold(tmp_path)
+    assert (hold.found, hold.warning) == (None, "") and at_work(tmp_path)
+    who = rf"process {os.getpid()} on {platform.node()}, since 20.*"
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}: a run is going on there \({who}\): let it end, stop it, or "):
+        Hold(tmp_path)
+    hold.release()
+    hold.release()
+    assert list(tmp_path.iterdir()) == [] and not at_work(tmp_path)
+    Hold(tmp_path).release()
+
+
+def test_what_a_killed_process_held_is_free(tmp_path: Path) -> None:
+    code = (
+        f"import time; from cupynet.core.lock import Hold; hold = Hold(__import__('pathlib').Path({str(tmp_path)!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", f"{code}; print(1, flush=True); time.sleep(60)"], stdout=-1) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"1\n"
+        assert at_work(tmp_path)
+        child.send_signal(signal.SIGKILL)
+    assert not at_work(tmp_path) and (tmp_path / NAME).exists()
+    hold = Hold(tmp_path)
+    assert hold.found is not None and hold.found.pid == child.pid and hold.warning == ""
+    assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+    hold.release()
+
+
+def no_locks(*arguments: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_a_run_goes_on_with_a_warning(tmp_path: Path, monkeypatch, number: int) -> None:
+    """And takes no lock by a file's existence, which would outlive a killed process."""
+
+    def no_locks(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    for _ in range(2):
+        hold = Hold(tmp_path)
+        assert os.strerror(number) in hold.warning
+        hold.release()
+        assert not at_work(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', "\0" * 100, "[" * 10000])
+def test_a_file_that_says_nothing_belongs_to_nobody(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+    assert not at_work(tmp_path)
+    hold = Hold(tmp_path)
+    assert hold.found is None
+    hold.release()
+
+
+def test_a_forked_process_does_not_release(tmp_path: Path) -> None:
+    hold = Hold(tmp_path)
+    child = os.fork()
+    if child == 0:
+        hold.release()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0 and at_work(tmp_path) and (tmp_path / NAME).exists()
+    hold.release()
+
+
+def test_a_new_folder_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    mine = Hold(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    others = Hold(tmp_path / "run")  # somebody removed the folder, and began another
+    mine.release()
+    assert at_work(tmp_path / "run")
+    others.release()
+
+
+def test_of_many_that_come_at_once_one_gets_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
+    inside, most, got = [], [0], [0]
+
+    def come() -> None:
+        for _ in range(60):
+            try:
+                hold = Hold(tmp_path)
+            except ConfigError:
+                continue
+            inside.append(1)
+            most[0], got[0] = max(most[0], len(inside)), got[0] + 1
+            inside.pop()
+            hold.release()
+
+    threads = [threading.Thread(target=come) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] and got[0] > 6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_asks_does_not_keep_a_run_out(tmp_path: Path) -> None:
+    (tmp_path / NAME).touch()
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            at_work(tmp_path)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for _ in range(20):
+            Hold(tmp_path).release()
+            (tmp_path / NAME).touch()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_link_is_not_written_through_and_a_pipe_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / NAME).symlink_to("victim")
+    assert Hold(tmp_path).warning.endswith("nothing keeps a second run out of this folder") and not at_work(tmp_path)
+    assert (tmp_path / "victim").read_text() == "precious"
+    (tmp_path / NAME).unlink()
+    os.mkfifo(tmp_path / NAME)
+    assert not at_work(tmp_path)

@@ -1,0 +1,323 @@
+"""Signals: the first ends a run soon and saves, the next ends it at once, and never in the middle of a save."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cupynet.core import signals as interrupts
+from cupynet.core.errors import Interrupted
+from cupynet.runs.checkpoints import Checkpoints
+from tests.commands.test_train import QUICK, environment, run
+from tests.config.test_resume import same
+from tests.mpi import mpiexec, needs_mpi
+
+ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR1, 143)]
+
+
+@pytest.mark.parametrize(("number", "code"), ALL)
+def test_each_has_its_exit_code(number, code):
+    assert Interrupted(number).exit_code == code
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts.handled(interrupts.leave):
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+    assert Interrupted.by(caught.value).exit_code == code
+    assert Interrupted.by(KeyboardInterrupt()).exit_code == 130
+
+
+def test_handlers_are_put_back_and_one_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        heard = []
+        with interrupts.handled(heard.append):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert heard == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_in_another_thread_nothing_changes():
+    def task():
+        with interrupts.handled(found.append):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    found: list = []
+    thread = threading.Thread(target=task)
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL]
+
+
+@pytest.mark.parametrize("where", ["in the main thread", "in another"])
+def test_what_is_being_saved_is_saved(where):
+    done = []
+
+    def save():
+        with interrupts.undisturbed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+            with interrupts.undisturbed():  # a part of it
+                done.append("part")
+            done.append("whole")
+
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts.handled(interrupts.leave):
+        if where == "in another":
+            threading.Thread(target=save).start()
+            threading.Event().wait(30)  # it is woken
+        else:
+            save()
+            time.sleep(5)
+    assert done == ["part", "whole"] and caught.value.args == (signal.SIGTERM,)
+
+
+def test_who_asks_twice_during_a_save_is_let_go():
+    waited = []
+    with pytest.raises(KeyboardInterrupt), interrupts.handled(interrupts.leave), interrupts.undisturbed():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+        waited.append(5)
+    assert waited == []
+    with interrupts.handled(interrupts.leave), interrupts.undisturbed():
+        pass  # nothing was left over
+
+
+def test_a_save_that_fails_is_told_of_though_a_signal_waited_for_it():
+    with (
+        pytest.raises(OSError, match="disk is full"),
+        interrupts.handled(interrupts.leave),
+        interrupts.undisturbed(),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        raise OSError("disk is full")
+    time.sleep(0.1)  # it does not come after it
+
+
+SAVING = """
+import os, signal, time
+from pathlib import Path
+import cupynet.runs.checkpoints as checkpoints
+from cupynet.training import Callback
+
+class Saving(Callback):
+    '''Two signals: one in training, one in the middle of the save that the first asked for.'''
+    sent = False
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+            original = checkpoints._write_manifest
+            def late(folder):
+                if not Saving.sent:
+                    Saving.sent = True
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.2)
+                original(folder)
+            checkpoints._write_manifest = late
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_signal_waits_for_the_checkpoint_and_then_ends_the_run_at_once(tmp_path, workers):
+    (tmp_path / "saving.py").write_text(SAVING)
+    arguments = [*QUICK, f"workers={workers}", "hydra.run.dir=a b", "epochs=2"]
+    fault = ["trusted_modules=[saving]", "+callbacks.fault._target_=saving.Saving"]
+    _, stderr = run(tmp_path, *arguments, *fault, code=130)
+    first, last = stderr.splitlines()
+    assert first == "cupynet: SIGTERM: stopping after this round and saving; again: at once"
+    assert (
+        last == f"cupynet: stopped by SIGINT: its last checkpoint is in {tmp_path}/a b; 'resume={tmp_path}/a b' goes on"
+    )
+    (step,) = Checkpoints(tmp_path / "a b" / "checkpoints").steps()
+    assert 7 <= step <= 10 and not list(tmp_path.glob("a b/checkpoints/*.*"))
+    run(tmp_path, *arguments[:-2], "hydra.run.dir=whole", "epochs=2")
+    run(tmp_path, "resume=a b", fault[0])
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("a b", "whole")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(("number", "code"), ALL)
+@pytest.mark.parametrize("moment", [0.06, 0.25])
+def test_in_the_first_moments_a_signal_ends_a_command_in_one_line(tmp_path, number, code, moment):
+    """`main` is reached by then: what takes long to import comes after it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, *QUICK, "epochs=1000"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        time.sleep(moment)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code, stderr
+    assert stderr.count("\n") == 1 and stderr.startswith(f"cupynet: stopped by {number.name}: "), stderr
+    assert "Traceback" not in stdout + stderr
+
+
+START = """
+import sys
+import cupynet.commands.train
+sys.argv[0] = cupynet.commands.train.__file__
+original = cupynet.commands.train._command
+def begun():
+    print("begun", flush=True)
+    original()
+cupynet.commands.train._command = begun
+cupynet.commands.train.main()
+"""
+
+
+def test_when_all_is_done_a_signal_comes_too_late(tmp_path):
+    late = (
+        "import atexit, os, signal, cupynet.commands.train\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGUSR1, signal.SIGINT)])\n"
+        "cupynet.commands.train.main()\n"
+    )
+    (tmp_path / "late.py").write_text(late)
+    done = subprocess.run(
+        [sys.executable, "late.py", *QUICK, "workers=1"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nor_does_one_matter_while_python_ends(tmp_path):
+    """It gives back what it handles before all objects are gone."""
+    late = (
+        "import os, signal, sys\n"
+        "from cupynet import interrupts\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, own=os.getpid(), numbers=interrupts.NUMBERS):\n"
+        "        [kill(own, number) for number in numbers]\n"
+        "late = Late()\n"
+        "interrupts.command(lambda: sys.exit(int(sys.argv[1])))\n"
+    )
+    (tmp_path / "late.py").write_text(late)
+    for code in (0, 3):
+        command = [sys.executable, "late.py", str(code)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_nohup_is_kept(tmp_path):
+    (tmp_path / "hanging_up.py").write_text(HANGING_UP)
+    arguments = [*QUICK, "workers=2", "trusted_modules=[hanging_up]", "+callbacks.fault._target_=hanging_up.HangingUp"]
+    command = ["nohup", sys.executable, "-m", "cupynet", "train", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    _, stderr = run(tmp_path, *arguments, code=143)
+    assert "stopped by SIGHUP" in stderr
+
+
+HANGING_UP = """
+import os, signal
+from cupynet.training import Callback
+
+class HangingUp(Callback):
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == 3:
+            os.kill(os.getpid(), signal.SIGHUP)
+"""
+
+
+def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path):
+    (tmp_path / "last.py").write_text(HANGING_UP.replace("trainer.iteration == 3", "trainer.iteration == 19"))
+    arguments = [*QUICK, "workers=1", "trusted_modules=[last]", "+callbacks.fault._target_=last.HangingUp"]
+    stdout, stderr = run(tmp_path, *arguments, "hydra.run.dir=run", code=143)
+    assert stderr.splitlines()[-1] == (
+        f"cupynet: stopped by SIGHUP: training was complete, and its results are in {tmp_path}/run"
+    )
+    assert "test accuracy" in stdout and '"stop_reason": null' in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_an_unfinished_run_is_offered_to_the_next(tmp_path):
+    (tmp_path / "fault.py").write_text(HANGING_UP.replace("HangingUp", "Fault"))
+    fault = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
+    run(tmp_path, *QUICK, "workers=1", *fault, code=143)
+    (left,) = (path.parent for path in Path(tmp_path).glob("outputs/*/*/checkpoints"))
+    stdout, _ = run(tmp_path, *QUICK, "workers=1")
+    assert f"the run in {left.relative_to(tmp_path)} was not finished: resume=latest goes on with it" in stdout
+    run(tmp_path, "resume=latest", fault[0])
+    stdout, _ = run(tmp_path, *QUICK, "workers=1")
+    assert "was not finished" not in stdout
+
+
+FIFTY = [*QUICK, "data.train=1200", "epochs=40", "report_every_iterations=10", "data.validation=40"]
+FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=end", "parallel=gradients"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["threads", pytest.param("mpi", marks=needs_mpi)])
+def test_fifty_signal_sequences_at_random_moments(tmp_path, launcher, capsys):
+    """A stop and a continue may surround a signal or follow it. Each sequence is followed by a checkpoint within five
+    seconds, from which the run resumes to the same end, bit for bit."""
+    rng, durable = random.Random(7), []
+    for i in range(50):
+        number, code = rng.choice(ALL if launcher == "threads" else ALL[:2])
+        sequence = rng.choice(
+            [(number,), (signal.SIGSTOP, number, signal.SIGCONT), (number, signal.SIGSTOP, signal.SIGCONT)]
+        )
+        workers = ((1, 2, 4) if launcher == "threads" else (2, 4, 3))[i % 3]
+        start = [sys.executable, "-m", "cupynet", "train"]
+        if launcher == "mpi":
+            start = [str(mpiexec()), "-n", str(workers), *start]
+        settings = [*FIFTY, FREQUENCIES[i % 3], f"workers={workers}", f"parallel.launcher={launcher.rstrip('s')}"]
+        whole, parts = tmp_path / f"whole{i % 3}", tmp_path / f"parts{i}"
+        if not whole.exists():
+            subprocess.run(
+                [*start, *settings, f"hydra.run.dir={whole.name}"],
+                cwd=tmp_path,
+                env=environment(),
+                check=True,
+                capture_output=True,
+            )
+        process = subprocess.Popen(
+            [*start, *settings, f"hydra.run.dir={parts.name}"], cwd=tmp_path, env=environment(),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        history = parts / "history.jsonl"
+        while not (history.exists() and history.stat().st_size) and process.poll() is None:
+            time.sleep(0.02)  # a run that is ended before it trains has nothing to save
+        lasts_s = json.loads((whole / "summary.json").read_text())["train_s"]
+        time.sleep(rng.uniform(0.0, 0.8 * lasts_s))
+        for each in sequence:
+            process.send_signal(each)
+            time.sleep(rng.choice([0.0, 0.001, 0.05]))
+        began = time.time()
+        _, stderr = process.communicate(timeout=60)
+        if process.returncode:  # else the run was over
+            assert process.returncode == code, (sequence, stderr)
+            newest = max((parts / "checkpoints").glob("step-*"))
+            durable.append((newest / "manifest.json").stat().st_mtime - began)
+            subprocess.run(
+                [*start, f"resume={parts.name}"], cwd=tmp_path, env=environment(), check=True, capture_output=True
+            )
+        assert same(whole, parts), f"{i}: {sequence}"
+        shutil.rmtree(parts)
+    with capsys.disabled():
+        print(f"\n{launcher}: 50 sequences, {len(durable)} stopped, durable after at most {max(durable):.2f} s")
+    assert len(durable) > 40 and max(durable) < 5

@@ -1,0 +1,148 @@
+"""Data of one's own by the command line: the ways to keep them come to the same weights, and mistakes to one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupynet.core.files import load_weights
+from tests.commands.test_train import run, run_folder
+from tests.data.own_files import Parts, digits, write_idx, write_npz, write_pictures
+
+LENET = ["model.layers.conv1.kernel=3", "model.layers.conv2.kernel=2", "callbacks.progress.style=lines"]
+SHORT = [*LENET, "workers=2", "epochs=1", "batch_size=32"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The digits in three ways, and how each is asked for."""
+    root, parts = tmp_path_factory.mktemp("kept"), digits()
+    return {
+        "idx": ["data=idx", f"data.folder={write_idx(root / 'idx' / 'digits', parts)}"],
+        "npz": ["data=npz", f"data.file={write_npz(root / 'digits.npz', parts)}"],
+        "folder": ["data=folder", f"data.folder={write_pictures(root / 'folder' / 'digits', parts)}"],
+    }
+
+
+def test_three_ways_come_to_the_same_weights(kept: dict[str, list[str]], tmp_path: Path) -> None:
+    augment = "data.augment=[{_target_: cupynet.data.Shift, pixels: 1}]"
+    found = {}
+    for way, asked in kept.items():
+        folder = tmp_path / way
+        folder.mkdir()
+        run(folder, *asked, *SHORT, "data.validation=100", "data.normalize=auto", augment)
+        summary = json.loads((run_folder(folder) / "summary.json").read_text())
+        assert (summary["dataset"], summary["images"]) == ("digits", 1400)
+        assert summary["class_names"] == ([f"class-{d}" for d in range(10)] if way == "folder" else None)
+        found[way] = (
+            load_weights(run_folder(folder) / "weights.safetensors"),
+            summary["normalize"],
+            summary["test_loss"],
+        )
+    weights, normalize, loss = found.pop("idx")
+    assert 0.2 < normalize["mean"][0] < 0.5 and weights["output.weight"].shape == (500, 10)
+    for other, same, as_much in found.values():
+        assert (same, as_much) == (normalize, loss)
+        for name, weight in weights.items():
+            np.testing.assert_array_equal(other[name], weight)
+
+
+def test_digits_nobody_tuned_anything_to_are_learned_and_evaluated_again(
+    kept: dict[str, list[str]], tmp_path: Path
+) -> None:
+    network = [*LENET, "model.layers.conv1.activation=relu", "model.layers.conv2.activation=relu"]
+    small = ["workers=1", "epochs=20", "batch_size=32", "optimizer.learning_rate.peak=0.05"]
+    run(tmp_path, *kept["npz"], *network, *small, "data.normalize=auto")
+    folder = run_folder(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["test_accuracy"] > 0.93  # of writers who are not in the training set
+    stdout, _ = run(tmp_path, str(folder), command="evaluate")
+    assert "the same as in summary.json" in stdout
+    # other images would give another mean: the run's own is used
+    stdout, _ = run(tmp_path, str(folder), "data.validation=400", command="evaluate")
+    assert f"test accuracy {summary['test_accuracy']:.4f}, loss {summary['test_loss']!r}" in stdout
+    stdout, _ = run(tmp_path, str(folder), "data.normalize=null", command="evaluate")
+    assert f"loss {summary['test_loss']!r}" not in stdout
+
+
+def test_classes_of_other_names_are_not_taken_for_those_of_the_run(tmp_path: Path) -> None:
+    """In the order of their names each would be counted as the next."""
+    few = Parts(*(array[:: len(array) // 40] for array in digits()))  # sorted by class
+    for name, renamed in (("then", ""), ("now", "another")):
+        folder = write_pictures(tmp_path / name, few)
+        for part in ("train", "test"):
+            if renamed:
+                sorted((folder / part).iterdir())[-1].rename(folder / part / renamed)
+    run(tmp_path, "data=folder", "data.folder=then", *SHORT)
+    asked = [str(run_folder(tmp_path)), "data.folder=now"]
+    _, stderr = run(tmp_path, *asked, command="evaluate", code=65)
+    assert stderr.startswith("cupynet: class 0 of these data is 'another', and of the run's 'class-0': bring the same")
+
+
+def test_a_run_goes_on_with_augmented_images(kept: dict[str, list[str]], tmp_path: Path) -> None:
+    augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.CutOut, size: 3}]"
+    arguments = [*kept["idx"], *LENET, "workers=2", "batch_size=32", augment, "optimizer=sgd"]
+    for name, first in (("whole", "epochs=2"), ("broken", "epochs=1")):
+        (tmp_path / name).mkdir()
+        run(tmp_path / name, *arguments, first)
+    broken = run_folder(tmp_path / "broken")
+    run(tmp_path / "broken", f"resume={broken}", "epochs=2")
+    whole = load_weights(run_folder(tmp_path / "whole") / "weights.safetensors")
+    found = load_weights(broken / "weights.safetensors")
+    for name, weight in whole.items():
+        np.testing.assert_array_equal(found[name], weight)
+
+
+def stray(root: Path) -> tuple[list[str], str]:
+    folder = write_pictures(root / "mine", digits(40, 20))
+    path = folder / "train" / "class-1" / "readme.txt"
+    path.write_text("ones")
+    return ["data=folder", f"data.folder={folder}"], f"{path}: expected PNG and JPEG files alone"
+
+
+def beyond(root: Path) -> tuple[list[str], str]:
+    path = write_npz(root / "mine.npz", digits(40, 20))
+    return [
+        "data=npz",
+        f"data.file={path}",
+        "data.classes=4",
+    ], f"{path}: data set 'mine-train': labels must lie in 0 .. 3"
+
+
+def absent(root: Path) -> tuple[list[str], str]:
+    return ["data=idx", f"data.folder={root}"], f"{root / 'train-images-idx3-ubyte.gz'}: is not there"
+
+
+@pytest.mark.parametrize("mistake", [stray, beyond, absent])
+def test_a_mistake_is_one_line(mistake: object, tmp_path: Path) -> None:
+    arguments, expected = mistake(tmp_path)  # type: ignore[operator]
+    size = [] if mistake is not beyond else ["model.layers.output.units=4"]
+    _, stderr = run(tmp_path, *arguments, *SHORT, *size, code=65)
+    assert stderr.startswith(f"cupynet: {expected}") and stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("data", ["idx", "npz", "folder"])
+def test_nobody_said_where(data: str, tmp_path: Path) -> None:
+    _, stderr = run(tmp_path, f"data={data}", code=2)
+    assert f"data.{'file' if data == 'npz' else 'folder'}=null (in Python" in stderr and stderr.count("\n") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_colours_of_another_shape(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(60, dtype=np.uint8) % 3
+    images = rng.integers(0, 120, (60, 14, 18, 3), np.uint8)
+    images[np.arange(60), :, :, labels] += 100
+    path = write_npz(tmp_path / "colours.npz", Parts(images, labels, images[:12], labels[:12]))
+    parts = ["Shift", "HorizontalFlip", "CutOut", "Rotate", "Elastic"]
+    augment = ",".join(f"{{_target_: cupynet.data.{part}}}" for part in parts)
+    size = ["model.layers.output.units=3", "data.normalize={mean: [0.5,0.5,0.5], deviation: [0.25,0.25,0.5]}"]
+    run(tmp_path, "data=npz", f"data.file={path}", *SHORT, *size, f"data.augment=[{augment}]")
+    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["normalize"]["deviation"] == [
+        0.25,
+        0.25,
+        0.5,
+    ]

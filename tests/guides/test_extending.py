@@ -1,0 +1,149 @@
+"""What cupynet/guides/extending.md shows: one class in a file of one's own, named by `_target_`.
+
+Each example of tests/extending runs by the command line, as a user would, and does what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupynet import Conv2D, Dense, Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, create_backend
+from cupynet.runs.run import Run
+from tests import warm
+from tests.commands.test_train import environment
+from tests.gradients import check_layer
+from tests.guides.extending.gradient_mean import GradientMean
+from tests.guides.extending.residual import Residual
+from tests.guides.extending.scale import Scale
+from tests.guides.extending.stop_at import StopAt
+from tests.guides.extending.stripes import Stripes
+from tests.training.conftest import small_dataset, small_model
+from tests.workspaces import on_loan
+
+EXAMPLES = Path(__file__).parent / "extending"
+QUICK = ("data=synthetic", "data.train=600", "data.test=100", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")
+COMMANDS = {
+    "gradient_mean": (*QUICK, "parallel.synchronizer._target_=gradient_mean.GradientMean"),
+    "residual": (*QUICK, "model.layers.pool2._target_=residual.Residual", "model.layers.pool2.kernel=5"),
+    "scale": (*QUICK, "model.layers.pool2._target_=scale.Scale"),
+    "stop_at": (*QUICK, "+callbacks.stop._target_=stop_at.StopAt", "+callbacks.stop.loss=100"),
+    "stripes": ("data._target_=stripes.Stripes", "+data.images=300", "data.validation=60", "backend=numpy", "epochs=3",
+                "batch_size=16", "model.layers.output.units=3", "model.layers.conv2.kernel=3"),
+}  # fmt: skip
+
+
+def run(name: str, folder: Path, *more: str, trusted: bool = True) -> warm.Done:
+    """The command beside the example's file."""
+    shutil.copy(EXAMPLES / f"{name}.py", folder)
+    arguments = [*COMMANDS[name], f"hydra.run.dir={folder / 'run'}", *more]
+    arguments += [f"trusted_modules=[{name}]"] if trusted else []
+    return warm.command("cupynet", ("train", *arguments), folder, environment(), 300)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_example_trains_by_the_command_line(name: str, tmp_path: Path) -> None:
+    done = run(name, tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    expected = {
+        "gradient_mean": ("synchronizer", "kept together by GradientMean"),
+        "residual": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 5 * 5 * 50 * 50 + 50),
+        "scale": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 8 * 8 * 50),
+        "stop_at": ("epochs", 1),  # 13 rounds: no report, and so no stop
+        "stripes": ("dataset", "stripes"),
+    }
+    key, value = expected[name]
+    assert summary[key] == value
+
+
+def test_the_callback_stops_once_it_is_told_of_a_loss(tmp_path: Path) -> None:
+    done = run("stop_at", tmp_path, "report_every_iterations=5")
+    assert done.returncode == 0, done.stderr
+    summary = Run(tmp_path / "run").summary()
+    assert summary.outcome.epochs == 0 and summary.outcome.iterations in (
+        5,
+        6,
+    )  # agreed on at the next average; where rounds are slow
+    # workers ask each other at once
+    assert summary.outcome.stopped_by is not None and summary.outcome.stopped_by.startswith("the loss has come down to")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nobodys_class_is_built_untrusted(name: str, tmp_path: Path) -> None:
+    done = run(name, tmp_path, trusted=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"list '{name}' in trusted_modules if it is yours" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:
+    """61 samples in batches of 4 for 3 workers: the last round has one batch, of one sample."""
+    data = small_dataset(61)
+    shared, alone = small_model(), small_model()
+    optimizer = Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
+    with ParallelWrapper(shared, 3, synchronizer=GradientMean(), optimizer=optimizer) as wrapper:
+        wrapper.fit(Loader(data, 4, seed=3), 1).fit(Loader(data, 4, seed=3), 2)
+    with ParallelWrapper(alone, 1, optimizer=optimizer) as wrapper:
+        wrapper.fit(Loader(data, 12, seed=3), 1).fit(Loader(data, 12, seed=3), 2)
+    assert np.abs(shared.params.master - alone.params.master).max() <= 1e-12
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_the_scales_derivative_is_right(backend: str) -> None:
+    check_layer(
+        Sequential([Scale(), Conv2D(3, 3), Scale(), Dense(4)]), Image(7, 6, 2), create_backend(backend, "double")
+    )
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_the_layers_derivative_is_right(kernel: int, backend: str) -> None:
+    network = Sequential([Conv2D(3, 3, activation="relu"), Residual(kernel), Residual(3), Dense(4)])
+    check_layer(network, Image(7, 6, 2), create_backend(backend, "double"))
+
+
+def test_the_layer_leaves_nothing_on_loan_and_shows_what_it_holds() -> None:
+    network = Sequential({"block": Residual(), "output": Dense(3)})
+    model = Model(network, Image(8, 8, 1), create_backend("numba"))
+    with ParallelWrapper(model, 2) as wrapper:
+        wrapper.fit(small_dataset(40), 2, batch_size=8)
+        assert wrapper.evaluate(small_dataset(40)).samples == 40
+        assert on_loan(wrapper) == [0, 0]
+    rows = [line.split() for line in model.summary().splitlines()]
+    assert ["branch", "Conv2D"] in [row[:2] for row in rows]
+    assert {name for name, _ in model.params.named()} == {
+        "block.branch.weight", "block.branch.bias", "output.weight", "output.bias",
+    }  # fmt: skip
+
+
+def test_the_callback_from_python() -> None:
+    with ParallelWrapper(small_model(), 2, callbacks=[StopAt(100.0)], report_every=2) as wrapper:
+        wrapper.fit(small_dataset(60), 3, batch_size=4)
+        assert wrapper.trainer.stopped is not None and wrapper.trainer.iteration < 10
+
+
+def test_the_source_promises_what_it_loads() -> None:
+    source = Stripes(images=80, validation=20, limit=30)
+    data = source.load()
+    data.check(source.image_shape, source.classes)
+    assert data.validation is not None
+    assert (len(data.train), len(data.validation), len(data.test)) == (30, 20, 20)
+
+
+# The guide -----------------------------------------------------------------------------------------------------------
+
+GUIDE = (Path(__file__).parents[2] / "cupynet" / "guides" / "extending.md").read_text("utf-8")
+SHOWN = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["gradient_mean", "scale"])
+def test_what_the_guide_shows_is_what_is_tested(name: str) -> None:
+    shown = next(code for code in SHOWN if code.startswith(f"# {name}.py"))
+    tested = (EXAMPLES / f"{name}.py").read_text("utf-8")
+    assert shown.split("\n", 1)[1].strip() == tested.split('"""\n', 1)[1].strip()  # without title and docstring

@@ -1,0 +1,322 @@
+"""What differs between runs, what their figures come to, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupynet.core.errors import ConfigError
+from cupynet.reporting.comparison.answer import answer
+from cupynet.reporting.comparison.groups import Comparison, Figure, compared
+from cupynet.reporting.comparison.runs import find, natural
+from cupynet.reporting.comparison.table import chosen, columns, in_order, records
+from tests.reporting.comparison.made import made
+
+
+def of(*runs: Path, to: float | None = None) -> Comparison:
+    return compared(find([str(run) for run in runs]), to)
+
+
+def cells(comparison: Comparison, name: str, sort: str | None = "run") -> list[str]:
+    table = columns(comparison, in_order(comparison, sort))
+    return list(next(column for column in table if column.key == name).cells)
+
+
+def test_settings_that_differ_are_told_and_no_others(tmp_path: Path) -> None:
+    made(tmp_path / "0", workers=1, averaging_frequency=1, seed=1)
+    idle = "  progress: {style: bar}\n  report: {enabled: false}\n  checkpoint: {keep_last: 9}\n"
+    made(tmp_path / "1", workers=2, averaging_frequency=1, seed=2, extra=f"resume: x\ncallbacks:\n{idle}")
+    assert of(tmp_path).varied == ["workers"]
+    made(tmp_path / "2", workers=2, averaging_frequency=3)
+    comparison = of(tmp_path)
+    assert comparison.varied == ["workers", "parallel.averaging_frequency"]  # what refers to it does not count again
+    assert [group.name for group in comparison.groups] == [
+        "workers=1 averaging_frequency=1",
+        "workers=2 averaging_frequency=1",
+        "workers=2 averaging_frequency=3",
+    ]
+
+
+def test_a_file_of_a_group_stands_for_what_is_in_it(tmp_path: Path) -> None:
+    made(tmp_path / "0", optimizer="sgd", rate=0.1)
+    made(tmp_path / "1", optimizer="adam", rate=0.001)
+    assert of(tmp_path).varied == ["optimizer"]
+    made(tmp_path / "2", optimizer="adam", rate=0.01)
+    assert of(tmp_path).varied == ["optimizer", "optimizer.learning_rate"]
+
+
+def test_the_number_of_workers_that_was_decided_counts(tmp_path: Path) -> None:
+    for name, workers in (("0", 2), ("1", 4)):
+        run = made(tmp_path / name, workers=workers)
+        path = run / ".hydra" / "config.yaml"
+        path.write_text(path.read_text().replace(f"workers: {workers}", "workers: null"))
+    assert cells(of(tmp_path), "workers") == ["2", "4"]
+
+
+def test_seeds_are_repetitions(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.90, 0.92, 0.97)):
+        made(tmp_path / f"a{seed}", seed=seed, test_accuracy=accuracy)
+    made(tmp_path / "b", workers=2, test_accuracy=0.95)
+    comparison = of(tmp_path)
+    assert [len(group.runs) for group in comparison.groups] == [3, 1]
+    accuracy = comparison.groups[0].figures["accuracy"]
+    assert (accuracy.low, accuracy.high) == (0.90, 0.97)
+    assert accuracy.mean == pytest.approx(0.93)
+    assert cells(comparison, "seeds") == ["3", "1"] and cells(comparison, "accuracy_range")[0] == "90.00-97.00"
+    assert cells(comparison, "run") == ["a0+2", "b"]
+
+
+def test_speed_up_is_over_one_worker_with_the_same_settings(tmp_path: Path) -> None:
+    made(tmp_path / "0", workers=1, averaging_frequency=1, images_per_s=900.0)
+    made(tmp_path / "1", workers=1, averaging_frequency=3, images_per_s=1100.0)  # one alone is never averaged
+    made(tmp_path / "2", workers=4, averaging_frequency=3, images_per_s=3000.0)
+    made(tmp_path / "3", workers=4, averaging_frequency=3, images_per_s=3000.0, rate=0.5)  # there is no such single one
+    groups = of(tmp_path).groups
+    assert [group.speed_up for group in groups] == [None, None, 3.0, None]
+    assert groups[2].value("efficiency") == 0.75
+
+
+def test_time_to_an_accuracy_is_of_training_up_to_the_first_epoch_that_had_it(tmp_path: Path) -> None:
+    made(tmp_path / "0", accuracies=[0.5, 0.91, 0.89])
+    made(tmp_path / "1", workers=2, accuracies=[0.92, 0.95])
+    made(tmp_path / "2", workers=4, accuracies=[0.1, 0.2])
+    assert cells(of(tmp_path, to=0.9), "time_to") == ["10.0 s", "5.0 s", "-"]
+    assert of(tmp_path).target == 0.9  # the highest of round ones that half of them reached
+    assert of(tmp_path, to=0.99).groups[0].value("time_to") is None
+
+
+def test_the_front_is_what_nothing_beats_in_both(tmp_path: Path) -> None:
+    for workers, accuracy, train_s in (
+        (1, 0.95, 20.0),
+        (2, 0.93, 10.0),
+        (3, 0.94, 21.0),
+        (4, 0.90, 12.0),
+        (5, 0.93, 10.0),
+    ):
+        made(tmp_path / str(workers), workers=workers, test_accuracy=accuracy, train_s=train_s)
+    assert [group.front for group in of(tmp_path).groups] == [True, True, False, False, True]
+
+
+def test_an_order_that_was_asked_for(tmp_path: Path) -> None:
+    for workers, accuracy, train_s in ((1, 0.95, 20.0), (2, 0.93, 30.0), (10, 0.94, 10.0)):
+        made(tmp_path / str(workers), workers=workers, test_accuracy=accuracy, train_s=train_s)
+    comparison = of(tmp_path)
+    for by, order in (
+        (None, [1, 10, 2]), ("train_s", [10, 1, 2]), ("-train_s", [2, 1, 10]), ("workers", [1, 2, 10]),
+        ("-workers", [10, 2, 1]), ("run", [1, 2, 10]), ("-run", [10, 2, 1]), ("accuracy", [2, 10, 1]),
+    ):  # fmt: skip
+        assert [group.workers for group in in_order(comparison, by)] == order, by
+    with pytest.raises(ConfigError, match="--sort trains_s: there is no such column; did you mean 'train_s'"):
+        in_order(comparison, "trains_s")
+    table = columns(comparison, comparison.groups)
+    assert [column.key for column in chosen(table, ["workers", "accuracy"])] == ["workers", "accuracy"]
+    with pytest.raises(ConfigError, match="--columns accurcy: there is no such column; did you mean 'accuracy'"):
+        chosen(table, ["accurcy"])
+
+
+# what is left of a run ------------------------------------------------------------------------------------------------
+
+
+def test_runs_without_a_result_are_listed(tmp_path: Path) -> None:
+    made(tmp_path / "0")
+    (made(tmp_path / "1", workers=2) / "summary.json").unlink()
+    (made(tmp_path / "2", workers=3) / "summary.json").unlink()
+    log = "2026-11-22 10:00:00,000 INFO cupynet: x\n2026-11-22 10:00:01,000 ERROR cupynet: job 2: damaged\n"
+    (tmp_path / "2" / "train.log").write_text(log)
+    made(tmp_path / "3", workers=4, stop_reason="signal", stopped_by="SIGTERM")
+    (made(tmp_path / "4", workers=5) / "summary.json").write_text('{"dataset": ')
+    (made(tmp_path / "5", workers=6) / "summary.json").write_text('{"dataset": "mnist"}')
+    (made(tmp_path / "6") / ".hydra" / "config.yaml").write_text("a: &a [1]\nb: *a\n")
+    found = {run.name: run.trouble for run in of(tmp_path).others}
+    assert list(found) == ["1", "2", "3", "4", "5", "6"]
+    assert found["1"] == "unfinished" and found["2"] == "failed: damaged" and found["3"] == "stopped: SIGTERM"
+    assert found["4"].startswith("damaged: summary.json: ")
+    assert found["5"].startswith("damaged: summary.json: has no ")
+    assert found["6"].startswith("damaged: .hydra/config.yaml: line 2 ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train_s", "soon"), ("images_per_s", True), ("test_accuracy", [0.9]), ("workers", 1.5), ("dataset", 3),
+        ("train_s", float("nan")), ("environment", None), ("test", "all"), ("seed", None), ("stages", "2"),
+        ("workers", 0), pytest.param("train_s", 10**400, id="train_s-long"),
+        ("commit", ["abc"]), ("fallback", "no"), ("devices", None),
+    ],
+)  # fmt: skip
+def test_figures_that_are_none_are_told_of_their_run(name: str, value: Any, tmp_path: Path) -> None:
+    made(tmp_path / "0")
+    summary = json.loads((tmp_path / "0" / "summary.json").read_text())
+    (tmp_path / "0" / "summary.json").write_text(json.dumps({**summary, name: value}))
+    made(tmp_path / "1")
+    comparison = of(tmp_path)
+    assert [run.name for run in comparison.others] == ["0"] and len(comparison.groups) == 1
+    assert comparison.others[0].trouble.startswith("damaged: summary.json: ")
+
+
+def test_a_run_that_is_going_on_is_told(tmp_path: Path) -> None:
+    from cupynet.core.lock import Hold
+
+    (made(tmp_path / "0") / "summary.json").unlink()
+    made(tmp_path / "1")
+    hold = Hold(tmp_path / "0")
+    try:
+        assert of(tmp_path).others[0].trouble == "still training"
+    finally:
+        hold.release()
+
+
+def test_half_a_row_of_a_history_is_passed_over(tmp_path: Path) -> None:
+    run = made(tmp_path / "0")
+    with (run / "history.jsonl").open("a") as file:
+        file.write(
+            '[1]\n{"kind": "epoch"}\n{"kind": "epoch", "iteration": 1'
+            + "0" * 400
+            + '}\n{"kind": "epoch", "iteration": 150, "train_s": null, "test_accuracy": "x"}\n{"ki'
+        )
+    (found,) = find([str(run)])
+    assert [(each.iteration, each.train_s, each.accuracy) for each in found.epochs] == [
+        (50, 5.0, {"test": 0.8}), (100, 10.0, {"test": 0.9}), (150, 10.0, {}),
+    ]  # fmt: skip
+
+
+def test_a_run_without_stored_settings_is_known_by_its_summary(tmp_path: Path) -> None:
+    for name, size in (("0", 64), ("1", 128)):
+        run = made(tmp_path / name, batch_size=size)
+        for path in (run / ".hydra").iterdir():
+            path.unlink()
+    assert of(tmp_path).varied == ["batch_size"]
+
+
+def test_folders_are_found_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in (0, 2, 10):
+        made(tmp_path / "outputs" / "sweeps" / "today" / "now" / str(number), workers=number + 1)
+    made(tmp_path / "outputs" / "today" / "early", workers=7)
+    (tmp_path / "outputs" / "latest").symlink_to("today/early")
+
+    def names(*paths: str) -> list[str]:
+        return [run.folder.name for run in find(paths)]
+
+    assert names("outputs/sweeps/today/now") == ["0", "2", "10"]
+    assert names("outputs") == ["0", "2", "10", "early"]
+    assert names("outputs/latest", "outputs/today/early", "outputs/sweeps/*/*/2") == ["latest", "2"]
+    assert names("outputs/sweeps/today/now/[12]*") == ["2", "10"]
+    assert sorted(["a10", "a9", "b"], key=natural) == ["a9", "a10", "b"]
+
+
+# what is made of it ---------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_close_to_the_best_is_recommended(tmp_path: Path) -> None:
+    many = {"samples": 10_000_000}  # nothing is chance
+    made(tmp_path / "0", workers=1, test_accuracy=0.9900, train_s=30.0, test=many)
+    made(tmp_path / "1", workers=2, test_accuracy=0.9891, train_s=16.0, test=many)
+    made(tmp_path / "2", workers=4, test_accuracy=0.9880, train_s=9.0, test=many)
+    text, notes = answer(of(tmp_path))
+    assert text.startswith("Use workers=2: 98.91 % in 16.0 s") and "(99.00 % in 30.0 s: workers=1)" in text
+    assert len(notes) == 1 and "data.validation=50" in notes[0]
+    made(tmp_path / "3", workers=8, test_accuracy=0.9950, train_s=40.0, test=many)
+    assert answer(of(tmp_path))[0].startswith("Use workers=8: 99.50 % in 40.0 s of training, the best accuracy")
+
+
+def test_one_seed_is_said_to_be_too_little(tmp_path: Path) -> None:
+    made(tmp_path / "0", workers=1, test_accuracy=0.9900, train_s=30.0)
+    made(tmp_path / "1", workers=2, test_accuracy=0.9880, train_s=16.0)
+    made(tmp_path / "2", workers=4, test_accuracy=0.9000, train_s=9.0)
+    # two standard errors of a difference: 2 sqrt(2 0.99 0.01 / 10,000) = 0.28 points
+    note = answer(of(tmp_path))[1][0]
+    assert "1 other" in note and "10,000 images" in note and "0.28 points" in note and "seed=1,2,3" in note
+
+
+def test_seeds_that_overlap_are_told(tmp_path: Path) -> None:
+    for workers, found in ((1, (0.990, 0.992)), (2, (0.989, 0.9905)), (4, (0.95, 0.96))):
+        for seed, accuracy in enumerate(found):
+            made(tmp_path / f"{workers}-{seed}", workers=workers, seed=seed, test_accuracy=accuracy)
+    note = answer(of(tmp_path))[1][0]
+    assert "2 seeds" in note and "99.00 % to 99.20 %" in note and "1 other" in note
+
+
+AGAINST = {
+    "data": ({"dataset": "cifar10"}, "They were trained on different data: cifar10, mnist."),
+    "images": ({"test": {"samples": 500}}, "They were evaluated on different numbers of images: 500, 10,000."),
+    "a trial": ({"extra": "fast_dev_run: true\n"}, "1 of 2 runs was made with fast_dev_run"),
+}
+
+
+@pytest.mark.parametrize("name", AGAINST)
+def test_what_cannot_be_compared_is_not(name: str, tmp_path: Path) -> None:
+    other, said = AGAINST[name]
+    made(tmp_path / "0")
+    made(tmp_path / "1", workers=2, **other)
+    text, notes = answer(of(tmp_path))
+    assert text == "These runs cannot be compared." and notes[0].startswith(said)
+
+
+DOUBTS = {
+    "stand-in": ({"fallback": True}, "1 of 2 runs was trained on fallback data"),
+    "epochs": ({"epochs": 7}, "They trained for different numbers of epochs: 2, 7."),
+    "versions": ({"commit": "def"}, "They were made with 2 different versions of the program."),
+    "machines": (
+        {"environment": {"cpu": "another", "cores": 8, "system": "Linux"}},
+        "They ran on 2 different machines",
+    ),
+    "crowded": ({"workers": 16}, "1 of 2 runs was made with more workers than cores"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_makes_a_comparison_doubtful_is_said(name: str, tmp_path: Path) -> None:
+    other, said = DOUBTS[name]
+    made(tmp_path / "0", test={"samples": 10})
+    made(tmp_path / "1", **{"workers": 2, "test": {"samples": 10}, **other})
+    text, notes = answer(of(tmp_path))
+    assert text.startswith("Use ") and any(note.startswith(said) for note in notes), notes
+
+
+def test_validation_images_decide_where_all_have_some(tmp_path: Path) -> None:
+    extra = "data:\n  validation: 5000\n"
+    made(tmp_path / "0", validation_accuracy=0.91, test_accuracy=0.99, extra=extra)
+    made(tmp_path / "1", workers=2, validation_accuracy=0.98, test_accuracy=0.90, extra=extra)
+    comparison = of(tmp_path)
+    assert comparison.split == "validation" and answer(comparison)[0].startswith("Use workers=2: 98.00 %")
+    made(tmp_path / "2", workers=4)
+    assert of(tmp_path).split == "test"
+
+
+def test_nothing_to_choose_from(tmp_path: Path) -> None:
+    (made(tmp_path / "0") / "summary.json").unlink()
+    assert answer(of(tmp_path))[0].startswith("No run has finished")
+    made(tmp_path / "1", workers=2)
+    text, notes = answer(of(tmp_path))
+    assert text.startswith("There is one result, 90.00 % in 10.0 s of training")
+    assert len(notes) == 1 and "1 run" in notes[0]
+
+
+def test_records_are_plain_and_whole(tmp_path: Path) -> None:
+    made(tmp_path / "0", seed=1, test_accuracy=0.9)
+    made(tmp_path / "1", seed=2, test_accuracy=0.8)
+    comparison = of(tmp_path)
+    (record,) = json.loads(json.dumps(records(comparison, comparison.groups)))
+    assert record["seeds"] == [1, 2] and record["accuracy"]["low"] == 0.8 and record["speed_up"] is None
+    assert Figure.of([]) is None and Figure.of([1.0, None]) is None
+
+
+def test_found_runs_say_when_they_were_how_good(tmp_path: Path) -> None:
+    (found,) = find([str(made(tmp_path / "0", accuracies=[0.3, 0.6]))])
+    assert found.time_to(0.6, "test") == 10.0 and found.time_to(0.6, "validation") is None
+
+
+def test_files_that_never_end_are_not_read(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        run = made(tmp_path / name)
+        (run / "summary.json").unlink()
+        (run / "history.jsonl").unlink()
+    for name in ("train.log", "history.jsonl"):
+        os.mkfifo(tmp_path / "0" / name)
+        (tmp_path / "1" / name).symlink_to("/dev/zero")
+    assert [run.trouble for run in find([str(tmp_path)])] == ["unfinished", "unfinished"]

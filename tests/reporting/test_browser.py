@@ -1,0 +1,134 @@
+"""The page of a run in a browser: nothing is refused or missing, pictures show something, a telephone need not scroll.
+
+By Debian's Chromium without a window. A page that has the report in frames of several widths measures it, and writes
+what it found into itself: the report runs no script of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupynet.reporting.page import write_page
+from tests.reporting.folders import finished, summary
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+REASON = "" if CHROMIUM else "there is no Chromium: apt-get install chromium"
+# where .ci/run could not install it, it has said so
+pytestmark = pytest.mark.skipif(bool(REASON) and "CUPYNET_TEST_BROWSER" not in os.environ, reason=REASON)
+WIDTHS = (320, 390, 1280)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+    "--allow-file-access-from-files", "--enable-logging=stderr", "--virtual-time-budget=5000",
+    "--window-size=1400,1000",
+)  # fmt: skip
+MEASURE = """
+<!DOCTYPE html><meta charset="utf-8"><title>m</title>
+%s
+<pre id="found"></pre>
+<script>
+function shows(image, d) {  // whether not all of its pixels are alike
+  const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
+  canvas.width = image.naturalWidth; canvas.height = image.naturalHeight;
+  context.drawImage(image, 0, 0);
+  const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
+  return pixels.some((value, at) => value !== pixels[at %% 4]);
+}
+window.addEventListener("load", () => {
+  const found = [...document.querySelectorAll("iframe")].map(frame => {
+    const d = frame.contentDocument, style = frame.contentWindow.getComputedStyle(d.body);
+    const line = d.querySelector("svg path[style*='var(--c0)']") || d.querySelector("svg use");
+    return {
+      width: d.documentElement.clientWidth, needs: d.documentElement.scrollWidth, title: d.title,
+      paper: style.backgroundColor, ink: style.color,
+      line: line && frame.contentWindow.getComputedStyle(line).stroke,
+      charts: [...d.querySelectorAll(".chart svg")].map(chart => {
+        const width = chart.getBoundingClientRect().width, zoom = width / chart.viewBox.baseVal.width;
+        const sizes = [...chart.querySelectorAll("text")].map(
+          text => zoom * parseFloat(frame.contentWindow.getComputedStyle(text).fontSize));
+        return {width: width, paths: chart.querySelectorAll("path").length, text: Math.min(...sizes)};
+      }),
+      pictures: [...d.images].map(i => i.complete && i.naturalWidth > 0 && i.width > 0 && shows(i)),
+    };
+  });
+  document.getElementById("found").textContent = JSON.stringify(found);
+});
+</script>
+"""
+
+
+def measured(page: Path, *flags: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """What the browser finds in a page at each width, and what it says of it on its console."""
+    assert CHROMIUM is not None, REASON
+    frames = "".join(
+        f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0"></iframe>' for width in WIDTHS
+    )
+    outer = page.with_name("outer.html")
+    outer.write_text(MEASURE % frames)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        done = subprocess.run(
+            [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={profile}", "--dump-dom", outer.as_uri()],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    text = done.stdout.partition('<pre id="found">')[2].partition("</pre>")[0]
+    assert text, done.stderr[-2000:]
+    found: list[dict[str, Any]] = json.loads(unescape(text))
+    return found, console
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A page with long names, many classes' worth of columns and a long command."""
+    names = ["a class with a very long name that goes on and on" + str(index) for index in range(20)]
+    counts = [[900 if row == column else (row * column) % 7 for column in range(20)] for row in range(20)]
+    test = summary()["test"] | {"confusion": counts}
+    folder = finished(
+        tmp_path_factory.mktemp("browser"), class_names=names, test=test, synchronizer="word" * 40, advice="x" * 300
+    )
+    return write_page(folder)[0]
+
+
+@pytest.fixture(scope="module")
+def light(page):
+    return measured(page)
+
+
+def test_the_browser_has_nothing_to_complain_of(light):
+    assert light[1] == []
+
+
+def test_no_width_needs_to_be_scrolled_sideways(light):
+    assert [found["width"] for found in light[0]] == list(WIDTHS)
+    assert [found["needs"] for found in light[0]] == list(WIDTHS)
+
+
+def test_charts_and_pictures_show_something(light):
+    for found in light[0]:
+        assert len(found["charts"]) == 6
+        for chart in found["charts"]:
+            assert chart["width"] > 0.7 * min(found["width"], 560) and chart["paths"] > 8
+            assert chart["text"] >= (9.5 if found["width"] >= 390 else 7.5)
+        assert len(found["pictures"]) == 4 and all(found["pictures"])
+
+
+def test_dark_paper_has_light_ink_and_lines_of_its_own(page, light):
+    dark, console = measured(page, "--blink-settings=preferredColorScheme=0")
+    assert console == []
+
+    def brightness(colour: str) -> float:
+        return sum(float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]) / 3
+
+    for night, day in zip(dark, light[0], strict=True):
+        assert brightness(day["paper"]) > 200 > 100 > brightness(day["ink"])
+        assert brightness(night["paper"]) < 60 and brightness(night["ink"]) > 180
+        assert night["line"] != day["line"]

@@ -1,0 +1,180 @@
+"""The page that a run writes at its end, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.config import compose
+from cupynet.core.errors import ConfigError
+from cupynet.data import Dataset
+from cupynet.nn import Dense, Image, Model, Sequential
+from cupynet.reporting import ReportPage
+from cupynet.training import History, ParallelWrapper
+from cupynet.training.callbacks.base import Callback
+from tests import warm
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = (
+    "data=synthetic",
+    "data.train=300",
+    "data.test=100",
+    "workers=2",
+    "batch_size=16",
+    "backend=numpy",
+    "model=mlp",
+)
+WAITS_S = 120.0  # on a machine with more to do than cores
+
+
+def environment(**more: str) -> dict[str, str]:
+    hidden = {"CUPYNET_DATA", "CUPYNET_REPORT"}
+    kept = {key: value for key, value in os.environ.items() if key not in hidden}
+    return {**kept, "PYTHONPATH": str(ROOT), "CUPYNET_OFFLINE": "1", **more}
+
+
+def train(folder: Path, *settings: str, code: int = 0, **more: str) -> str:
+    """Train with a page; return what was printed."""
+    done = warm.command("cupynet", ("train", *QUICK, *settings), folder, environment(**more), 300, **more)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two runs of a sweep, and what was printed."""
+    folder = tmp_path_factory.mktemp("sweep")
+    told = train(folder, "-m", "epochs=1,2", f"hydra.sweep.dir={folder}/runs")
+    return [folder / "runs" / number for number in "01"], told
+
+
+def test_each_run_of_a_sweep_has_its_page(finished):
+    runs, told = finished
+    assert "warning" not in told
+    for epochs, folder in enumerate(runs, 1):
+        text = (folder / "report.html").read_text()
+        assert f"{epochs} of {epochs}" in text and "finished" in text and "<svg" in text
+        assert "Most confident mistakes" in text and 'alt="sample ' in text
+        assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert not list(folder.glob(".*.part"))
+
+
+def test_a_resumed_run_has_its_page_anew(finished):
+    folder = finished[0][0]
+    train(folder, f"resume={folder}", "epochs=2")
+    text = (folder / "report.html").read_text()
+    assert "2 of 2" in text and "finished" in text
+
+
+def test_a_signal_ends_the_run_with_a_page(tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cupynet", "train", *QUICK, "epochs=100000", f"hydra.run.dir={folder}"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: (folder / "history.jsonl").is_file() and (folder / "history.jsonl").stat().st_size > 0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAITS_S) == 130
+    finally:
+        process.kill()
+        process.wait()
+    text = (folder / "report.html").read_text()
+    assert ">stopped<" in text and "SIGINT" in text
+
+
+def until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAITS_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_that_diverges_says_so_on_its_page(tmp_path):
+    train(tmp_path, "optimizer=sgd", "optimizer.learning_rate=1e30", f"hydra.run.dir={tmp_path}/run", code=3)
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert ">diverged<" in text and "is not finite" in text
+
+
+def test_a_page_that_cannot_be_written_is_one_warning(tmp_path):
+    (tmp_path / "run" / "report.html" / "x").mkdir(parents=True)
+    told = train(tmp_path, "epochs=1", f"hydra.run.dir={tmp_path}/run")
+    assert told.count("warning") == 1 and told.count("cupynet report") == 1
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_without_matplotlib_there_is_a_page_without_charts(tmp_path):
+    (tmp_path / "lacking" / "matplotlib").mkdir(parents=True)
+    (tmp_path / "lacking" / "matplotlib" / "__init__.py").write_text("raise ImportError('not installed')")
+    path = os.pathsep.join([str(tmp_path / "lacking"), str(ROOT)])
+    told = train(tmp_path, "epochs=1", f"hydra.run.dir={tmp_path}/run", PYTHONPATH=path)
+    line = "charts need matplotlib: pip install 'cupynet[plots]'"
+    assert told.count(line) == 1 and "warning" not in told
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "charts need matplotlib" in text and "finished" in text and "<svg" not in text
+    assert not (tmp_path / "run" / "curves.png").exists()
+
+
+def fit(run: Path | None, *callbacks: Callback) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (40, 4, 4, 1)).astype(np.uint8)
+    model = Model(Sequential([Dense(2)]), Image(4, 4, 1), create_backend("numpy"))
+    with ParallelWrapper(model, workers=1, callbacks=callbacks, run=run) as wrapper:
+        wrapper.fit(Dataset("small", images, np.arange(40) % 2, 2), 1)
+
+
+def test_no_page_without_a_folder_or_if_it_is_turned_off(tmp_path):
+    fit(None, ReportPage())
+    fit(tmp_path, ReportPage())  # nothing to show
+    fit(tmp_path, History(), ReportPage(enabled=False))
+    assert not list(tmp_path.glob("*.html"))
+    with pytest.raises(ConfigError, match="enabled"):
+        ReportPage(enabled=1)  # type: ignore[arg-type]
+
+
+class Failing(Callback):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def on_fit_end(self, trainer: object) -> None:
+        raise self.error
+
+
+def test_a_bug_is_named_on_the_page_and_raised(tmp_path):
+    with pytest.raises(ValueError, match="a bug"):
+        fit(tmp_path, History(), ReportPage(), Failing(ValueError("a bug")))
+    text = (tmp_path / "report.html").read_text()
+    assert ">failed<" in text and "ValueError: a bug" in text
+
+
+def test_an_interrupt_is_not_delayed_by_a_page(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, History(), ReportPage(), Failing(KeyboardInterrupt()))
+    assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_the_environment_turns_it_off_for_all_runs(monkeypatch, value):
+    monkeypatch.setenv("CUPYNET_REPORT", value)
+    assert compose(()).callbacks["report"]["enabled"] is (value == "true")
+    assert compose(("callbacks.report=null",)).callbacks["report"] is None
+
+
+def test_the_package_imports_nothing_that_draws_before_a_page_is_made():
+    code = (
+        "import sys, cupynet.training, cupynet.reporting.page\n"
+        "print(sorted({'matplotlib', 'jinja2', 'hydra'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"

@@ -1,0 +1,169 @@
+"""Charts and pictures: what is drawn of which numbers, as part of a page and as files."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupynet.core.errors import ConfigError
+from cupynet.reporting import charts, pictures
+from cupynet.reporting.charts import PALETTE, Chart, Line, run_charts, thinned
+from cupynet.reporting.folder import read_run
+from tests.reporting.folders import HOSTILE, finished, history, unfinished
+from tests.reporting.test_page import Page, check_alone
+
+if "CUPYNET_TEST_ALL" not in os.environ:
+    pytest.importorskip("matplotlib")
+
+LOSS = Chart(
+    "Loss", "iteration", "loss", [Line("test", [1, 2, 3], [0.5, 0.1, 0.02]), Line("x", [1, 2], [0.3, None], 1)]
+)
+
+
+def test_a_chart_is_part_of_the_page():
+    """Text stays text; colours are those of the page; names are its own."""
+    text = charts.svg(LOSS, "one")
+    assert text.startswith('<svg viewBox="') and 'aria-label="Loss: loss over iteration"' in text
+    words = Page(text).text
+    assert "iteration" in words and "loss" in words and "0.4" in words
+    assert "var(--c0)" in text and "var(--c1)" in text and "var(--muted)" in text
+    assert not re.search("#[0-9a-f]{6}", text.lower()) and "font-family" not in text and "DejaVu" not in text
+    assert re.findall(r'id="one-', text) and not re.search(r'(id="|href="#|url\(#)(?!one-)', text)
+    check_alone(f"<div>{text}{charts.svg(LOSS, 'two')}</div>")
+
+
+def test_names_with_markup_or_formulas_are_names():
+    text = charts.svg(Chart(HOSTILE, HOSTILE, r"$\frac{", [Line("x", [1, 2], [1.0, 2.0])]), "c")
+    check_alone(text)
+    assert HOSTILE in Page(text).text and r"$\frac{" in Page(text).text
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    "values", [[1.0], [0.0, 0.0], [-1.0, 2.0], [1e-300, 1e300], [math.nan, 1.0, None, math.inf], [5.0] * 5000, []],
+    ids=["one", "zeros", "negative", "wide", "gaps", "many", "none"],
+)  # fmt: skip
+def test_any_numbers_are_drawn(values, log):
+    chart = Chart("t", "x", "y", [Line("a", list(range(len(values))), values)], log=log)
+    assert charts.svg(chart, "c").startswith("<svg")
+
+
+def test_what_has_nothing_to_show_is_left_out():
+    chart = Chart(
+        "t", "x", "y", [Line("a", [1, 2], [None, math.nan]), Line(None, [1], [1.0]), Line("b", [1], [2.0], 7)]
+    )
+    assert [line.name for line in chart.shown] == [None, "b"]
+    assert chart.legend() == [("b", 7 % len(PALETTE), False)]
+
+
+def test_a_long_line_is_thinned_to_the_means_of_neighbours():
+    x, y = thinned(list(range(1, 1001)), [1.0, 3.0] * 500, most=100)
+    assert len(x) == 100 and x[-1] == 1000 and set(y) == {2.0}
+    x, y = thinned([1, 2, 3], [None, math.inf, 4.0], most=2)
+    assert x == [2, 3] and math.isnan(y[0]) and y[1] == 4.0
+    assert thinned([], []) == ([], [])
+
+
+def test_the_palette_is_that_of_the_page():
+    style = Path(charts.__file__).with_name("templates") / "style.css"
+    light = style.read_text(encoding="utf-8").partition("@media")[0]
+    assert [f"--c{index}: {colour};" in light for index, colour in enumerate(PALETTE)] == [True] * len(PALETTE)
+
+
+def test_without_matplotlib_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert not charts.available()
+    for draw in (lambda: charts.svg(LOSS, "c"), lambda: charts.png([LOSS])):
+        with pytest.raises(ConfigError, match=r"pip install 'cupynet\[plots\]'"):
+            draw()
+
+
+def shown(folder: Path) -> dict[str, Chart]:
+    return {chart.title: chart for chart in run_charts(read_run(folder)) if chart.shown}
+
+
+def test_the_curves_of_a_run(tmp_path):
+    drawn = shown(finished(tmp_path))
+    assert list(drawn) == [
+        "Loss", "Accuracy", "Learning rate", "Replica divergence", "Throughput", "Where the time of an epoch goes",
+    ]  # fmt: skip
+    names = [line.name for line in drawn["Loss"].shown]
+    assert names == [
+        "worker 0", "each worker, by epoch", None, "all replicas, since the last average", "training, by epoch", "test",
+    ]  # fmt: skip
+    (accuracy,) = drawn["Accuracy"].shown
+    assert list(accuracy.x) == [1, 2, 3] and accuracy.y[2] == pytest.approx(1 - 0.2 / 3)
+    assert [line.name for line in drawn["Replica divergence"].shown] == ["conv1", "output", "all weights"]
+    spent = {line.name: line.y[0] for line in drawn["Where the time of an epoch goes"].shown}
+    assert spent == pytest.approx({"computing": 1.5, "averaging": 0.2, "data": 0.01, "other": 0.29})
+    content = charts.png(drawn.values())
+    assert content.startswith(b"\x89PNG") and len(content) < 400_000
+
+
+def test_a_run_that_has_just_begun_has_no_curves(tmp_path):
+    assert shown(unfinished(tmp_path)) == {}
+    assert set(shown(unfinished(tmp_path, name="b", rows=history(1)[:1]))) > {"Loss"}
+
+
+def test_few_reports_are_joined_by_the_epochs_in_the_learning_rate(tmp_path):
+    rows = [row | {"learning_rate": 0.1 * number} for number, row in enumerate(history(3, reports=1), 1)]
+    (line,) = shown(unfinished(tmp_path, rows=rows))["Learning rate"].shown
+    assert list(line.x) == [100, 100, 200, 200, 300, 300] and line.y == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+
+
+def pixels(png: bytes) -> np.ndarray:
+    """The image in a PNG file, read by its own rules; checksums too."""
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    at, parts = 8, {}
+    while at < len(png):
+        (size,) = struct.unpack(">I", png[at : at + 4])
+        kind, content = png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", png[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + content)
+        parts[kind] = content
+        at += 12 + size
+    width, height, depth, colour, *rest = struct.unpack(">IIBBBBB", parts[b"IHDR"])
+    assert depth == 8 and rest == [0, 0, 0]
+    channels = {0: 1, 4: 2, 2: 3, 6: 4}[colour]
+    rows = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, 1 + width * channels)
+    assert not rows[:, 0].any()
+    return rows[:, 1:].reshape(height, width, channels)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_an_image_is_the_same_in_its_file(channels):
+    image = np.random.default_rng(3).integers(0, 256, (5, 7, channels)).astype(np.uint8)
+    np.testing.assert_array_equal(pixels(pictures.png(image)), image)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (5, 9, 3), (1, 200, 4), (4, 4, 7), (64, 2, 2)], ids=str)
+def test_examples_of_any_size_are_shown(shape):
+    image = pictures.example(np.zeros(shape, np.uint8), HOSTILE)
+    assert max(image.width, image.height) == 96 and min(image.width, image.height) > 0 and image.alt == HOSTILE
+
+
+def test_filters_are_solid_where_they_are_large_and_coloured_by_their_sign():
+    weights = np.zeros((2, 2, 1, 2))
+    weights[0, 0, 0, 0], weights[1, 1, 0, 0] = 2.0, -1.0
+    drawn = pictures.by_sign(np.moveaxis(weights / 2, 3, 0)[..., 0])
+    assert drawn[0, 0, 0].tolist() == [*pictures.POSITIVE, 255] and drawn[0, 1, 1].tolist() == [*pictures.NEGATIVE, 128]
+    image = pictures.filters(weights, "conv1.weight")
+    assert image is not None and (image.width, image.height) == (40, 16)
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 3, 8), (5, 5, 20, 200), (1, 1, 2, 1), (7, 3, 4, 2)], ids=str)
+def test_filters_of_any_shape_are_shown(shape):
+    image = pictures.filters(np.random.default_rng(0).normal(size=shape), "w")
+    assert image is not None and image.source.startswith("data:image/png;base64,")
+
+
+def test_filters_without_a_finite_number_are_not():
+    for weights in (np.full((2, 2, 1, 1), np.nan), np.zeros((0, 2, 1, 1))):
+        assert pictures.filters(weights, "w") is None

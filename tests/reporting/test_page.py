@@ -1,0 +1,437 @@
+"""The page of a run: what it shows of which folder, that it is whole, and that no text of a run becomes part of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.core.errors import ConfigError, OutputError
+from cupynet.core.files import save_weights
+from cupynet.core.lock import Hold
+from cupynet.reporting.folder import MAX_ROWS, first_filters, read_run
+from cupynet.reporting.page import clock, page_values, repeat, state, write_page
+from cupynet.reporting.render import render
+from tests.reporting.folders import HOSTILE, finished, history, start, summary, unfinished
+
+VOID = {"meta", "link", "img", "br", "path", "use"}
+
+
+class Page(HTMLParser):
+    """A page taken apart: AssertionError where its elements do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open and self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page(folder: Path, *, over: bool = False) -> str:
+    """The page of a folder, without charts."""
+    return render("run.html", **page_values(read_run(folder, over=over)), charts=[], missing="").decode()
+
+
+def made(folder: Path) -> Page:
+    return Page(page(folder))
+
+
+def write(folder: Path) -> str:
+    """Write the page with its charts, and read it."""
+    path, missing = write_page(folder)
+    assert not missing
+    return path.read_text()
+
+
+def check_alone(text: str) -> None:
+    """The page refers to nothing outside itself, runs nothing, and has each name once."""
+    parsed = Page(text)
+    assert not parsed.all("script") and not parsed.all("iframe") and not parsed.all("base")
+    names = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
+    assert len(names) == len(set(names))
+    for _, attributes in parsed.elements:
+        assert not [name for name in attributes if name.startswith("on")], attributes
+        for name in ("src", "href", "xlink:href", "action", "data"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), value
+            assert value is None or not value.startswith("#") or value[1:] in names, value
+    assert not re.search(r"url\((?!#)|@import|https?:", text)
+
+
+def test_the_page_of_a_finished_run_shows_what_it_came_to(tmp_path):
+    parsed = made(finished(tmp_path))
+    for text in (
+        "mnist: 93.33 % test accuracy", "finished", "2 workers", "commit 0123456789", "uncommitted changes",
+        "3,210/s", "1:15 min", "averaged every 3 iterations", "computing", "nothing stands out", "cat", "dog", "owl",
+        "98.0 %", "conv1", "Conv2D", "conv1.weight: 4 filters of 3 x 3", "a processor", "history.jsonl", "1.5 MB",
+        "started 2026-05-01 12:30:00", "cupynet train workers=2",
+    ):  # fmt: skip
+        assert text in parsed.text, text
+    assert "dog taken for cat: 2" in [cell.get("title") for cell in parsed.all("td")]
+    assert not [meta for meta in parsed.all("meta") if meta.get("http-equiv") == "refresh"]
+    assert [image["alt"] for image in parsed.all("img")] == [
+        "sample 7, dog taken for cat", "sample 3, cat taken for dog", "sample 9, dog taken for cat",
+        "filters of conv1.weight",
+    ]  # fmt: skip
+
+
+def test_a_page_is_whole_and_refers_to_nothing_outside(tmp_path):
+    check_alone(write(finished(tmp_path)))
+
+
+def test_no_text_of_a_run_becomes_part_of_its_page(tmp_path):
+    names = [HOSTILE, "dog", "owl"]
+    folder = finished(
+        tmp_path, name="a<b>&'run", dataset=HOSTILE, class_names=names, stopped_by=HOSTILE, stop_reason="early",
+        backend=HOSTILE, dtype=HOSTILE, commit=HOSTILE, synchronizer=HOSTILE, advice=HOSTILE, devices=[HOSTILE],
+        environment={"cpu": HOSTILE, "versions": {HOSTILE: HOSTILE}, "blas": [{"version": HOSTILE}]},
+    )  # fmt: skip
+    layers = [{"layer": HOSTILE, "kind": HOSTILE, "settings": HOSTILE, "output": HOSTILE}]
+    (folder / "started.json").write_text(
+        json.dumps(start(layers=layers, overrides=[f"data={HOSTILE}"], config_dir=HOSTILE, started=HOSTILE))
+    )
+    (folder / ".hydra" / "config.yaml").write_text(f"a: {HOSTILE}")
+    (folder / "<img src=x onerror=alert(1)>").write_text("")
+    rows = history()
+    rows[0]["divergence_by_layer"] = {HOSTILE: 1.0}
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write(folder)
+    check_alone(text)
+    parsed = Page(text)
+    assert parsed.text.count("<script>alert('x')</script>") > 10
+    assert all((image.get("src") or "").startswith("data:") for image in parsed.all("img"))
+
+
+def test_a_log_is_escaped_too(tmp_path):
+    log = f"2026-05-01 12:00:00,000 ERROR cupynet.config.door: {HOSTILE}\n"
+    folder = unfinished(tmp_path, log=log)
+    check_alone(page(folder))
+    assert "<script>alert('x')</script>" in made(folder).text
+
+
+RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "whole": ({}, "finished", "good"),
+    "early": ({"stop_reason": "early", "stopped_by": "no better"}, "stopped early", "good"),
+    "signal": ({"stop_reason": "signal", "stopped_by": "SIGINT"}, "stopped", "warn"),
+    "diverged": ({"stop_reason": "diverged", "stopped_by": "loss is NaN"}, "diverged", "bad"),
+    "gone on": ({"iterations": 200}, "killed", "bad"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_mark_says_what_became_of_a_run(tmp_path, name):
+    changed, word, kind = RUNS[name]
+    folder = finished(tmp_path, **changed)
+    assert state(read_run(folder))[:2] == (word, kind)
+    assert str(changed.get("stopped_by", "")) in made(folder).text
+
+
+def test_a_run_without_results_was_killed_or_failed(tmp_path):
+    data = read_run(unfinished(tmp_path, name="killed", rows=history(2)))
+    assert state(data)[:2] == ("killed", "bad") and "2 of 3 epochs" in state(data)[2]
+    line = "2026-05-01 12:00:00,000 ERROR cupynet.config.door: iteration 7: the loss is not finite\n"
+    data = read_run(unfinished(tmp_path, name="diverged", log=line + "Traceback\n  more\n"))
+    assert state(data) == ("diverged", "bad", "iteration 7: the loss is not finite")
+    data = read_run(unfinished(tmp_path, name="failed", log=line.replace("not finite", "odd")))
+    assert state(data)[0] == "failed"
+    resumed = line + "2026-05-01 12:00:00,000 INFO __main__: a second process began\n"
+    folder = unfinished(tmp_path, name="again", log=resumed)
+    assert state(read_run(folder))[0] == "killed"
+    assert state(read_run(folder, error="the disk is full")) == ("failed", "bad", "the disk is full")
+    resumed_run = finished(tmp_path, name="resumed", iterations=200)  # of the 300 in its history
+    assert state(read_run(resumed_run, error="the disk is full"))[0] == "failed"
+
+
+def test_a_checkpoint_to_resume_from_is_mentioned_if_there_is_one(tmp_path):
+    folder = unfinished(tmp_path, rows=history(1))
+    assert "resume" not in state(read_run(folder))[2]
+    (folder / "checkpoints" / "step-00000100.tmp-7").mkdir(parents=True)
+    assert "resume" not in state(read_run(folder))[2]
+    (folder / "checkpoints" / "step-00000100").mkdir()
+    assert "resume" in state(read_run(folder))[2]
+
+
+def test_the_end_of_a_long_log_is_read(tmp_path):
+    line = "2026-05-01 12:00:00,000 {} cupynet.config.door: {}\n"
+    text = line.format("INFO", "epoch") * 30_000 + line.format("ERROR", "the disk is full")
+    data = read_run(unfinished(tmp_path, log=text))
+    assert state(data) == ("failed", "bad", "the disk is full")
+
+
+def test_the_loss_is_of_the_weights_whose_accuracy_stands_beside_it(tmp_path):
+    """Those of the last epoch are no longer there where a callback has put others in their place."""
+    parsed = made(finished(tmp_path, test_loss=0.1234, test_accuracy=0.9876))
+    assert "0.1234" in parsed.text and "98.76 %" in parsed.text
+    folder = finished(tmp_path, name="other", test_loss=None)
+    assert "test loss" in made(folder).text  # of the last row
+
+
+def test_the_first_convolution_is_the_networks(tmp_path):
+    """Not one that is called so in a block further on."""
+    folder = finished(tmp_path)
+    row = {"kind": "", "settings": "", "output": "", "parameters": ""}
+    names = ["input", "conv1", "block1", "  conv1", "  conv2", "output"]
+    started = json.loads((folder / "started.json").read_text())
+    started["layers"] = [{"layer": name, **row} for name in names]
+    (folder / "started.json").write_text(json.dumps(started))
+    shape = (3, 3, 1, 4)
+    weights = {name: np.zeros(shape) for name in ("block1.conv1.weight", "block1.conv2.weight", "conv1.weight")}
+    save_weights(folder / "weights.safetensors", weights)
+    found = first_filters(read_run(folder))
+    assert found is not None and found[0] == "conv1.weight"
+
+
+def test_the_page_of_a_run_that_is_still_training(tmp_path):
+    folder = unfinished(tmp_path, rows=history(2)[:-1])
+    hold = Hold(folder)
+    try:
+        parsed = made(folder)
+        over = page(folder, over=True)
+    finally:
+        hold.release()
+    assert "mnist: epoch 2/3" in parsed.text and "running" in parsed.text and "1 of 3 epochs complete" in parsed.text
+    (bar,) = parsed.all("progress")
+    assert (float(bar["max"] or 0), float(bar["value"] or 0)) == (3, 1)
+    assert "<progress" not in over and "killed" in over
+    for each in (parsed, Page(over)):  # the confusion matrix of the last evaluation
+        assert "After epoch 1, on test images" in each.text
+        assert "cat taken for cat: 21" in [cell.get("title") for cell in each.all("td")]
+        assert "precision" not in each.text
+
+
+def test_a_run_that_is_gone_on_with_does_not_show_its_old_results_as_the_new(tmp_path):
+    folder = finished(tmp_path, test_accuracy=0.5)
+    hold = Hold(folder)
+    try:
+        parsed = made(folder)
+    finally:
+        hold.release()
+    assert "running" in parsed.text and "Most confident mistakes" not in parsed.text
+    assert "93.33 %" in parsed.text and "50.00 %" not in parsed.text
+    assert "After epoch 3, on test images" in parsed.text and "precision" not in parsed.text
+    assert "cat taken for cat: 23" in [cell.get("title") for cell in parsed.all("td")]
+
+
+def test_a_run_that_validation_images_judge_has_its_matrix_at_the_end_too(tmp_path):
+    folder = finished(tmp_path, test=None, test_accuracy=None, validation_accuracy=0.9)
+    path = folder / "history.jsonl"
+    path.write_text(path.read_text().replace('"test_', '"validation_'))
+    parsed = made(folder)
+    assert "After epoch 3, on validation images" in parsed.text and "precision" not in parsed.text
+    assert "cat taken for cat: 23" in [cell.get("title") for cell in parsed.all("td")]
+
+
+def test_fallback_data_are_marked(tmp_path):
+    parsed = made(finished(tmp_path, fallback=True, dataset="synthetic"))
+    assert "fallback data: synthetic" in parsed.text
+
+
+def test_an_old_run_without_what_came_later_has_a_page(tmp_path):
+    folder = finished(tmp_path)
+    (folder / "started.json").unlink()
+    (folder / "examples.safetensors").unlink()
+    old = summary()
+    del old["test"]["mistakes"], old["class_names"], old["spent"], old["advice"]
+    (folder / "summary.json").write_text(json.dumps(old))
+    rows = [{key: value for key, value in row.items() if key not in ("losses",)} for row in history()]
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parsed = made(folder)
+    assert "93.33 %" in parsed.text and "To run it again" not in parsed.text
+    assert "Most confident mistakes" not in parsed.text
+
+
+DAMAGE = {
+    "cut": "{", "null": "null", "list": "[1, 2]", "text": '"x"', "binary": "\x00\x01", "deep": "[" * 100_000,
+    "half a character": '{"dataset": "\\ud800", "class_names": ["\\udfff", "b", "c"]}\n',
+    "empty": "", "long number": '{"epochs": 1' + "0" * 5000 + "}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("name", ["summary.json", "started.json", "history.jsonl", "weights.safetensors"])
+def test_a_damaged_file_is_told_and_the_rest_shown(tmp_path, name, content):
+    folder = finished(tmp_path)
+    (folder / name).write_text(content)
+    parsed = Page(write(folder))
+    assert "Files" in parsed.text
+    if name == "weights.safetensors":
+        assert "cannot be read: weights.safetensors" in parsed.text
+
+
+WRONG: list[Any] = [None, 1, "x", [], {}, [None], [[1]], {"a": 1}, True, 1e400, -5, [{"kind": 1}], [[1, 2], [3]]]
+
+
+@pytest.mark.parametrize("value", WRONG, ids=[str(number) for number in range(len(WRONG))])
+def test_values_that_are_not_what_they_should_be_are_left_out(tmp_path, value):
+    """Of every key of every file, one after the other."""
+    folder = finished(tmp_path)
+    for key in summary():
+        (folder / "summary.json").write_text(json.dumps(summary(**{key: value})))
+        made(folder)
+    for key in summary()["test"]:
+        (folder / "summary.json").write_text(json.dumps(summary(test=summary()["test"] | {key: value})))
+        made(folder)
+    (folder / "summary.json").unlink()
+    for key in start():
+        (folder / "started.json").write_text(json.dumps(start(**{key: value})))
+        made(folder)
+    rows = history()
+    for key in {key for row in rows for key in row}:
+        changed = [row | {key: value} for row in rows]
+        (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+        made(folder)
+
+
+def test_a_row_that_is_being_written_is_left_for_later(tmp_path):
+    folder = unfinished(tmp_path, rows=history(1))
+    with (folder / "history.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "epo')
+    data = read_run(folder)
+    assert len(data.epochs) == 1 and not data.damaged
+
+
+def test_of_very_many_reports_some_are_read_and_all_epochs(tmp_path):
+    rows = [row for row in history(1, reports=1) if row["kind"] == "report"]
+    lines = [json.dumps(rows[0] | {"iteration": at}) + "\n" for at in range(3 * MAX_ROWS)]
+    lines[7] = lines[7777] = json.dumps(history()[-1]) + "\n"
+    folder = unfinished(tmp_path)
+    (folder / "history.jsonl").write_text("".join(lines))
+    data = read_run(folder)
+    assert len(data.epochs) == 2 and MAX_ROWS / 2 < len(data.reports) <= MAX_ROWS and not data.damaged
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()], ids=["missing", "empty"])
+def test_a_folder_that_is_no_run_is_refused(tmp_path, make):
+    make(tmp_path / "x")
+    with pytest.raises(ConfigError, match="is not the folder of a run: name one under outputs/"):
+        read_run(tmp_path / "x")
+
+
+def test_examples_without_a_pixel_are_told(tmp_path):
+    folder = finished(tmp_path)
+    save_weights(folder / "examples.safetensors", {"images": np.zeros((3, 8, 8, 0), np.uint8)})
+    assert "cannot be read: examples.safetensors" in page(folder)
+
+
+def test_links_in_a_folder_are_not_followed(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text('{"dataset": "a secret"}')
+    folder = unfinished(tmp_path)
+    (folder / "summary.json").symlink_to(secret)
+    assert "a secret" not in page(folder)
+    (folder / "gone").symlink_to("nowhere")
+    assert "<code>gone</code>" in page(folder)
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    folder = finished(tmp_path)
+    before = write(folder)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cupynet.core.files.os.fsync", full)
+    with pytest.raises(OutputError, match=r"cannot be written"):
+        write_page(folder)
+    assert (folder / "report.html").read_text() == before and not list(folder.glob(".*.part"))
+
+
+def test_a_page_without_charts_names_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    folder = finished(tmp_path)
+    path, missing = write_page(folder)
+    assert "pip install 'cupynet[plots]'" in missing and missing in Page(path.read_text()).text
+    assert "<svg" not in path.read_text() and not (folder / "curves.png").exists()
+
+
+def test_control_and_bidirectional_characters_are_replaced(tmp_path):
+    folder = finished(tmp_path, dataset="a\x1b]0;title\x07\u202eb", class_names=["\u2066cat", "dog", "owl\x00"])
+    rows = history()
+    rows[0]["divergence_by_layer"] = {"conv\u202e1": 1.0}
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write(folder)
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", text) and text.count("\ufffd") > 5
+
+
+def again(folder: Path) -> str:
+    data = read_run(folder)
+    return repeat(data, data.start["overrides"])
+
+
+def test_the_command_that_repeats_a_run_is_quoted_for_a_shell(tmp_path):
+    folder = unfinished(tmp_path)
+    settings = ["data.name='two words'", "resume=old", "a=$(rm -rf /)", "model={x: 1}"]
+    (folder / "started.json").write_text(json.dumps(start(overrides=settings, config_dir="my conf")))
+    line = again(folder)
+    assert "$(rm" in line
+    kept = [settings[0], *settings[2:]]
+    assert shlex.split(line) == ["python", "-m", "cupynet", "train", "--config-dir=my conf", *kept]
+    mpi = start(overrides=["parallel.launcher=mpi"], processes=6)
+    (folder / "started.json").write_text(json.dumps(mpi))
+    assert again(folder).startswith("mpiexec -n 6 cupynet train ")
+
+
+def test_a_page_allows_itself_nothing_but_its_own_style_and_pictures(tmp_path):
+    metas = [meta for meta in made(unfinished(tmp_path)).all("meta") if meta.get("http-equiv")]
+    assert [meta["http-equiv"] for meta in metas] == ["Content-Security-Policy"]
+    assert metas[0]["content"] == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def test_shares_of_time_are_also_text(tmp_path):
+    (first, _) = [each for each in made(finished(tmp_path)).all("div") if each.get("role") == "img"]
+    assert first["aria-label"] == "computing 75 %, averaging 10 %, other 15 %"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.04, "0.0 s"), (45.24, "45.2 s"), (75, "1:15 min"), (3599.6, "1:00 h"), (7500, "2:05 h")]
+)
+def test_a_time_is_short(seconds, said):
+    assert clock(seconds) == said
+
+
+def test_many_classes_and_images_of_all_kinds_are_shown(tmp_path):
+    """100 classes become a picture; mistakes with another number of images have none."""
+    counts = np.eye(100, dtype=int) * 9 + np.roll(np.eye(100, dtype=int), 1, axis=1)
+    test = summary()["test"] | {"confusion": counts.tolist(), "per_class": []}
+    parsed = made(finished(tmp_path, test=test | {"mistakes": test["mistakes"][:1]}, class_names=None))
+    assert [image["alt"] for image in parsed.all("img")] == ["confusion matrix", "filters of conv1.weight"]
+    assert "1 98.0 %" not in parsed.text and "0 98.0 %" in parsed.text
+
+
+def test_a_page_by_way_of_a_link_names_the_run_itself(tmp_path):
+    folder = finished(tmp_path)
+    link = tmp_path / "latest"
+    link.symlink_to(folder)
+    assert f"cupynet · {folder.parent.name}/{folder.name} " in page(link, over=True)

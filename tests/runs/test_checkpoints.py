@@ -1,0 +1,363 @@
+"""Checkpoints on disk: whole or not there, and nothing of a damaged one is ever used."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import random
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupynet.core.errors import DataError, OutputError
+from cupynet.runs.checkpoints import MANIFEST, Checkpoints, _manifest, read
+
+ARRAYS = {"weights": {"a.weight": np.arange(12.0).reshape(3, 4), "a.bias": np.ones(3, np.float32)}, "state": {}}
+FILES = ("state.json", "weights.safetensors", "state.safetensors", MANIFEST)
+
+
+def saved(folder: Path, *steps: int) -> Checkpoints:
+    store = Checkpoints(folder)
+    for step in steps:
+        store.save(step, {"step": step, "loss": 0.1 + step}, ARRAYS)
+    return store
+
+
+def newest_step(store: Checkpoints) -> int:
+    newest = store.newest()
+    assert newest is not None
+    return newest.state["step"]
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir() if not entry.name.startswith("step-") or "." in entry.name]
+
+
+def test_what_was_saved_is_read(tmp_path):
+    store = saved(tmp_path / "a" / "checkpoints", 7, 12, 123456789)
+    assert store.steps() == [7, 12, 123456789] and leftovers(store.folder) == []
+    newest = store.newest()
+    assert newest is not None and newest.state == {"step": 123456789, "loss": 123456789.1}
+    for file, tensors in ARRAYS.items():
+        assert newest.arrays[file].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(newest.arrays[file][name], tensor)
+            assert newest.arrays[file][name].dtype == tensor.dtype
+
+
+def test_equal_states_make_equal_files(tmp_path):
+    for name in FILES:
+        one, other = (saved(tmp_path / each, 5).path(5) / name for each in ("one", "other"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_none_is_none(tmp_path):
+    assert Checkpoints(tmp_path / "nothing").newest() is None and Checkpoints(tmp_path / "nothing").steps() == []
+
+
+def test_one_in_the_place_of_another(tmp_path):
+    store = saved(tmp_path, 3)
+    store.save(3, {"step": 3, "loss": 9.0}, ARRAYS)
+    newest = store.newest()
+    assert newest is not None and newest.state["loss"] == 9.0 and leftovers(tmp_path) == []
+
+
+def test_only_those_that_are_wanted_are_kept(tmp_path):
+    store = saved(tmp_path, 1, 2, 3, 4)
+    store.keep({2, 4, 99})
+    assert store.steps() == [2, 4] and leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("flips", [25, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_found_and_the_one_before_is_taken(tmp_path, caplog, name, flips):
+    store, rng = saved(tmp_path, 1, 2), random.Random(name)
+    path = store.path(2) / name
+    whole = path.read_bytes()
+    for _ in range(flips):
+        bit = rng.randrange(8 * len(whole))
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="expected .*, found ") as told:
+            read(store.path(2))
+        assert str(told.value).startswith(f"{path}: ") and "\n" not in str(told.value)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert newest_step(store) == 1
+        assert "step-00000002" in caplog.text and "the checkpoint before it is tried" in caplog.text
+    path.write_bytes(whole)
+    assert newest_step(store) == 2
+
+
+CUTS = ("0", "1", "8", "header - 1", "header", "half", "all but one", "one more", "zeros", "gone")
+
+
+@pytest.mark.parametrize("keep", CUTS)
+@pytest.mark.parametrize("name", FILES)
+def test_every_kind_of_cut_is_found(tmp_path, name, keep):
+    store = saved(tmp_path, 1, 2)
+    path = store.path(2) / name
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little") if name.endswith(".safetensors") else whole.index(b"\n")
+    lengths = {
+        "0": 0,
+        "1": 1,
+        "8": 8,
+        "header - 1": header - 1,
+        "header": min(header, len(whole) - 1),
+        "half": len(whole) // 2,
+        "all but one": len(whole) - 1,
+    }
+    if keep == "gone":
+        path.unlink()
+    elif keep == "zeros":
+        path.write_bytes(bytes(len(whole)))
+    else:
+        path.write_bytes(whole + b"\0" if keep == "one more" else whole[: lengths[keep]])
+    with pytest.raises(DataError, match=rf"{path}: (is missing|damaged|cannot be read)") as told:
+        read(store.path(2))
+    assert "expected " in str(told.value) or (name, keep) == (MANIFEST, "gone")
+    assert newest_step(store) == 1
+
+
+def test_the_message_says_what_was_expected_and_what_was_found(tmp_path):
+    path = saved(tmp_path, 2).path(2) / "weights.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"\1")
+    with pytest.raises(
+        DataError, match=r"weights.safetensors: damaged, expected SHA-256 [0-9a-f]{64}, found [0-9a-f]{64}$"
+    ):
+        read(path.parent)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=f"damaged, expected {len(whole)} bytes, found {len(whole) - 1}$"):
+        read(path.parent)
+
+
+def swap_files(store: Checkpoints) -> None:
+    for name in ("state.json", "weights.safetensors"):
+        shutil.copy(store.path(1) / name, store.path(2) / name)
+
+
+def link_inside(store: Checkpoints) -> None:
+    path = store.path(2) / "weights.safetensors"
+    shutil.move(path, store.folder / "elsewhere")
+    path.symlink_to(store.folder / "elsewhere")
+
+
+def link_to_folder(store: Checkpoints) -> None:
+    shutil.move(store.path(2), store.folder / "elsewhere")
+    store.path(2).symlink_to(store.folder / "elsewhere")
+
+
+def pipe(store: Checkpoints) -> None:
+    (store.path(2) / "state.json").unlink()
+    os.mkfifo(store.path(2) / "state.json")
+
+
+def one_file_more(store: Checkpoints) -> None:
+    (store.path(2) / "more.pkl").write_bytes(b"cos\nsystem\n")
+
+
+def forged(store: Checkpoints, **changes: object) -> None:
+    """A manifest whose digest is right."""
+    path = store.path(2) / MANIFEST
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    path.write_bytes(_manifest(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (swap_files, "state.json: damaged"),
+        (link_inside, "weights.safetensors: must be a plain file"),
+        (link_to_folder, "is not a checkpoint: it is no folder"),
+        (pipe, "state.json: must be a plain file"),
+        (one_file_more, "more.pkl: does not belong to this checkpoint"),
+        (lambda store: forged(store, format=2), "expected format 1"),
+        (lambda store: forged(store, files={}), "does not belong to this checkpoint"),
+        (lambda store: forged(store, files={"../1/state.json": {}}), "is missing"),
+        (lambda store: forged(store, files=[]), "expected format 1"),
+        (lambda store: (store.path(2) / MANIFEST).write_text("[" * 100000), "cannot be read as a checkpoint"),
+    ],
+)
+def test_what_is_no_checkpoint_of_ours(tmp_path, harm, said):
+    store = saved(tmp_path, 1, 2)
+    harm(store)
+    with pytest.raises(DataError, match=said):
+        read(store.path(2))
+    assert newest_step(store) == 1
+
+
+def test_none_is_whole(tmp_path):
+    store = saved(tmp_path, 1, 2)
+    for step in (1, 2):
+        (store.path(step) / "state.json").unlink()
+    with pytest.raises(
+        DataError, match=r"no checkpoint is whole; of the newest: .*step-00000002.state.json: is missing"
+    ):
+        store.newest()
+
+
+POINTS = ("mkdir", "write", "fsync", "replace", "flush folder", "rename", "flush parent", "prune")
+
+
+class Killed(BaseException):
+    """Nothing after this happens: no clean-up either."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_machine_that_dies_in_a_save_leaves_what_was_there(tmp_path, point):
+    """In a process of its own that leaves at once at this point."""
+    store = saved(tmp_path, 1, 2)
+    child = os.fork()
+    if child == 0:
+        die_at(point)
+        try:
+            store.save(3, {"step": 3, "loss": 0.0}, ARRAYS)
+            store.keep({3})
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert newest_step(store) == (3 if point in ("flush parent", "prune") else 2)
+    store.save(4, {"step": 4, "loss": 0.0}, ARRAYS)
+    assert newest_step(store) == 4 and leftovers(tmp_path) == []
+
+
+def test_one_that_was_about_to_be_replaced_is_put_back(tmp_path):
+    store = saved(tmp_path, 3)
+    os.rename(store.path(3), tmp_path / "step-00000003.old-1")
+    store.save(4, {"step": 4}, ARRAYS)
+    assert store.steps() == [3, 4] and read(store.path(3)).state["step"] == 3 and leftovers(tmp_path) == []
+
+
+def test_one_that_was_about_to_be_replaced_is_found_before_anybody_puts_it_back(tmp_path):
+    """Reading changes nothing; half of one, which was being removed, is none."""
+    store = saved(tmp_path, 2, 3)
+    os.rename(store.path(3), tmp_path / "step-00000003.old-1")
+    assert store.steps() == [2, 3] and newest_step(store) == 3
+    (tmp_path / "step-00000003.old-1" / MANIFEST).unlink()
+    assert store.steps() == [2] and newest_step(store) == 2
+    assert (tmp_path / "step-00000003.old-1").is_dir()
+
+
+def die_at(point: str) -> None:
+    """Replace what the save path calls, so that this process is gone at that point."""
+
+    def dying(real, when):
+        def call(*arguments, **named):
+            if when(*arguments):
+                os._exit(9)
+            return real(*arguments, **named)
+
+        return call
+
+    synced: list[int] = []
+
+    def is_folder(descriptor: int) -> bool:
+        return os.path.isdir(f"/proc/self/fd/{descriptor}")
+
+    def nth_folder(number: int):
+        def when(descriptor: int) -> bool:
+            synced.extend([1] * is_folder(descriptor))
+            return len(synced) == number and is_folder(descriptor)
+
+        return when
+
+    if point == "mkdir":
+        Path.mkdir = dying(Path.mkdir, lambda path, *_: True)  # type: ignore[method-assign]
+    elif point == "write":
+        os.fsync = dying(os.fsync, lambda _: True)
+    elif point == "fsync":
+        os.fsync = dying(os.fsync, lambda descriptor: not is_folder(descriptor))
+    elif point == "replace":
+        os.replace = dying(os.replace, lambda *_: True)
+    elif point == "flush folder":
+        os.fsync = dying(os.fsync, nth_folder(1))
+    elif point == "rename":
+        os.rename = dying(os.rename, lambda *_: True)
+    elif point == "flush parent":
+        os.fsync = dying(os.fsync, nth_folder(2))
+    else:
+        shutil.rmtree = dying(shutil.rmtree, lambda path, *_: ".old-" in str(path))  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("limit", [100, 1000, 40_000, 90_000])
+def test_a_file_that_may_not_grow_leaves_what_was_there(tmp_path, limit):
+    """RLIMIT_FSIZE, in a process of its own: the state, the weights, or the second file of arrays is too long."""
+    store = saved(tmp_path, 1)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            arrays = {"weights": {"a": np.zeros(5000)}, "state": {"b": np.zeros(12_000)}}
+            store.save(2, {"step": 2, "text": "x" * 500}, arrays)
+        except OutputError as error:
+            code = error.exit_code if "step-00000002" in str(error) and "File too large" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 74
+    assert newest_step(store) == 1 and leftovers(tmp_path) == []
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(small_disk):
+    store, big = saved(small_disk, 1, 2), {"weights": {"a": np.zeros(100_000)}, "state": {"b": np.zeros(100_000)}}
+    for _ in range(3):
+        with pytest.raises(OutputError, match=r"step-00000003.*No space left on device"):
+            store.save(3, {"step": 3}, big)
+        assert newest_step(store) == 2 and store.steps() == [1, 2] and leftovers(small_disk) == []
+    store.save(3, {"step": 3}, {"weights": {"a": np.zeros(50_000)}})
+    assert newest_step(store) == 3
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    store = saved(tmp_path, 1)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        store.save(2, {"step": 2}, ARRAYS)
+    monkeypatch.undo()
+    assert newest_step(store) == 1 and leftovers(tmp_path) == [] and store.steps() == [1]
+
+
+def test_what_cannot_be_removed_ends_nothing(tmp_path, monkeypatch):
+    """NFS leaves a file that somebody has open: the checkpoint is gone all the same, and the rest is removed later."""
+    store = saved(tmp_path, 1, 2)
+    real = os.rmdir
+
+    def busy(path, **more):
+        if ".old-" in str(path):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        real(path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        store.keep({2})
+    assert store.steps() == [2] and any(".old-" in path.name for path in tmp_path.iterdir())
+    store.clean()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]

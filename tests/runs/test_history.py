@@ -1,0 +1,60 @@
+"""A history column by column: of a wrapper, and of a run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet import Callback, DataError, History, ParallelWrapper, Run
+from cupynet.runs.history import Columns
+from tests.training.conftest import small_dataset, small_model
+
+
+def test_a_wrapper_keeps_what_a_run_writes_down(tmp_path: Path) -> None:
+    data = small_dataset(60)
+    run = Run.of(tmp_path)
+    with ParallelWrapper(small_model(), 2, report_every=2, callbacks=[History()], run=run) as wrapper:
+        assert wrapper.history == Columns({}, {})
+        wrapper.fit(data, 2, batch_size=10, evaluate_on=data, evaluate_every=2)
+        wrapper.fit(data, 1, batch_size=10)
+        found = wrapper.history
+    assert found == run.columns()
+    assert found.epochs["epoch"] == [1, 2, 3] and found.reports["iteration"] == [2, 4, 6, 8]
+    assert {"loss", "learning_rate", "images_per_s", "test_accuracy", "test_loss", "losses"} <= found.epochs.keys()
+    assert np.sum(found.epochs["confusion"][1]) == 60 and found.epochs["confusion"][0] is None
+    assert {"loss", "learning_rate", "images_per_s", "divergence"} <= found.reports.keys()
+    accuracies = found.epochs["test_accuracy"]
+    assert accuracies[0] is accuracies[2] is None and 0 <= accuracies[1] <= 1
+    assert {len(column) for column in found.epochs.values()} == {3}
+    assert "kind" not in found.epochs and json.dumps(found.epochs)
+    assert found.epochs["learning_rate"] == [0.01] * 3
+
+
+class Poison(Callback):
+    """Spoils a weight once, after an iteration, and notes how many epochs the history had at the end of each."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration, self.wrapper, self.known = iteration, None, list[int]()
+
+    def on_iteration_end(self, trainer: Any) -> None:
+        if trainer.iteration == self.iteration:
+            self.iteration = 0
+            next(iter(trainer.params.named()))[1].master[...] = math.nan
+
+    def on_epoch_end(self, trainer: Any, record: Any) -> None:
+        self.known.append(len(self.wrapper.history.epochs["epoch"]))
+
+
+def test_rows_of_several_kinds() -> None:
+    rows = [{"kind": "epoch", "a": 1}, {"kind": "other", "a": 2}, {"kind": "epoch", "b": None}, {"a": 3}]
+    assert Columns.of(rows) == Columns({"a": [1, None], "b": [None, None]}, {})
+
+
+def test_a_run_without_a_history(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="history.jsonl: cannot be read"):
+        Run(tmp_path).columns()

@@ -1,0 +1,155 @@
+"""A run's folder: what is saved is read again, and what is no run is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.runs.checkpoints import Checkpoints
+from cupynet.runs.run import Run, Summary
+
+FIGURES: dict[str, Any] = {
+    "dataset": "mnist",
+    "fallback": False,
+    "backend": "numba",
+    "devices": ["cpu"],
+    "dtype": "float",
+    "workers": 2,
+    "seed": 1,
+    "epochs": 3,
+    "iterations": 30,
+    "batch_size": 8,
+    "averaging_frequency": "epoch",
+    "synchronizer": "averaged after every epoch",
+    "parameters": 10,
+    "stopped_by": None,
+    "images": 480,
+    "images_per_s": 100.0,
+    "wall_s": 6.0,
+    "train_s": 4.8,
+    "compile_s": 0.5,
+    "evaluate_s": 0.5,
+    "data_s": 0.1,
+    "averaging_s": 0.2,
+    "validation_accuracy": None,
+    "test_accuracy": 0.99,
+    "test_loss": 0.03,
+    "test_f1": 0.99,
+    "test": {"samples": 10},
+    "commit": None,
+    "environment": {"cores": 2},
+}
+SUMMARY = Summary.of(FIGURES)
+
+
+def changed(**figures: Any) -> Summary:
+    return Summary.of({**FIGURES, **figures})
+
+
+def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
+    run, weights = Run(tmp_path), {"conv1.weight": np.arange(6.0).reshape(2, 3)}
+    run.save(SUMMARY, weights)
+    run.history_path.write_text('{"kind": "epoch"}\n{"kind": "report"}\n')
+    assert run.summary() == SUMMARY
+    np.testing.assert_array_equal(run.weights()["conv1.weight"], weights["conv1.weight"])
+    assert [row["kind"] for row in run.history()] == ["epoch", "report"]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    run, store = Run(tmp_path), Checkpoints(tmp_path / "checkpoints")
+    run.save(SUMMARY, {"a": np.ones(2)})
+    store.save(3, {"step": 3}, {})
+    (tmp_path / ".hydra").mkdir()
+    for name in (".weights.safetensors.7.part", ".summary.json.8.part", ".hydra/.overrides.yaml.9.part"):
+        (tmp_path / name).write_text("half")
+    for name in ("step-00000004.tmp-7", "step-00000002.old-7"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    before = run.weights_path.read_bytes()
+    run.tidy()
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "manifest.json",
+        "state.json",
+        "summary.json",
+        "weights.safetensors",
+    ]
+    assert store.steps() == [3] and run.weights_path.read_bytes() == before and run.summary() == SUMMARY
+
+
+def test_equal_runs_leave_equal_bytes(tmp_path: Path) -> None:
+    weights = {name: np.ones(3) for name in ("b", "a")}
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        Run(folder).save(SUMMARY, dict(sorted(weights.items())) if written else weights)
+        written.append(Run(folder).weights_path.read_bytes())
+    assert written[0] == written[1]
+
+
+def test_a_new_run_in_an_old_folder_begins_with_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(SUMMARY, {"a": np.ones(1)})
+    run.history_path.write_text("{}\n")
+    (tmp_path / "notes.txt").write_text("mine")
+    run.begin()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(SUMMARY, {})
+    run.summary_path.write_text(json.dumps({**json.loads(run.summary_path.read_text()), "colour": "red"}))
+    assert run.summary() == SUMMARY
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "is not a summary, expected an object, found list"),
+        ('{"dataset": "mnist"}', "is not a whole summary, it lacks fallback, backend, devices"),
+    ],
+)
+def test_a_damaged_summary_is_named(content: str, message: str, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.summary_path.write_text(content)
+    with pytest.raises(DataError, match=f"summary.json: {message}"):
+        run.summary()
+
+
+def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="is not a finished run, it has no summary.json: name a folder under outputs/"
+    ):
+        Run(tmp_path).summary()
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_missing_or_damaged_history_is_named(content: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    if content is not None:
+        run.history_path.write_text(content)
+    with pytest.raises(DataError, match=r"history.jsonl: cannot be read"):
+        run.history()
+
+
+KEYS = """
+    dataset fallback backend devices dtype workers seed epochs iterations batch_size averaging_frequency synchronizer
+    parameters stopped_by images images_per_s wall_s train_s compile_s evaluate_s data_s averaging_s validation_accuracy
+    test_accuracy test_loss test_f1 test stages pipeline commit environment stop_reason early_stopping bytes_sent spent
+    divergence divergence_by_layer left_out skipped_steps memory advice normalize class_names image_shape fast_dev_run
+    train_loss
+"""
+
+
+def test_the_file_has_its_keys_side_by_side(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(SUMMARY, {})
+    found = json.loads(run.summary_path.read_text())
+    assert sorted(found) == sorted(KEYS.split())
+    assert {name: found[name] for name in FIGURES} == FIGURES
+    assert changed(workers=3).setup.workers == 3

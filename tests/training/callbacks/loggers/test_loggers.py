@@ -1,0 +1,394 @@
+"""Loggers: what they wrote is read back and equals history.jsonl, resumed runs go on, and none ends a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+import warnings
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupynet.config import compose
+from cupynet.config.stored import check_outputs
+from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.data import Loader
+from cupynet.optim import Nesterov
+from cupynet.runs.run import Run
+from cupynet.training import Checkpoint, History, NonFinite, ParallelWrapper, StopReason
+from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base, mlflow
+from cupynet.training.callbacks.loggers.base import flat
+from tests.commands.test_train import run as started
+from tests.mpi import NO_MPI, under_mpiexec
+from tests.training.callbacks.loggers.reading import (
+    Figures,
+    expected,
+    mlflow_run,
+    tensorboard_events,
+    tensorboard_figures,
+    wandb_figures,
+    wandb_records,
+)
+from tests.training.conftest import StopAfter, small_dataset, small_model
+
+MISSING = [name for name in ("tensorboardX", "mlflow", "sqlalchemy", "wandb") if find_spec(name) is None]
+QUICK = ["data=synthetic", "data.train=200", "data.test=100", "model=mlp", "epochs=1", "backend=numpy"]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING) and "CUPYNET_TEST_ALL" not in os.environ, reason=f"{', '.join(MISSING)} not installed"
+)
+DATA, TEST = small_dataset(96), small_dataset(30, seed=1)
+SETTINGS = {"workers": 2, "resume": None, "optimizer": {"learning_rate": 0.05, "name": "nesterov"}, "devices": [0, 1]}
+RETRIES, TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
+KINDS = ("tensorboard", "mlflow", "wandb")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of MLflow in which nothing is yet: to make one takes seconds, to copy it none."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    from mlflow.tracking import MlflowClient
+
+    warnings.filterwarnings("ignore", message="The ``noload`` loader strategy", category=DeprecationWarning)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    uri = f"sqlite:///{path}"
+    MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments()
+    return path
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> str:
+    copy = tmp_path / "runs.db"
+    copy.write_bytes(made.read_bytes())
+    return f"sqlite:///{copy}"
+
+
+def logger(kind: str, store: str, **options: Any) -> Logger:
+    if kind == "tensorboard":
+        return TensorBoard()
+    return MLflow(store, **options) if kind == "mlflow" else WandB(**options)
+
+
+def figures(kind: str, folder: Path, store: str) -> Figures:
+    if kind == "tensorboard":
+        return tensorboard_figures(folder / "tensorboard")
+    if kind == "mlflow":
+        return mlflow_run(store)[1]
+    found: Figures = {}
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for key, values in wandb_figures(path).items():
+            found.setdefault(key, []).extend(values)
+    return found
+
+
+def fit(run: Run, *callbacks: Any, epochs: int = 2, restore: Path | None = None, workers: int = 2) -> ParallelWrapper:
+    wrapper = ParallelWrapper(
+        small_model(), workers, run=run, report_every=5, optimizer=Nesterov(0.05), callbacks=[History(), *callbacks]
+    )
+    with wrapper:
+        if restore is not None:
+            wrapper.restore(restore)
+        wrapper.fit(Loader(DATA, 4, seed=3), epochs, evaluate_on=Loader(TEST, 8, shuffle=False))
+    return wrapper
+
+
+def check(found: Figures, run: Run, *, exact: bool) -> None:
+    """Every figure of history.jsonl is there once, and only results and finer figures of evaluations besides."""
+    wanted = expected(run.history())
+    for key, values in wanted.items():
+        assert found[key] == pytest.approx(values, rel=0 if exact else 1e-6, abs=0), key
+    others = {name for name, _ in found.keys() - wanted.keys()}
+    assert others <= {f"test/{name}" for name in ("top_n_accuracy", "precision", "recall", "f1")} | {
+        "result/test_accuracy",
+        "result/test_loss",
+    }
+
+
+def hyperparameters(folder: Path) -> Any:
+    """What TensorBoard is told of them, by name."""
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    texts = [value for event in tensorboard_events(folder / "tensorboard") for value in event.summary.value]
+    (content,) = [value.metadata.plugin_data.content for value in texts if value.tag.endswith("session_start_info")]
+    return HParamsPluginData.FromString(content).session_start_info.hparams
+
+
+@pytest.fixture(scope="module")
+def trained(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
+    """One run with all three."""
+    folder = tmp_path_factory.mktemp("run")
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    (folder / "mlflow.db").write_bytes(made.read_bytes())
+    run = Run(folder, SETTINGS)
+    fit(run, TensorBoard(), MLflow(store), WandB())
+    return run, store
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_logged_is_what_history_says(trained: tuple[Run, str], kind: str) -> None:
+    run, store = trained
+    found = figures(kind, run.folder, store)
+    check(found, run, exact=kind != "tensorboard")  # which keeps 32 bits of each
+    assert len(found["train/loss", 5]) == 1 and found["epoch/epoch", 24] == [2]
+    if kind != "wandb":  # which has them in its summary
+        assert found["result/test_accuracy", 24] == found["test/accuracy", 24]
+
+
+def test_hyperparameters_are_flat(trained: tuple[Run, str]) -> None:
+    run, store = trained
+    wanted = {"workers": 2, "resume": "null", "optimizer.learning_rate": 0.05, "optimizer.name": "nesterov"}
+    wanted |= {"devices": "[0, 1]"}
+    assert flat(SETTINGS) == wanted
+    assert mlflow_run(store)[0].data.params == {name: str(value) for name, value in wanted.items()}
+    (path,) = run.folder.glob("wandb/offline-run-*/*.wandb")
+    (made,) = [record.run for record in wandb_records(path) if record.HasField("run")]
+    config = {item.key or ".".join(item.nested_key): item.value_json for item in made.config.update}
+    assert config["optimizer.learning_rate"] == "0.05" and config["optimizer.name"] == '"nesterov"'
+    there = hyperparameters(run.folder)
+    texts = [value for event in tensorboard_events(run.folder / "tensorboard") for value in event.summary.value]
+    assert there["optimizer.learning_rate"].number_value == 0.05 and there["resume"].string_value == "null"
+    assert any(value.tag.endswith("session_end_info") for value in texts)
+
+
+def test_the_end_of_a_run(trained: tuple[Run, str]) -> None:
+    run, store = trained
+    there, _ = mlflow_run(store)
+    assert (there.info.status, there.info.run_name) == ("FINISHED", run.folder.name)
+    assert there.data.tags["run_folder"] == str(run.folder)
+    (path,) = run.folder.glob("wandb/offline-run-*/*.wandb")
+    records = wandb_records(path)
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
+    summary = {
+        item.key: item.value_json for each in records if each.HasField("summary") for item in each.summary.update
+    }
+    assert float(summary["result/test_accuracy"]) == run.history()[-1]["test_accuracy"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path, store: str, kind: str) -> None:
+    """Killed after iteration 20, gone on with from 15: what was logged in between is there once, or counts once."""
+    run = Run(tmp_path / "run", SETTINGS)
+    run.folder.mkdir()
+
+    class Killed(BaseException):
+        pass
+
+    class Kill(StopAfter):
+        def on_iteration_end(self, trainer: Any) -> None:
+            if trainer.iteration == self.iteration:
+                raise Killed
+
+    saves = Checkpoint(every_epochs=100, every_iterations=15)
+    with pytest.raises(Killed):
+        fit(run, logger(kind, store), saves, Kill(22))
+    assert ("train/loss", 20) in figures(kind, run.folder, store)
+    fit(run, logger(kind, store), restore=run.checkpoints_path)
+    found = figures(kind, run.folder, store)
+    if kind == "wandb":  # two files of one run, of which the second says what was said twice
+        assert len({path.name for path in run.folder.glob("wandb/offline-run-*/*.wandb")}) == 1
+        found = {key: values[-1:] for key, values in found.items()}
+    if kind == "mlflow":  # it says of iteration 20 what was told the first time
+        wanted = expected(run.history())
+        assert found.keys() >= wanted.keys()
+        for key, values in wanted.items():
+            assert len(found[key]) == 1, key
+            assert found[key] == values or (key[1] == 20 and "_s" in key[0]), key  # seconds, rates and bytes sent
+        assert mlflow_run(store)[0].info.status == "FINISHED"
+        return
+    check(found, run, exact=kind == "wandb")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failing_writer_never_ends_a_run(
+    tmp_path: Path, store: str, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so once; what comes after it is not even tried."""
+    run, tried = Run(tmp_path / "run"), []
+    run.folder.mkdir()
+
+    def full(*given: Any, **named: Any) -> None:
+        tried.append(given)
+        raise OSError(28, "No space left on device")
+
+    places = {
+        "tensorboard": ("tensorboardX.event_file_writer", "EventsWriter", "flush"),
+        "mlflow": ("mlflow.tracking", "MlflowClient", "log_batch"),
+        "wandb": ("wandb.sdk.wandb_run", "Run", "log"),
+    }
+    module, cls, method = places[kind]
+    with caplog.at_level(logging.WARNING, "cupynet"):
+        own = logger(kind, store)
+        monkeypatch.setattr(getattr(import_module(module), cls), method, full)
+        wrapper = fit(run, own)
+    assert wrapper.model is not None and run.history()[-1]["epoch"] == 2
+    (record,) = [each for each in caplog.records if each.name.startswith("cupynet.training.callbacks.loggers")]
+    assert record.getMessage() == (
+        f"{type(own).__name__} logs nothing more (OSError: [Errno 28] No space left on device)"
+    )
+    assert len(tried) == 1
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At once: MLflow by itself would try for minutes to open its file."""
+    (tmp_path / "file").write_text("")
+    run = Run.of(tmp_path / "run")
+    broken = [MLflow(f"sqlite:///{tmp_path}/no/such/folder/x.db"), TensorBoard(tmp_path / "file")]
+    with caplog.at_level(logging.WARNING, "cupynet"):
+        fit(run, *broken, epochs=1)
+    told = [each.getMessage() for each in caplog.records if each.name.startswith("cupynet.training.callbacks.loggers")]
+    assert [text.partition(" ")[0] for text in told] == ["MLflow", "TensorBoard"]
+
+
+def test_the_ends_that_are_not_good(tmp_path: Path, store: str) -> None:
+    run = Run.of(tmp_path / "diverged")
+    with pytest.raises(DivergedError), ParallelWrapper(
+        small_model(), 1, run=run, optimizer=Nesterov(1e200), callbacks=[MLflow(store, "diverged"), NonFinite()]
+    ) as wrapper:  # fmt: skip
+        wrapper.fit(DATA, 2, batch_size=8)
+    assert mlflow_run(store, "diverged")[0].info.status == "FAILED"
+
+    class Signal(StopAfter):
+        def on_iteration_end(self, trainer: Any) -> None:
+            if trainer.iteration == self.iteration:
+                trainer.stop("SIGTERM", StopReason.SIGNAL)
+
+    fit(Run.of(tmp_path / "killed"), MLflow(store, "killed"), Signal(3))
+    assert mlflow_run(store, "killed")[0].info.status == "KILLED"
+
+
+def test_artifacts_and_names(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps artifacts of a store of SQLite
+    run = Run.of(tmp_path / "run")
+    fit(run, MLflow(store, "named", "first", artifacts=True), epochs=1)
+    there, _ = mlflow_run(store, "named")
+    assert there.info.run_name == "first"
+    assert [path.name for path in tmp_path.glob("mlruns/**/artifacts/*")] == ["history.jsonl"]
+
+
+def test_in_python_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts that the trainer knows stand in for settings."""
+    monkeypatch.chdir(tmp_path)
+    own = TensorBoard()
+    with ParallelWrapper(small_model(), 2, callbacks=[own], report_every=5) as wrapper:
+        wrapper.fit(DATA, 1, batch_size=4)
+        wrapper.fit(DATA, 1, batch_size=4)
+    assert own.path == Path("tensorboard")
+    found = tensorboard_figures(tmp_path / "tensorboard")
+    assert [at for name, at in found if name == "train/loss"] == [5, 10, 15, 20]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_a_run_that_is_not_begun_writes_nothing(tmp_path: Path, store: str) -> None:
+    """All epochs may be complete already: nothing is opened before a fit."""
+    with ParallelWrapper(
+        small_model(), 1, run=tmp_path / "run", callbacks=[TensorBoard(), WandB(), MLflow(store)]
+    ) as w:
+        w.evaluate(TEST)
+    assert not list((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize(("kind", "package"), [(TensorBoard, "tensorboardX"), (MLflow, "mlflow"), (WandB, "wandb")])
+def test_a_missing_package(kind: type[Logger], package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{base.__name__}.find_spec", lambda name: None if name == package else "there")
+    message = f"{kind.__name__}: {package} is not installed: pip install 'cupynet\\[{kind.extra}]'"
+    with pytest.raises(ConfigError, match=message):
+        kind()
+
+
+def test_a_server_that_does_not_answer_is_soon_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other workers wait for rank 0 meanwhile, by default 300 s."""
+    assert int(mlflow.PATIENCE[RETRIES]) * int(mlflow.PATIENCE[TIMEOUT]) < 60
+    monkeypatch.setattr(mlflow, "PATIENCE", {RETRIES: "0", TIMEOUT: "1"})
+    for name in (RETRIES, TIMEOUT):
+        monkeypatch.setenv(name, "")  # so that it is as it was after the test
+        monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as deaf, caplog.at_level(logging.WARNING, "cupynet"):
+        began = time.monotonic()
+        fit(Run.of(tmp_path / "run"), MLflow(f"http://127.0.0.1:{deaf.getsockname()[1]}"), epochs=1)
+    assert time.monotonic() - began < 30
+    (record,) = [each for each in caplog.records if each.name.startswith("cupynet.training.callbacks.loggers")]
+    assert record.getMessage().startswith("MLflow logs nothing more")
+
+
+def test_sqlite_needs_sqlalchemy_and_a_server_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{base.__name__}.find_spec", lambda name: None if name == "sqlalchemy" else "there")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match="sqlalchemy is not installed: pip install 'cupynet\\[mlflow]'"):
+        MLflow()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")
+    MLflow()
+
+
+def test_wandb_asks_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Online without a login: the file is kept here, and nothing is sent."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with caplog.at_level(logging.WARNING, "cupynet"):
+        fit(Run.of(tmp_path / "run"), WandB(mode="online"), epochs=1)
+    assert "nobody is logged in" in caplog.text
+    assert len(list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))) == 1
+    with pytest.raises(ConfigError, match="mode=onlin: must be one of offline, online"):
+        WandB(mode="onlin")
+
+
+def test_a_stored_run_does_not_say_where_figures_are_sent(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for part in ({"uri": "http://elsewhere"}, {"mode": "online"}):
+        (key,) = part
+        with pytest.raises(ConfigError, match=f"^callbacks.mine.{key}="):
+            check_outputs({"mine": part}, run, ())
+        check_outputs({"mine": part}, run, (f"callbacks.mine.{key}=x",))
+    check_outputs({"mine": {"uri": None, "mode": "offline", "path": None}, "none": None}, run, ())
+
+
+@pytest.mark.parametrize("chosen", ["tensorboard", "[default,tensorboard]"])
+def test_it_is_chosen_by_name(chosen: str) -> None:
+    found = compose([f"callbacks={chosen}"]).callbacks
+    default = compose([]).callbacks
+    assert found == {
+        **default,
+        "tensorboard": {"_target_": "cupynet.training.TensorBoard", "path": None},
+    }
+
+
+def test_it_goes_with_others_in_any_order() -> None:
+    for chosen in ("[early_stopping,tensorboard,mlflow]", "[mlflow,tensorboard,early_stopping]"):
+        found = compose([f"callbacks={chosen}", "callbacks.mlflow.experiment=mine"]).callbacks
+        assert {"history", "checkpoint", "early_stopping", "tensorboard", "mlflow"} <= set(found)
+        assert found["early_stopping"]["patience"] == 5 and found["mlflow"]["experiment"] == "mine"
+
+
+def test_a_sweep_has_a_run_for_each_job(tmp_path: Path) -> None:
+    """Settings are hyperparameters, the summary is the result."""
+    started(tmp_path, *QUICK, "callbacks=[default,tensorboard]", "-m", "seed=1,2", "hydra.sweep.dir=sweep")
+    for job, seed in ("0", 1), ("1", 2):
+        folder = tmp_path / "sweep" / job
+        found, summary = tensorboard_figures(folder / "tensorboard"), Run(folder).summary()
+        check({key: v for key, v in found.items() if not key[0].startswith("result/")}, Run(folder), exact=False)
+        results = {name: value for (name, _), value in found.items() if name.startswith("result/")}
+        assert results["result/test_accuracy"] == pytest.approx([summary.scores.test_accuracy])
+        assert results["result/wall_s"] == pytest.approx([summary.cost.wall_s])
+        assert hyperparameters(folder)["seed"].number_value == seed
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
+def test_rank_0_alone_logs(tmp_path: Path) -> None:
+    """And a profile has the tracks of all ranks."""
+    own = ["parallel.launcher=mpi", "callbacks=tensorboard", "profile=true", "hydra.run.dir=run"]
+    done = under_mpiexec(2, "-m", "cupynet", "train", *QUICK, *own, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "run"
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+    found = tensorboard_figures(folder / "tensorboard")
+    check({key: v for key, v in found.items() if not key[0].startswith("result/")}, Run(folder), exact=False)
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1}

@@ -1,0 +1,273 @@
+"""Checkpoints of training: what was stopped, or killed, goes on from the disk, bit for bit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.data import Dataset, Loader
+from cupynet.optim import Nesterov, OneCycle
+from cupynet.parallel import ParameterAveraging, Pipeline
+from cupynet.runs.checkpoints import Checkpoints, read
+from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper
+from tests.training.conftest import WAYS, StopAfter, fingerprint, small_dataset, small_model
+
+EPOCHS, WORKERS = 3, 3
+TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
+
+
+def wrapper_of(folder, synchronizer=None, *callbacks, workers=WORKERS, dtype="float", **options) -> ParallelWrapper:
+    folder.mkdir(exist_ok=True)
+    return ParallelWrapper(
+        small_model(dtype),
+        workers,
+        synchronizer=ParameterAveraging(3) if synchronizer is None else synchronizer,
+        optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
+        callbacks=[Checkpoint(every_iterations=4, keep_last=3), *callbacks, History()],
+        report_every=2,
+        run=folder,
+        **options,
+    )
+
+
+def fit(wrapper: ParallelWrapper, epochs: int = EPOCHS) -> None:
+    """57 samples, 15 batches: the third worker has none in the last round but one, and the last is of one sample."""
+    data = small_dataset(57)
+    loader, held_out = Loader(data, 4, seed=3), Loader(data, 7, shuffle=False)
+    wrapper.fit(loader, epochs, evaluate_on=held_out, split="validation")
+
+
+def rows(folder) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in found]
+
+
+def outcome(wrapper: ParallelWrapper) -> tuple:
+    """Weights and optimizer state of every worker of the wrapper."""
+    states: dict = {}
+    wrapper.on_workers(lambda trainer: states.update({trainer.rank: trainer.replica.state()}))
+    flat = [
+        (name, array.tobytes())
+        for rank in sorted(states)
+        for part in (states[rank]["weights"], *states[rank]["optimizer"].values())
+        for name, array in part.items()
+    ]
+    return fingerprint(wrapper.model), flat
+
+
+@pytest.mark.parametrize("iteration", [2, 5, 8])  # between averages, at the end of an epoch, in the second
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fit_that_was_stopped_goes_on_from_the_disk(tmp_path, way, iteration):
+    with wrapper_of(tmp_path / "whole", WAYS[way]) as whole:
+        fit(whole)
+        wanted = outcome(whole)
+    with wrapper_of(tmp_path / "parts", WAYS[way], StopAfter(iteration)) as first:
+        fit(first)
+        stopped_at = first.trainer.iteration
+    assert stopped_at < 15
+    with wrapper_of(tmp_path / "parts", WAYS[way]) as second:
+        second.restore(tmp_path / "parts" / "checkpoints")
+        assert second.trainer.iteration == stopped_at
+        fit(second, EPOCHS - second.trainer.epoch)
+        assert outcome(second) == wanted
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("way", ["every 3", "gradients"])
+def test_a_fit_goes_on_from_a_checkpoint_of_before(tmp_path, way):
+    """As after a kill: rows that were written since are cut off."""
+    with wrapper_of(tmp_path / "a", WAYS[way]) as whole:
+        fit(whole)
+        wanted, written = outcome(whole), rows(tmp_path / "a")
+    assert Checkpoints(tmp_path / "a" / "checkpoints").steps() == [10, 12, 15]
+    with wrapper_of(tmp_path / "a", WAYS[way]) as again:
+        again.restore(tmp_path / "a" / "checkpoints" / "step-00000012")
+        fit(again, EPOCHS - again.trainer.epoch)
+        assert outcome(again) == wanted and rows(tmp_path / "a") == written
+
+
+def test_what_stages_measured_and_have_not_told_yet_is_told(tmp_path):
+    """They average after 7 iterations, the checkpoint is of 8, and they tell each other after 10."""
+
+    def make():
+        way, data = ParameterAveraging(7, measure_every=1), small_dataset(97)
+        wrapper = wrapper_of(tmp_path, way, workers=2, pipeline=Pipeline(2, 2))
+        wrapper.plan.callbacks[0].keep_last = 100
+        return wrapper, Loader(data, 4, seed=3)
+
+    whole, loader = make()
+    with whole:
+        whole.fit(loader, 1)
+        wanted = rows(tmp_path)
+    assert any(row["iteration"] == 12 and row["divergence"] is not None for row in wanted if "divergence" in row)
+    again, loader = make()
+    with again:
+        again.restore(tmp_path / "checkpoints" / "step-00000008")
+        again.fit(loader, 1)
+    assert rows(tmp_path) == wanted
+
+
+def test_what_history_tells_of_its_file_is_true_after_it_was_cut(tmp_path):
+    history = History(tmp_path / "history.jsonl")
+    history.start(None, None)
+    history._write({"row": 1})
+    kept = history.state()
+    history._write({"row": 2})
+    history.restore(kept)
+    assert history.state() == kept == {"bytes": (tmp_path / "history.jsonl").stat().st_size}
+    history._write({"row": 3})
+    history.close()
+    assert (tmp_path / "history.jsonl").read_text() == '{"row": 1}\n{"row": 3}\n'
+
+
+def test_stages_and_early_stopping_go_on_too(tmp_path):
+    def make(folder, *callbacks):
+        stopping = EarlyStopping("loss", patience=9)
+        return wrapper_of(folder, None, stopping, *callbacks, workers=2, pipeline=Pipeline(2, 2)), stopping
+
+    whole, stopping = make(tmp_path / "whole")
+    with whole:
+        fit(whole)
+        wanted = outcome(whole)
+    first, _ = make(tmp_path / "parts", StopAfter(11))
+    with first:
+        fit(first)
+    second, again = make(tmp_path / "parts")
+    with second:
+        second.restore(tmp_path / "parts" / "checkpoints")
+        assert 11 <= second.trainer.iteration <= 20  # stages agree on stops every tenth round, or sooner
+        fit(second, EPOCHS - second.trainer.epoch)
+        assert outcome(second) == wanted
+    assert again.result.scores == stopping.result.scores and again.result.best_epoch == stopping.result.best_epoch
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+def test_a_fit_that_early_stopping_had_ended_is_not_gone_on_with(tmp_path):
+    def make():
+        stopping = EarlyStopping("loss", max_epochs=1)
+        return wrapper_of(tmp_path, None, stopping), stopping
+
+    first, stopping = make()
+    with first:
+        fit(first)
+        wanted = outcome(first)
+    second, again = make()
+    with second:
+        second.restore(tmp_path / "checkpoints")
+        fit(second, EPOCHS - second.trainer.epoch)
+        assert second.trainer.iteration == 5 and outcome(second) == wanted
+    assert (again.result.reason, again.result.best_epoch) == (stopping.result.reason, 1) == ("max_epochs", 1)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_fit_that_was_killed_after_its_last_epoch_comes_to_the_same_end(tmp_path, stages):
+    """Its result is the best weights, which are given back after the last checkpoint; callbacks are told of it once."""
+    told = []
+
+    class Told(Callback):
+        def before_finish(self, trainer):
+            told.append("before_finish")
+
+        def on_fit_end(self, trainer):
+            told.append("on_fit_end")
+
+    def make():
+        stopping = EarlyStopping("loss", direction="max", patience=9)  # the best is the first
+        return wrapper_of(tmp_path, None, stopping, Told(), workers=2, pipeline=Pipeline(2, 2) if stages == 2 else None)
+
+    with make() as first:
+        fit(first)
+        wanted = outcome(first)
+    told.clear()
+    with make() as second:
+        second.restore(tmp_path / "checkpoints")
+        assert second.trainer.epoch == EPOCHS and outcome(second) != wanted
+        fit(second, 0)
+        assert outcome(second) == wanted
+        with pytest.raises(ConfigError, match="epochs=0: must be an integer of at least 1"):
+            fit(second, 0)
+    assert told == ["on_fit_end"]
+
+
+def test_taking_a_checkpoint_changes_nothing(tmp_path):
+    with wrapper_of(tmp_path / "with") as one:
+        fit(one)
+    (tmp_path / "without").mkdir()
+    with wrapper_of(tmp_path / "without") as other:
+        other.plan.callbacks = [each for each in other.plan.callbacks if not isinstance(each, Checkpoint)]
+        fit(other)
+        assert fingerprint(other.model) == fingerprint(one.model)
+        sent = other.trainer.statistics.clock.bytes_sent
+    assert not (tmp_path / "without" / "checkpoints").exists() and sent > 0
+    again = [json.loads(line)["bytes_sent"] for line in (tmp_path / "with" / "history.jsonl").read_text().splitlines()]
+    assert again == [
+        json.loads(line)["bytes_sent"] for line in (tmp_path / "without" / "history.jsonl").read_text().splitlines()
+    ]
+
+
+def test_what_replicas_have_in_common_is_stored_once(tmp_path):
+    with wrapper_of(tmp_path, None, StopAfter(3)) as wrapper:
+        fit(wrapper)
+    common = read(tmp_path / "checkpoints" / "step-00000003").arrays
+    names = {name for name, _ in small_model().params.named()}
+    assert set(common["weights"]) == names and not any("@" in name for name in common["state"])
+    with wrapper_of(tmp_path / "b", ParameterAveraging("epoch")) as wrapper:
+        fit(wrapper, 1)
+    apart = read(tmp_path / "b" / "checkpoints" / "step-00000004").arrays["weights"]
+    assert set(apart) == {f"{name}@{rank}" for name in names for rank in range(WORKERS)}
+
+
+def test_which_checkpoints_are_kept(tmp_path):
+    """The labels of the validation images are wrong: the more is learned, the worse, so that the first is the best."""
+    callback = Checkpoint(keep_last=1, keep_every=2, best="loss", path=tmp_path / "kept")
+    right = small_dataset(9)
+    wrong = Dataset("wrong labels", right.images, (right.labels + 1) % 3, 3)
+    with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.05), callbacks=[callback]) as wrapper:
+        wrapper.fit(small_dataset(40), 5, batch_size=4, evaluate_on=wrong, split="validation")
+    assert Checkpoints(tmp_path / "kept").steps() == [5, 10, 20, 25]
+
+
+def test_a_checkpoint_between_fits(tmp_path):
+    data = small_dataset(40)
+    with ParallelWrapper(small_model(), 2) as one:
+        one.fit(data, 1, batch_size=4)
+        path = one.checkpoint(tmp_path)
+        one.fit(data, 2, batch_size=4)
+    with ParallelWrapper(small_model(seed=5), 2) as other:
+        other.restore(path)
+        assert other.trainer.epoch == 1
+        other.fit(data, 2, batch_size=4)
+        assert fingerprint(other.model) == fingerprint(one.model)
+
+
+def test_what_cannot_be_restored_is_refused(tmp_path):
+    with ParallelWrapper(small_model(), 2) as one:
+        one.fit(small_dataset(20), 1, batch_size=4)
+        path = one.checkpoint(tmp_path / "two")
+    stages = pytest.raises(ConfigError, match="cut into 1 stage, and here into 3 stages")
+    with ParallelWrapper(small_model(), 1, pipeline=Pipeline(3)) as other, stages:
+        other.restore(path)
+    with (
+        ParallelWrapper(small_model(), 2) as other,
+        pytest.raises(ConfigError, match="nothing: there is no checkpoint"),
+    ):
+        other.restore(tmp_path / "nothing")
+    with ParallelWrapper(small_model(), 2) as other, pytest.raises(DataError, match="step-00000099: cannot be read"):
+        other.restore(tmp_path / "two" / "step-00000099")
+    Checkpoints(tmp_path / "odd").save(1, {"workers": []}, {"weights": {"a": np.zeros(2)}})
+    with ParallelWrapper(small_model(), 2) as other, pytest.raises(DataError, match="it names no workers"):
+        other.restore(tmp_path / "odd")
+
+
+def test_one_of_another_wrapper_begins_anew(tmp_path):
+    """What is the best of one training says nothing of another."""
+    callback = Checkpoint(best="loss", keep_last=1, path=tmp_path)
+    for _ in range(2):
+        with ParallelWrapper(small_model("float"), 2, callbacks=[callback]) as wrapper:
+            fit(wrapper, 1)
+            assert callback._best_step == wrapper.trainer.iteration
+            assert callback._best_score == wrapper.trainer.evaluation.loss
+        callback._best_score = 1e-9  # as of a network that was better

@@ -1,0 +1,599 @@
+"""Early stopping: what ends a fit, what is the best, and whose weights are the result.
+
+Several tests are about what Deeplearning4j's EarlyStoppingParallelTrainer gets wrong; their docstrings say so.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.data import Loader
+from cupynet.optim import SGD, Nesterov
+from cupynet.parallel import Groups, ParameterAveraging, Pipeline, PostLocal, Synchronizer
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
+from cupynet.training.callbacks.early_stopping import DIRECTIONS
+from cupynet.training.evaluation import Evaluation
+from tests.training.conftest import fingerprint, on_threads, small_dataset, small_model
+
+HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
+TRAIN = Loader(small_dataset(40), 4, seed=3)
+
+
+class Weights(Callback):
+    """Every worker's weights at the end of each epoch."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.at: dict[int, str] = {}
+
+    def on_epoch_end(self, trainer, record):
+        self.at[record.epoch] = fingerprint(trainer.model)
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Let evaluations find what a test says, by epoch: `scripted([0.5, 0.9])` for epochs 1 and 2."""
+
+    def use(scores, name="loss"):
+        def evaluate(trainer, loader):
+            figures = {**dict.fromkeys(DIRECTIONS, 0.5), name: scores[trainer.epoch - 1]}
+            return type("Scripted", (Evaluation,), figures)(classes=2)
+
+        monkeypatch.setattr(Trainer, "evaluate", evaluate)
+
+    return use
+
+
+def fit(stopping, epochs=10, workers=1, frequency=2, callbacks=(), train=TRAIN, model=None, **options):
+    """A fit with early stopping; the wrapper, closed, and the callback that noted the weights."""
+    weights = Weights()
+    everybody = [weights, stopping, *callbacks]
+    model = small_model() if model is None else model
+    with ParallelWrapper(model, workers, frequency, optimizer=SGD(0.05), callbacks=everybody) as wrapper:
+        options = {"evaluate_on": HELD_OUT, "split": "validation", **options}
+        wrapper.fit(train, epochs, **options)
+        assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
+        return wrapper.trainer, weights.at
+
+
+# which epoch is the best ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("monitor", "scores", "best"),
+    [
+        ("loss", [0.9, 0.4, 0.6, 0.5, 0.7], 2),
+        ("accuracy", [0.5, 0.9, 0.7, 0.8, 0.6], 2),
+        ("f1", [0.5, 0.6, 0.9, 0.8, 0.7], 3),
+        ("loss", [0.1, 0.4, 0.6, 0.5, 0.7], 1),
+        ("accuracy", [0.5, 0.6, 0.7, 0.8, 0.9], 5),
+    ],
+)
+def test_the_best_weights_are_restored_on_every_worker(scripted, monitor, scores, best, workers):
+    """Deeplearning4j's minimises whatever it is given, and so keeps the worst accuracy (5459, 5760)."""
+    scripted(scores, monitor)
+    stopping = EarlyStopping(monitor, patience=None)
+    trainer, weights = fit(stopping, 5, workers)
+    result = stopping.result
+    assert (result.best_epoch, result.best_score, result.restored) == (best, scores[best - 1], True)
+    assert fingerprint(trainer.model) == weights[best] and len(set(weights.values())) == 5
+    assert getattr(trainer.evaluation, monitor) is not None and trainer.stopped is None
+    assert (result.reason, result.epochs) == ("epochs", 5)
+
+
+def test_scores_are_counted_from_epoch_1(scripted):
+    """Deeplearning4j's keeps the first epoch's under -1."""
+    scripted([0.9, 0.8, 0.7])
+    stopping = EarlyStopping()
+    fit(stopping, 3)
+    assert stopping.result.scores == {1: 0.9, 2: 0.8, 3: 0.7}
+
+
+def test_a_direction_may_be_turned_round(scripted):
+    scripted([0.1, 0.3, 0.2])
+    stopping = EarlyStopping("loss", "max")
+    fit(stopping, 3)
+    assert stopping.result.best_epoch == 2
+
+
+def test_of_equal_scores_the_first_is_the_best(scripted):
+    scripted([0.5, 0.3, 0.3, 0.4])
+    stopping = EarlyStopping()
+    fit(stopping, 4)
+    assert stopping.result.best_epoch == 2
+
+
+@pytest.mark.parametrize(("monitor", "bad"), [("loss", math.nan), ("loss", -math.inf), ("accuracy", math.nan)])
+def test_what_is_not_finite_is_never_the_best_and_ends_the_fit(scripted, monitor, bad):
+    """Deeplearning4j's does not flag NaN."""
+    scripted([0.5, bad, 0.1], monitor)
+    stopping = EarlyStopping(monitor)
+    trainer, weights = fit(stopping, 3)
+    assert stopping.result.best_epoch == 1 and fingerprint(trainer.model) == weights[1]
+    assert (stopping.result.reason, trainer.epoch) == ("invalid_score", 2)
+    assert trainer.stopped.text == f"invalid_score: the {monitor} is {bad} after epoch 2"
+    assert stopping.result.to_dict()["scores"] == {"1": 0.5, "2": None}
+
+
+def test_it_goes_on_after_what_is_not_finite_where_that_is_asked_for(scripted):
+    scripted([math.nan, 0.5, math.inf, 0.1])
+    stopping = EarlyStopping(invalid_score=False)
+    fit(stopping, 4)
+    assert (stopping.result.reason, stopping.result.best_epoch) == ("epochs", 4)
+
+
+def test_a_fit_without_any_finite_score_keeps_its_weights(scripted):
+    scripted([math.nan, math.nan])
+    stopping = EarlyStopping(invalid_score=False)
+    trainer, weights = fit(stopping, 2)
+    result = stopping.result
+    assert (result.best_epoch, result.best_score, result.restored) == (None, None, False)
+    assert fingerprint(trainer.model) == weights[2] and "no epoch has a finite score" in str(result)
+
+
+# conditions -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("scores", "patience", "least", "epochs", "best"),
+    [
+        ([0.9, 0.8, 0.8, 0.9, 0.1], 2, 0.0, 4, 2),
+        ([0.9, 0.8, 0.9, 0.7, 0.8, 0.9, 0.1], 2, 0.0, 6, 4),
+        ([0.9, 0.91, 0.1], 1, 0.0, 2, 1),
+        ([1.0, 0.75, 0.8, 0.1], 2, 0.25, 3, 2),  # exactly 0.25 better is no improvement, but the best
+        ([1.0, 0.75, 0.4, 0.39, 0.38, 0.1], 2, 0.25, 5, 5),  # measured from the last improvement, not the last score
+    ],
+)
+def test_patience(scripted, workers, scores, patience, least, epochs, best):
+    scripted(scores)
+    stopping = EarlyStopping(patience=patience, min_improvement=least)
+    trainer, weights = fit(stopping, len(scores), workers)
+    assert (trainer.epoch, stopping.result.best_epoch) == (epochs, best)
+    assert trainer.stopped.reason == StopReason.EARLY and stopping.result.reason == "patience"
+    assert fingerprint(trainer.model) == weights[best]
+
+
+def test_small_steps_add_up_to_an_improvement(scripted):
+    scripted([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+    stopping = EarlyStopping(patience=3, min_improvement=0.25)
+    fit(stopping, 6)
+    assert (stopping.result.reason, stopping.result.epochs) == ("epochs", 6)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "scores", "wanted", "epochs"),
+    [("accuracy", [0.5, 0.9, 0.95, 0.99], 0.95, 3), ("loss", [0.5, 0.2, 0.19], 0.2, 2), ("loss", [0.5, 0.4], 0.2, 2)],
+)
+def test_a_score_good_enough(scripted, monitor, scores, wanted, epochs):
+    scripted(scores, monitor)
+    stopping = EarlyStopping(monitor, best_score=wanted)
+    trainer, _ = fit(stopping, len(scores))
+    assert trainer.epoch == epochs
+    assert stopping.result.reason == ("best_score" if wanted in scores else "epochs")
+
+
+def test_patience_counts_evaluations_and_max_epochs_counts_epochs(scripted):
+    """Deeplearning4j's looks at its epoch conditions only where it evaluates: at most 5 epochs were 7."""
+    scripted([0.5] * 20)
+    stopping = EarlyStopping(patience=None, max_epochs=5)
+    trainer, _ = fit(stopping, 20, evaluate_every=3)
+    assert (trainer.epoch, stopping.result.reason) == (5, "max_epochs")
+    assert list(stopping.result.scores) == [3]
+    stopping = EarlyStopping(patience=2)
+    trainer, _ = fit(stopping, 20, evaluate_every=3)
+    assert trainer.epoch == 9 and list(stopping.result.scores) == [3, 6, 9]
+
+
+def test_max_epochs_are_those_of_the_fit_and_a_fit_may_follow(scripted):
+    """Deeplearning4j's is of single use."""
+    scripted([0.5, 0.4, 0.3, 0.9, 0.8, 0.7])
+    stopping = EarlyStopping(max_epochs=3)
+    with ParallelWrapper(small_model(), 2, callbacks=[stopping]) as wrapper:
+        for best, scores in ((3, {1: 0.5, 2: 0.4, 3: 0.3}), (6, {4: 0.9, 5: 0.8, 6: 0.7})):
+            wrapper.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
+            assert stopping.result.scores == scores and stopping.result.best_epoch == best
+            assert (stopping.result.reason, stopping.result.epochs) == ("max_epochs", 3)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_time_is_over_amid_an_epoch(workers):
+    class Slow(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 8:
+                time.sleep(0.3)
+
+    stopping = EarlyStopping(max_time_s=0.25)
+    trainer, _ = fit(stopping, 3, workers, callbacks=[Slow()], train=Loader(small_dataset(400), 4))
+    assert stopping.result.reason == "max_time_s" and stopping.result.epochs == trainer.epoch == 0
+    assert trainer.stopped.text == "max_time_s: 0.25 seconds are over"
+    assert 8 <= trainer.iteration <= 10 and not stopping.result.restored and stopping.result.scores == {}
+
+
+def test_time_is_looked_at_where_an_epoch_is_not_evaluated():
+    class Slow(Callback):
+        def on_epoch_end(self, trainer, record):
+            time.sleep(0.3)
+
+    stopping = EarlyStopping(max_time_s=0.25)
+    with ParallelWrapper(small_model(), 1, callbacks=[Slow(), stopping]) as wrapper:
+        wrapper.fit(TRAIN, 9, evaluate_on=HELD_OUT, split="validation", evaluate_every=9)
+        assert wrapper.trainer.epoch == 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_loss_that_grows_ends_the_fit(workers):
+    stopping = EarlyStopping(max_score=1e-3)
+    options = {"optimizer": SGD(0.05), "callbacks": [stopping], "report_every": 4}
+    with ParallelWrapper(small_model(), workers, 2, **options) as wrapper:
+        wrapper.fit(Loader(small_dataset(400), 4), 3, evaluate_on=HELD_OUT, split="validation")
+        assert wrapper.trainer.iteration == 4 and wrapper.trainer.stopped.text.startswith(
+            "max_score: the training loss"
+        )
+    assert stopping.result.reason == "max_score" and not stopping.result.restored
+
+
+def test_the_loss_is_one_of_all_replicas():
+    """Deeplearning4j's feeds each replica's own, of its last batch, to one condition, in racing order."""
+    losses = []
+
+    class Watching(EarlyStopping):
+        def on_report(self, trainer, report):
+            super().on_report(trainer, report)
+            with lock:
+                losses.append(report.score_after_averaging)
+
+    lock = threading.Lock()
+    with ParallelWrapper(small_model(), 3, 2, callbacks=[Watching(max_score=1e9)], report_every=2) as wrapper:
+        wrapper.fit(Loader(small_dataset(48), 4), 1, evaluate_on=HELD_OUT, split="validation")
+        assert wrapper.trainer.stopped is None
+    assert len(losses) == 6 and len(set(losses)) == 2  # two reports, on each of three workers
+
+
+def test_whoever_has_the_loss_may_end_the_fit():
+    """The last stage of a pipeline has it; rank 0 then knows of none."""
+    losses = {0: math.nan, 1: 50.0}
+
+    def task(communicator):
+        class Hidden(EarlyStopping):
+            def on_report(self, trainer, report):
+                report = copy.copy(report)
+                object.__setattr__(report, "score_after_averaging", math.nan)
+                object.__setattr__(report, "loss", losses[trainer.rank])
+                super().on_report(trainer, report)
+
+        stopping = Hidden(max_score=10)
+        averaging, groups = ParameterAveraging(2), Groups.of(communicator)
+        replica = Replica(small_model(), SGD(0.01))
+        trainer = Trainer(replica, groups=groups, synchronizer=averaging, callbacks=[stopping], report_every=2)
+        trainer.fit(TRAIN, 3, evaluate_on=HELD_OUT, split="validation")
+        return stopping.result
+
+    results = on_threads(2, task)
+    assert results[0] == results[1] and results[0].reason == "max_score" and "is 50, above 10" in results[0].details
+
+
+def test_the_first_condition_that_is_met_is_the_reason(scripted):
+    scripted([0.5, 0.1, 0.1])
+    stopping = EarlyStopping(best_score=0.2, max_epochs=2, patience=1)
+    trainer, _ = fit(stopping, 3)
+    assert stopping.result.reason == "best_score"
+
+
+def test_a_condition_met_in_the_last_epoch_is_the_reason_too(scripted):
+    scripted([0.5, 0.1])
+    stopping = EarlyStopping(max_epochs=2)
+    trainer, _ = fit(stopping, 2)
+    assert stopping.result.reason == "max_epochs" and trainer.stopped is None
+
+
+def test_all_workers_come_to_the_same_result(scripted):
+    scripted([0.5, 0.3, 0.4, 0.6])
+
+    def task(communicator):
+        stopping = EarlyStopping(patience=2)
+        replica = Replica(small_model(), SGD(0.05))
+        averaging = ParameterAveraging(3)
+        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=[stopping])
+        trainer.fit(TRAIN, 4, evaluate_on=HELD_OUT, split="validation")
+        return stopping.result, fingerprint(trainer.model)
+
+    assert len({(str(result), weights) for result, weights in on_threads(3, task)}) == 1
+
+
+# the weights that are restored ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_last_evaluation_is_of_the_restored_weights(workers):
+    """Not scripted: real evaluations, before and after."""
+    records = []
+
+    class Keep(Callback):
+        def on_epoch_end(self, trainer, record):
+            records.append(record.evaluation)
+
+    stopping = EarlyStopping("loss", "max", patience=2)  # the worst on purpose: it is not the last
+    trainer, weights = fit(stopping, 8, workers, callbacks=[Keep()])
+    best = stopping.result.best_epoch
+    assert best < trainer.epoch and fingerprint(trainer.model) == weights[best]
+    assert isinstance(trainer.evaluation, Evaluation)
+    assert trainer.evaluation.to_dict() == records[best - 1].to_dict() != records[-1].to_dict()
+
+
+def test_half_precision_layers_see_the_restored_weights(scripted):
+    scripted([0.1, 0.5, 0.6])
+    model = small_model("half")
+    trainer, weights = fit(EarlyStopping(patience=2), 3, 2, model=model)
+    assert fingerprint(model) == weights[1]
+    np.testing.assert_array_equal(model.params.data, model.params.master.astype(np.float16))
+
+
+def test_no_outer_step_moves_what_was_restored(scripted):
+    """A synchronizer that steps beyond the mean, as SlowMo and DiLoCo do, would if the average came after it."""
+
+    class Beyond(ParameterAveraging):
+        def finish(self, replica, moment):
+            average = super().finish(replica, moment)
+            if moment == "fit":
+                replica.params.master[...] *= 1.5
+            return average
+
+    scripted([0.1, 0.5, 0.6])
+    weights, stopping = Weights(), EarlyStopping(patience=None)
+    with ParallelWrapper(small_model(), 2, synchronizer=Beyond(2), callbacks=[weights, stopping]) as wrapper:
+        wrapper.fit(TRAIN, 3, evaluate_on=HELD_OUT, split="validation")
+        assert fingerprint(wrapper.model) == weights.at[1]
+
+
+def test_replicas_that_differ_between_averages_restore_what_was_evaluated():
+    """With a frequency far beyond the epoch the evaluated epochs alone bring the replicas together (Deeplearning4j's
+    takes the score of worker 0 before the average).
+    """
+    stopping = EarlyStopping("loss", "max", patience=2)
+    trainer, weights = fit(stopping, 8, 3, frequency=1000)
+    best = stopping.result.best_epoch
+    assert fingerprint(trainer.model) == weights[best] and stopping.result.restored
+    assert trainer.evaluation.loss == stopping.result.best_score
+
+
+@pytest.mark.parametrize("restore", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("reason", "evaluated"), [(StopReason.REQUEST, True), (StopReason.SIGNAL, False)])
+def test_a_stop_by_others_restores_where_asked(scripted, workers, restore, reason, evaluated):
+    class StopAt(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.epoch == 2 and trainer.iteration % 10 == 4:
+                trainer.stop("enough", reason)
+
+    scripted([0.1, 0.5, 0.6])
+    stopping = EarlyStopping(restore_when_stopped=restore)
+    trainer, weights = fit(stopping, 9, workers, callbacks=[StopAt()])
+    result = stopping.result
+    assert (result.reason, result.details, result.restored) == ("stopped", "stopped by enough", restore)
+    assert (fingerprint(trainer.model) == weights[1]) == restore
+    assert (trainer.evaluation is not None) == (restore and evaluated)
+
+
+def test_nothing_is_restored_where_that_is_turned_off(scripted):
+    scripted([0.1, 0.5, 0.6])
+    stopping = EarlyStopping(restore_best=False)
+    trainer, weights = fit(stopping, 3)
+    assert fingerprint(trainer.model) == weights[3]
+    assert (stopping.result.best_epoch, stopping.result.restored) == (1, False)
+    assert str(stopping.result).endswith("best loss 0.1 after epoch 1, not restored")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_watching_alone_changes_nothing(workers):
+    """Where the last epoch is the best the weights and the evaluation are those of a fit without it, bit for bit."""
+    found = []
+    for callbacks in ([], [EarlyStopping(patience=None)]):
+        with ParallelWrapper(small_model(), workers, callbacks=callbacks, optimizer=Nesterov(0.02)) as wrapper:
+            wrapper.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
+            found.append((fingerprint(wrapper.model), wrapper.trainer.evaluation.to_dict()))
+    assert callbacks[0].result.best_epoch == 6
+    assert found[0] == found[1]
+
+
+def test_weights_chosen_on_one_worker_alone_are_refused():
+    class Own(Callback):
+        def after_finish(self, trainer):
+            trainer.params.master[...] += 1
+
+    refused = pytest.raises(ConfigError, match="changed the weights of some replicas alone, in after_finish")
+    with ParallelWrapper(small_model(), 2, callbacks=[Own()]) as wrapper, refused:
+        wrapper.fit(TRAIN, 1)
+
+
+# what is refused ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evaluate_on": None}, "EarlyStopping chooses by evaluations, and nothing is evaluated: fit"),
+        ({"split": "test"}, "split=test: EarlyStopping never chooses by the test images: hold others out"),
+    ],
+)
+def test_a_fit_without_validation_is_refused_before_it_begins(workers, options, message):
+    """Deeplearning4j's checks nothing: without a calculator it fails later, on a null pointer."""
+    model = small_model()
+    before = fingerprint(model)
+    given = {"evaluate_on": HELD_OUT, "split": "validation", **options}
+    with ParallelWrapper(model, workers, callbacks=[EarlyStopping()]) as wrapper:
+        with pytest.raises(ConfigError, match=message) as refused:
+            wrapper.fit(TRAIN, 1, **given)
+        assert "\n" not in str(refused.value) and fingerprint(model) == before
+        wrapper.fit(TRAIN, 1, evaluate_on=HELD_OUT, split="validation")  # no harm was done
+    trainer = Trainer(Replica(small_model(), SGD(0.1)), callbacks=[EarlyStopping()])
+    with pytest.raises(ConfigError, match=message):
+        trainer.fit(TRAIN, 1, **given)
+
+
+@pytest.mark.parametrize("frequency", ["end", PostLocal(1, "end")], ids=str)
+def test_replicas_that_are_evaluated_only_at_the_end_are_refused(frequency):
+    given = {"evaluate_on": HELD_OUT, "split": "validation"}
+    refused = pytest.raises(ConfigError, match="averaging_frequency: replicas are evaluated only once")
+    with ParallelWrapper(small_model(), 2, frequency, callbacks=[EarlyStopping()]) as wrapper, refused:
+        wrapper.fit(TRAIN, 1, **given)
+    with ParallelWrapper(small_model(), 1, frequency, callbacks=[EarlyStopping()]) as wrapper:
+        wrapper.fit(TRAIN, 1, **given)  # alone there is nothing to wait for
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"monitor": "acuracy"}, "monitor='acuracy': must be one of loss, .*did you mean 'accuracy'"),
+        ({"direction": "up"}, "direction='up': must be one of auto, min, max"),
+        ({"patience": 0}, "patience=0: must be an integer of at least 1, or null for none"),
+        ({"min_improvement": -1}, "min_improvement=-1: must be a number of at least 0"),
+        ({"best_score": math.nan}, "best_score=nan: must be a number"),
+        ({"max_epochs": 0}, "max_epochs=0: must be an integer of at least 1"),
+        ({"max_time_s": 0}, "max_time_s=0: must be a number of seconds above 0"),
+        ({"max_score": 0}, "max_score=0: must be a number above 0"),
+        ({"invalid_score": 1}, "invalid_score=1: must be true or false"),
+        ({"restore_best": None}, "restore_best=None: must be true or false"),
+        ({"restore_when_stopped": "yes"}, "restore_when_stopped='yes': must be true or false"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message.replace("='acuracy'", "=.?acuracy.?").replace("='up'", "=.?up.?")):
+        EarlyStopping(**arguments)
+
+
+def test_an_error_is_no_result(scripted):
+    """Deeplearning4j's swallows it into its result, and leaves the workers running."""
+
+    class Fails(Synchronizer):
+        def after_update(self, replica, iteration):
+            if iteration == 12:
+                raise ZeroDivisionError("on purpose")
+
+    scripted([0.5, 0.4])
+    stopping = EarlyStopping()
+    with (
+        ParallelWrapper(small_model(), 1, synchronizer=Fails(), callbacks=[stopping]) as wrapper,
+        pytest.raises(ZeroDivisionError, match="on purpose"),
+    ):
+        wrapper.fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
+    assert stopping.result is None
+
+
+def test_a_loss_that_is_not_finite_still_ends_with_its_own_error():
+    options = {"optimizer": SGD(1e200), "callbacks": [EarlyStopping(max_score=10)], "report_every": 1}
+    with ParallelWrapper(small_model(), 1, **options) as wrapper, pytest.raises(DivergedError):
+        wrapper.fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
+
+
+class Poison(Callback):
+    """A weight of the last worker is NaN in the fourth epoch; on rank 0, what the user's model was in the best one."""
+
+    every_rank = True
+
+    def __init__(self, model):
+        self.model, self.best = model, ""
+
+    def __deepcopy__(self, memo):
+        return Poison(self.model)
+
+    def on_epoch_end(self, trainer, record):
+        if (trainer.rank, record.epoch) == (0, 2):
+            self.best = fingerprint(self.model)
+
+    def on_iteration_end(self, trainer):
+        if trainer.epoch == 3 and trainer.rank == trainer.workers - 1:
+            trainer.params.master[0] = np.nan
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("workers", "frequency", "report_every"), [(1, 2, 2), (2, 2, 0), (2, 100, 2), (2, 100, 0)])
+def test_a_fit_that_diverges_leaves_the_best_weights(scripted, workers, frequency, report_every, stages):
+    """Whether all workers see it, at an average, or one alone, in a report."""
+    scripted([0.5, 0.2, 0.3, 0.1])
+    model, stopping = small_model(), EarlyStopping()
+    poison = Poison(model)
+    pipeline = None if stages == 1 else Pipeline(stages)
+    options = {"callbacks": [poison, stopping], "report_every": report_every, "pipeline": pipeline}
+    with ParallelWrapper(model, workers, frequency, optimizer=SGD(0.05), **options) as wrapper:
+        with pytest.raises(DivergedError) as caught:
+            wrapper.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
+        assert fingerprint(model) == poison.best
+        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
+    result = stopping.result
+    assert (result.reason, result.details, result.restored) == ("diverged", str(caught.value), True)
+    assert (result.best_epoch, result.epochs) == (2, 3) and str(result).endswith("after epoch 2, restored")
+
+
+@pytest.mark.parametrize("arguments", [{"restore_best": False}, {}])
+def test_a_fit_that_diverges_without_any_best_weights(scripted, arguments):
+    scripted([math.nan] * 3)
+    stopping = EarlyStopping(invalid_score=False, patience=None, **arguments)
+    model = small_model()
+    with ParallelWrapper(model, 1, callbacks=[Poison(model), stopping]) as wrapper, pytest.raises(DivergedError):
+        wrapper.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
+    assert (stopping.result.reason, stopping.result.restored) == ("diverged", False)
+
+
+# resuming -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_it_goes_on_from_its_state(scripted, epoch):
+    """What a checkpoint would do: every worker's trainer and callback in a new process."""
+    scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
+
+    def make(communicator):
+        stopping = EarlyStopping(patience=3, max_epochs=5)
+        replica, averaging = Replica(small_model(), Nesterov(0.05)), ParameterAveraging(3)
+        groups = Groups.of(communicator)
+        return stopping, Trainer(replica, groups=groups, synchronizer=averaging, callbacks=[stopping])
+
+    def whole(communicator):
+        states = []
+
+        class Keep(Callback):
+            def on_epoch_end(self, trainer, record):
+                if record.epoch == epoch:
+                    states.append(copy.deepcopy((stopping.state(), trainer.state())))
+
+        stopping, trainer = make(communicator)
+        trainer.callbacks.append(Keep())
+        trainer.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
+        return stopping.result, fingerprint(trainer.model), states[0]
+
+    uninterrupted = on_threads(2, whole)
+
+    def rest(communicator):
+        stopping, trainer = make(communicator)
+        own, trained = uninterrupted[communicator.rank][2]
+        stopping.restore(own)
+        trainer.restore(trained)
+        trainer.fit(TRAIN, 6 - epoch, evaluate_on=HELD_OUT, split="validation")
+        return stopping.result, fingerprint(trainer.model)
+
+    assert uninterrupted[0][0].reason == "patience" and uninterrupted[0][0].best_epoch == 2
+    assert on_threads(2, rest) == [each[:2] for each in uninterrupted]
+
+
+def test_a_state_is_arrays_and_numbers_by_name(scripted):
+    def leaves(node):
+        for value in node.values():
+            yield from leaves(value) if isinstance(value, dict) else [value]
+
+    scripted([0.5, 0.4])
+    stopping = EarlyStopping()
+    assert stopping.state()["weights"] == {}
+    trainer, _ = fit(stopping, 2)
+    assert {type(value) for value in leaves(stopping.state())} == {int, float, np.ndarray}
+    assert set(stopping.state()["weights"]) == {name for name, _ in trainer.model.params.named()}

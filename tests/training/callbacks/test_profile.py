@@ -1,0 +1,371 @@
+"""What takes how long: the trace is whole and true, and training is the same with it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.core.checks import percent
+from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.data import Loader
+from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Image, Layer, MaxPool2D, Model, Residual, Sequential
+from cupynet.optim import Nesterov
+from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.training import Callback, EarlyStopping, NonFinite, ParallelWrapper, Profile
+from cupynet.training.callbacks.profile import Timer, table
+from cupynet.training.callbacks.progress import profile_table
+from tests.training.conftest import StopAfter, small_dataset, small_model
+from tests.training.test_graph_replica import same, trained
+
+DATA = small_dataset(96)
+TEST = small_dataset(30, seed=1)
+
+
+def profiled(
+    folder: Path, profile: Profile | None = None, *, workers: int = 2, model: Model | None = None, epochs: int = 2,
+    callbacks: tuple[Callback, ...] = (), evaluate_every: int = 1, **options: Any,
+) -> tuple[Profile, ParallelWrapper]:  # fmt: skip
+    """A profile of some rounds, its files in `folder`, and the wrapper that was trained, which is closed."""
+    profile = Profile(5, 2) if profile is None else profile
+    with ParallelWrapper(
+        small_model() if model is None else model, workers, run=folder, callbacks=[profile, *callbacks], **options
+    ) as wrapper:
+        held_out = Loader(TEST, 8, shuffle=False)
+        wrapper.fit(Loader(DATA, 8, seed=3), epochs, evaluate_on=held_out, evaluate_every=evaluate_every)
+        wrapper.clock = wrapper.trainer.statistics.clock  # type: ignore[attr-defined]
+    return profile, wrapper
+
+
+def events(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """The complete events of each thread, by when they began."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for event in json.loads((folder / "trace.json").read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            found.setdefault(event["tid"], []).append(event)
+    return {tid: sorted(own, key=lambda each: (each["ts"], -each["dur"])) for tid, own in found.items()}
+
+
+def check_nesting(own: list[dict[str, Any]]) -> None:
+    """Of two events of a thread one lies in the other, or they are apart."""
+    open_: list[float] = []
+    for event in own:
+        ended = event["ts"] + event["dur"]
+        while open_ and open_[-1] <= event["ts"] + 1e-4:
+            open_.pop()
+        assert not open_ or ended <= open_[-1] + 1e-4, event
+        open_.append(ended)
+
+
+def named(own: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event for event in own if event["name"] == name]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_each_worker_has_a_track_with_every_piece(tmp_path: Path, backend: str) -> None:
+    profile, wrapper = profiled(tmp_path, model=small_model("float", backend))
+    found = events(tmp_path)
+    assert sorted(found) == [0, 1]
+    layers = ["+".join(names) for names in wrapper.model.network.together()]
+    assert layers[0] == ("conv1+pool1" if backend == "numba" else "conv1")
+    for own in found.values():
+        check_nesting(own)
+        assert len(named(own, "round")) == 5
+        for layer in [*layers, "loss"]:
+            assert len(named(own, f"{layer} forward")) == 5
+        for layer in layers:
+            assert len(named(own, f"{layer} backward")) == 5 and len(named(own, layer)) >= 2  # evaluated
+        for name in ("batch", "update", "averaging of weights", "agreement", "callbacks", "evaluation"):
+            assert named(own, name), name
+    names = {
+        event["tid"]: event["args"]["name"]
+        for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert names == {rank: f"worker {rank}: {backend}, device 0" for rank in (0, 1)}
+    assert json.loads((tmp_path / "profile.json").read_text()) == profile.pieces
+
+
+def test_forward_and_backward_lie_in_their_round_in_order(tmp_path: Path) -> None:
+    profiled(tmp_path)
+    own = events(tmp_path)[0]
+    for whole in named(own, "round"):
+        inside = [each for each in own if whole["ts"] < each["ts"] < whole["ts"] + whole["dur"]]
+        order = [each["name"] for each in inside if each["cat"] in ("forward", "backward", "update", "averaging")]
+        assert order == [
+            *(f"{name} forward" for name in ("conv1", "pool1", "dense1", "output", "loss")),
+            *(f"{name} backward" for name in ("output", "dense1", "pool1", "conv1")),
+            *("averaging of gradients", "update", "averaging of weights"),
+        ]
+
+
+def test_pieces_add_up_to_the_rounds_and_not_to_more(tmp_path: Path) -> None:
+    profile, wrapper = profiled(tmp_path, Profile(100, 0), workers=1, evaluate_every=100)
+    own, pieces = events(tmp_path)[0], profile.pieces["pieces"]
+    tops = sum(each["dur"] for name in ("batch", "round", "agreement", "callbacks") for each in named(own, name))
+    evaluated = sum(each["dur"] for each in named(own, "evaluation")) / 1000
+    others = sum(each["dur"] for each in named(own, "averaging of weights")[24:]) / 1000  # those outside of rounds
+    assert profile.pieces["total_ms"] == pytest.approx(tops / 1000 + evaluated + others, rel=0.05)
+    assert sum(piece["total_ms"] for piece in pieces) == pytest.approx(profile.pieces["total_ms"])
+    assert sum(piece["share"] for piece in pieces) == pytest.approx(1.0)
+    in_rounds = sum(each["dur"] for name in ("batch", "round") for each in named(own, name))
+    assert in_rounds / 1e6 <= wrapper.clock.rounds_s  # type: ignore[attr-defined]
+    assert [piece["total_ms"] for piece in pieces] == sorted((piece["total_ms"] for piece in pieces), reverse=True)
+
+
+def weights(wrapper: ParallelWrapper) -> dict[str, Any]:
+    return wrapper.model.weights()
+
+
+def plain(**options: Any) -> ParallelWrapper:
+    with ParallelWrapper(small_model(), 2, **options) as wrapper:
+        wrapper.fit(Loader(DATA, 8, seed=3), 2, evaluate_on=Loader(TEST, 8, shuffle=False))
+        wrapper.sent = wrapper.trainer.spent.bytes_sent  # type: ignore[attr-defined]
+    return wrapper
+
+
+@pytest.mark.parametrize("synchronizer", [ParameterAveraging(3), GradientSharing()], ids=["averaging", "gradients"])
+def test_training_is_the_same_and_nothing_stays_behind(tmp_path: Path, synchronizer: Synchronizer) -> None:
+    expected = plain(synchronizer=synchronizer)
+    _, wrapper = profiled(tmp_path, synchronizer=synchronizer)
+    for name, weight in weights(expected).items():
+        np.testing.assert_array_equal(weights(wrapper)[name], weight)
+    for layer in wrapper.model.network.walk():
+        assert "forward" not in vars(layer)
+    assert type(wrapper.model.loss).__name__ == "SoftmaxNLL"
+
+
+def test_what_profiling_sends_is_not_counted(tmp_path: Path) -> None:
+    sent: list[Any] = []
+
+    class Sent(Callback):
+        last = True
+
+        def on_fit_end(self, trainer: Any) -> None:
+            sent.append(trainer.spent.bytes_sent)
+
+    profiled(tmp_path, callbacks=(Sent(),))
+    assert sent == [plain().sent]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "after", "epochs", "first", "timed"),
+    [(5, 2, 2, 3, 5), (50, 10, 2, 4, 9), (50, 10, 1, 2, 5), (3, 0, 1, 1, 3)],
+)
+def test_which_rounds(tmp_path: Path, rounds: int, after: int, epochs: int, first: int, timed: int) -> None:
+    """Six rounds an epoch; before them at most a quarter of the fit."""
+    profile, _ = profiled(tmp_path, Profile(rounds, after), epochs=epochs)
+    assert (profile.pieces["first"], profile.pieces["rounds"]) == (first, timed)
+    assert len(named(events(tmp_path)[1], "round")) == timed
+
+
+def test_an_evaluation_is_timed_once(tmp_path: Path) -> None:
+    """That of the first epoch which ends after the rounds that are timed."""
+    profiled(tmp_path, Profile(2, 1), epochs=3)
+    for own in events(tmp_path).values():
+        (evaluation,) = named(own, "evaluation")
+        assert len(named(own, "evaluation of a batch")) == len(named(own, "conv1")) == 2
+        assert all(evaluation["ts"] <= each["ts"] for each in named(own, "conv1"))
+
+
+class Block(Layer):
+    """A layer that holds another as an attribute."""
+
+    def __init__(self) -> None:
+        self.inner = Dense(6, "relu")
+
+    def build(self, input: Any, params: Any, backend: Any) -> Any:
+        return self.inner.build(input, params.scope("inner"), backend)
+
+    def forward(self, x: Any, context: Any) -> Any:
+        return self.inner.forward(x, context)
+
+
+def test_layers_in_layers_are_pieces_inside(tmp_path: Path) -> None:
+    block = Residual([Conv2D(4, 3, padding="same"), BatchNorm()], shortcut=Conv2D(4, 1))
+    sides = Concat({"a": Conv2D(2, 3, padding="same"), "b": [Conv2D(2, 1), Conv2D(2, 3, padding="same")]})
+    layers = {"block": block, "sides": sides, "pool": MaxPool2D(2), "own": Block(), "output": Dense(3)}
+    model = Model(Sequential(layers), Image(8, 8, 1), create_backend("numpy", "double"), 1)
+    profile, wrapper = profiled(tmp_path, model=model, workers=1)
+    own = events(tmp_path)[0]
+    check_nesting(own)
+    paths = {each.path for each in wrapper.model.network.walk() if each.path and not isinstance(each, Sequential)}
+    assert {"block.conv2d1", "block.shortcut", "own.inner", "block", "output"} < paths
+    for path in paths:
+        assert len(named(own, f"{path} forward")) == len(named(own, f"{path} backward")) == 5, path
+    whole, inner = named(own, "block forward")[0], named(own, "block.conv2d1 forward")[0]
+    assert whole["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= whole["ts"] + whole["dur"] + 1e-4
+    (row,) = [each for each in profile.pieces["pieces"] if (each["name"], each["kind"]) == ("block", "forward")]
+    assert row["total_ms"] < row["inclusive_ms"]
+
+
+def test_a_network_of_one_layer(tmp_path: Path) -> None:
+    model = Model(Dense(3), Image(8, 8, 1), create_backend("numpy", "double"), 1)
+    profiled(tmp_path, model=model, workers=1)
+    assert len(named(events(tmp_path)[0], "network forward")) == 5
+
+
+def test_stages_of_a_pipeline_have_their_own_layers(tmp_path: Path) -> None:
+    pipeline = Pipeline(stages=2, micro_batches=4)
+    _, wrapper = profiled(tmp_path, workers=1, pipeline=pipeline)
+    found = events(tmp_path)
+    assert sorted(found) == [0, 1]
+    for own, names in zip(found.values(), wrapper.layers, strict=True):
+        check_nesting(own)
+        trained = {each["name"].removesuffix(" forward") for each in own if each["cat"] == "forward"} - {"loss"}
+        assert trained == set(names)
+        assert named(own, "waiting for a stage") and len(named(own, f"{names[0]} forward")) == 5 * 4
+    assert named(found[1], "loss forward") and not named(found[0], "loss forward")
+
+
+def test_a_stop_in_the_middle_and_a_second_fit(tmp_path: Path) -> None:
+    profile = Profile(50, 0)
+    with ParallelWrapper(small_model(), 2, run=tmp_path, callbacks=[profile, StopAfter(3)]) as wrapper:
+        wrapper.fit(Loader(DATA, 8, seed=3), 2)
+        first = profile.pieces
+        assert first["rounds"] == 3
+        wrapper.fit(Loader(DATA, 8, seed=3), 1)
+        wrapper.evaluate(TEST)
+        assert profile.pieces is first
+
+
+def test_a_failed_fit_leaves_nothing_that_is_timed(tmp_path: Path) -> None:
+    with ParallelWrapper(
+        small_model(), 2, run=tmp_path, optimizer=Nesterov(1e200), callbacks=[Profile(after=0), NonFinite()]
+    ) as wrapper:
+        with pytest.raises(DivergedError):
+            wrapper.fit(Loader(DATA, 8, seed=3), 2)
+        assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())  # nor before it is closed
+        assert type(wrapper.model.loss).__name__ == "SoftmaxNLL"
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupynet.training.callbacks.profile.MAX_SPANS", 200)
+    profiled(tmp_path, Profile(1000, 0), epochs=4)
+    for own in events(tmp_path).values():
+        check_nesting(own)
+        assert 100 <= len(own) < 130  # a round is timed to its end
+
+
+def test_where_it_cannot_be_written_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "there").write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        profile, _ = profiled(tmp_path, Profile(5, 2, path=tmp_path / "there"))
+    assert profile.pieces["rounds"] == 5
+    (record,) = [each for each in caplog.records if "profile" in each.name]
+    assert "cannot be written" in record.getMessage()
+
+
+def test_the_table_has_the_ten_longest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile, _ = profiled(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    begin = lines.index("profile of 5 rounds, from iteration 3 on")
+    rows = lines[begin + 2 : begin + 12]
+    assert lines[begin + 1].split() == ["calls", "total", "ms", "mean", "ms", "share"]
+    for row, piece in zip(rows, profile.pieces["pieces"], strict=False):
+        assert row.startswith(piece["name"]) and len(row) <= 80
+        assert row.endswith(f" {percent(piece['share'], 1)}") and row.split()[-5] == f"{piece['calls']:,}"
+    assert lines[begin + 12] == f"all of it: profile.json and trace.json in {tmp_path}"
+
+
+def test_without_a_folder_there_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with ParallelWrapper(small_model(), 1, callbacks=[Profile()]) as wrapper:
+        wrapper.fit(DATA, 1, batch_size=8)
+    out = capsys.readouterr().out
+    assert "profile of 9 rounds" in out and "conv1 forward" in out and "all of it" not in out
+
+
+def test_arguments() -> None:
+    for arguments in ({"rounds": 0}, {"after": -1}, {"rounds": 1.5}):
+        with pytest.raises(ConfigError, match=next(iter(arguments))):
+            Profile(**arguments)  # type: ignore[arg-type]
+
+
+def test_there_is_one_profile() -> None:
+    with pytest.raises(ConfigError, match="^callbacks: two Profiles would time each other: leave one out$"):
+        ParallelWrapper(small_model(), 1, callbacks=[Profile(), Profile(3)])
+
+
+def test_the_table_says_evaluation_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pieces = [
+        {"name": name, "kind": "evaluation", "calls": 1, "total_ms": 1.0, "mean_ms": 1.0, "share": 0.3}
+        for name in ("evaluation of a batch", "evaluation", "conv1")
+    ]
+    profile_table({"rounds": 1, "first": 1, "pieces": pieces}, 3, None)
+    names = [line[:36].strip() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert names == ["evaluation of a batch", "evaluation", "conv1 evaluation"]
+
+
+def test_own_times_leave_out_the_calls_inside() -> None:
+    timer = Timer(create_backend("numpy"), 100)
+
+    def call(name: str, *inside: Any) -> Any:
+        return lambda: timer._measure(name, "x", lambda: [each() for each in inside])
+
+    call("a", call("b"), call("b", call("c")))()
+    spans = {name: [span for span in timer.spans if span.name == name] for name in "abc"}
+    (a,), (c,), bs = spans["a"], spans["c"], spans["b"]
+    assert a.own == a.took - sum(b.took for b in bs) and c.own == c.took
+    assert sorted(b.took - b.own for b in bs) == [0, c.took]
+    assert sum(span.own for span in timer.spans) == a.took
+
+
+def test_the_table_adds_up_the_own_times_of_all_workers() -> None:
+    found = table([["one", [("a", "x", 0, 10, 6), ("b", "y", 2, 4, 4)]], ["two", [("a", "x", 5, 20, 20)]]], 1, 1)
+    assert found["workers"] == 2 and found["total_ms"] == 3e-5
+    assert [(row["name"], row["calls"], row["total_ms"], row["inclusive_ms"]) for row in found["pieces"]] == [
+        ("a", 2, 26e-6, 30e-6),
+        ("b", 1, 4e-6, 4e-6),
+    ]
+    assert [row["share"] for row in found["pieces"]] == pytest.approx([26 / 30, 4 / 30])
+    assert table([["one", []]], 1, 0)["pieces"] == []
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("dtype", ["float", "half"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_graph_replica_steps_are_launched_singly_meanwhile(tmp_path: Path, dtype: str, workers: int) -> None:
+    """And what is learned is the same, bit for bit, before, in and after those rounds."""
+    profile = Profile(4, 3, path=tmp_path)
+    with_it = trained(dtype, workers, callbacks=[profile])
+    assert with_it["ahead"], "it runs ahead again after those rounds"
+    same(with_it, trained(dtype, workers), scores=workers > 1)  # of one replica they come when it is looked
+    for own in events(tmp_path).values():
+        check_nesting(own)
+        assert len(named(own, "round")) == 4
+        passes = named(own, "conv1 forward") + named(own, "conv1+pool1 forward")
+        assert len(named(own, "update")) == len(passes) in (3, 4)  # the last round of an epoch has one batch alone
+
+
+@pytest.mark.standin
+def test_each_piece_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is counted where it was asked for: whenever a clock is read, nothing is under way."""
+    model = small_model("float", "cupy")
+    waited: list[str] = []
+    real = type(model.backend).synchronize
+
+    def noted(backend: Any) -> None:
+        waited.append("wait")
+        real(backend)
+
+    monkeypatch.setattr(type(model.backend), "synchronize", noted)
+    profile, _ = profiled(tmp_path, model=model, workers=1)
+    own = events(tmp_path)[0]
+    assert waited.count("wait") >= 2 * len(own)
+    assert profile.pieces["rounds"] == 5
+
+
+def test_beside_early_stopping_that_gives_other_weights_back(tmp_path: Path) -> None:
+    """The evaluation after the fit is not timed a second time, and nothing stays behind."""
+    stopping = EarlyStopping(patience=1, direction="max")
+    profile = Profile(3, 1)
+    with ParallelWrapper(small_model(), 2, run=tmp_path, callbacks=[profile, stopping]) as wrapper:
+        held_out = Loader(TEST, 8, shuffle=False)
+        wrapper.fit(Loader(DATA, 8, seed=3), 4, evaluate_on=held_out, split="validation")
+    assert len(named(events(tmp_path)[0], "evaluation")) == 1

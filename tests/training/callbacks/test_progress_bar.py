@@ -1,0 +1,171 @@
+"""The line that is drawn during a fit: what it gives up where a terminal is narrow, and what it never shows."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cupynet.core.errors import ConfigError
+from cupynet.training import Callback, ParallelWrapper, Progress
+from cupynet.training.callbacks import progress_bar as bar
+from cupynet.training.callbacks.progress_bar import GAP, LEAST, MOST, Line, State, arranged, duration
+from tests.training.conftest import small_dataset, small_model
+
+FULL = State(2, 10, 0.57, 0.04213, "validation", 0.989, 13_300.4, 72.0, 4, 1_200_000_000)
+SHORT = ["loss 0.04213", "accuracy 98.90 %", "13,300/s", "1:12 left", "4 workers", "GPU 1.2 GB"]
+LONG = ["training loss 0.04213", "validation accuracy 98.90 %", "13,300 images/s", *SHORT[3:]]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (200, LONG),
+        (130, LONG),
+        (129, SHORT),
+        (103, SHORT),
+        (102, SHORT[:-1]),
+        (90, SHORT[:4]),
+        (80, SHORT[:4]),
+        (79, [*SHORT[:2], SHORT[3]]),
+        (60, [SHORT[0], SHORT[3]]),
+        (42, [SHORT[0], SHORT[3]]),
+        (41, [SHORT[3]]),
+        (27, []),
+        (1, []),
+    ],
+)
+def test_what_does_not_fit_is_given_up(width, shown):
+    texts, cells = arranged(FULL, width)
+    assert texts[0] == "epoch 2/10"
+    assert [text.strip() for text in texts[1:] if not text.endswith(" 57 %")] == shown
+    used = sum(map(len, texts)) + GAP * (len(texts) - 1) + (cells + GAP if cells else 0)
+    assert used <= max(width, len("epoch 2/10")) and (not cells or LEAST <= cells <= MOST)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
+@pytest.mark.parametrize("state", [FULL, State(), State(7, 7, 1.0, 5e12, "test", 1.0, 1e6, 7261.0, 32, 10**11)])
+def test_a_line_is_one_line_of_at_most_the_width(state, width):
+    for encoding, filled in (("utf-8", "━"), ("latin-1", "-")):
+        out = io.TextIOWrapper(io.BytesIO(), encoding)
+        Console(file=out, width=width, force_terminal=True, color_system=None).print(Line(state))
+        out.flush()
+        (line,) = out.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
+        assert len(line.rstrip()) <= width and "…" not in line
+        assert width < 80 or not state.share or filled in line
+
+
+def test_at_80_columns_there_is_a_bar_that_can_be_seen():
+    state = State(2, 10, 0.57, 0.04213, "test", 0.989, 13_300.0, 72.0)
+    texts, cells = arranged(state, 80)
+    assert cells >= LEAST and texts == ["epoch 2/10", " 57 %", *SHORT[:4]]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3599.6, "1:00:00"), (7261, "2:01:01")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+# A fit ----------------------------------------------------------------------------------------------------------------
+
+
+class Shown(Callback):
+    """What the bar knows after each iteration."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.rows = progress, list[dict[str, Any]]()
+
+    def on_iteration_end(self, trainer):
+        self._note(trainer)
+
+    def on_epoch_end(self, trainer, record):
+        self._note(trainer, record)
+
+    def _note(self, trainer, record=None):
+        assert self.progress._bar is not None
+        (task,) = self.progress._bar.tasks
+        self.rows.append({"iteration": trainer.iteration, "at": task.completed, "record": record, **task.fields})
+
+
+def fitted(monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
+    """What a fit in Python writes to a terminal."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", screen)
+    data = small_dataset(60)
+    with ParallelWrapper(small_model(), 1, report_every=4, **options) as wrapper:
+        wrapper.fit(data, 2, batch_size=4, evaluate_on=data)
+    return screen.getvalue()
+
+
+def test_no_loss_of_some_rounds_ago_stands_at_the_end(monkeypatch):
+    progress = Progress()
+    shown = Shown(progress)
+    written = fitted(monkeypatch, callbacks=[progress, shown])
+    by_iteration = {row["iteration"]: row for row in shown.rows if row["record"] is None}
+    assert by_iteration[29]["loss"] is not None and by_iteration[30]["loss"] is None  # reported at 28
+    first, last = (row for row in shown.rows if row["record"] is not None)
+    assert (first["epoch"], first["epochs"], first["at"]) == (2, 2, 15) and first["loss"] == first["record"].loss
+    assert (last["epoch"], last["at"], last["loss"]) == (2, 30, last["record"].loss)
+    assert last["accuracy"] == last["record"].evaluation.accuracy
+    final = written.rpartition("epoch 2/2")[2]
+    assert "100 %" in final and f"loss {bar.figure(last['record'].loss)}" in final and "in 0:0" in final
+
+
+def test_a_fit_in_python_draws_a_bar_and_leaves_a_line_per_epoch(monkeypatch):
+    written = fitted(monkeypatch)
+    assert "100 %" in written
+    for epoch in (1, 2):
+        assert written.count(f"epoch {epoch}/2: 60 images in") == 1
+
+
+def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch):
+    monkeypatch.setattr("cupynet.core.terminal.can_draw", lambda: False)
+    written = fitted(monkeypatch)
+    assert "100 %" not in written and "\x1b" not in written and len(written.splitlines()) == 2
+
+
+@pytest.mark.parametrize("callbacks", [[], [Progress("none")]])
+def test_nothing_is_shown_where_nothing_is_wanted(callbacks, monkeypatch):
+    assert fitted(monkeypatch, progress="auto" if callbacks else "none", callbacks=callbacks) == ""
+
+
+def test_lines_are_in_the_log_where_somebody_listens_to_it(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    written = fitted(monkeypatch, progress="lines")
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in texts if text.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
+    assert written == ""
+
+
+def test_a_style_none_leaves_the_lines_in_the_log(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    assert fitted(monkeypatch, callbacks=[Progress("none")]) == ""
+    assert sum(record.getMessage().startswith("epoch ") for record in caplog.records) == 2
+
+
+def test_a_fit_that_fails_gives_the_terminal_back(monkeypatch):
+    class Fails(Callback):
+        def on_iteration_end(self, trainer):
+            raise RuntimeError("no more")
+
+    monkeypatch.setenv("TERM", "xterm")
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", screen)
+    wrapper = ParallelWrapper(small_model(), 1, callbacks=[Fails()])
+    with pytest.raises(RuntimeError, match="no more"):
+        wrapper.fit(small_dataset(20), 1, batch_size=4)
+    assert sys.stdout is screen and screen.getvalue().endswith("\x1b[?25h")  # the cursor is seen again
+    wrapper.close()
+
+
+def test_a_progress_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="progress=loud: must be one of auto, bar, lines, none"):
+        ParallelWrapper(small_model(), 1, progress="loud")

@@ -1,0 +1,224 @@
+"""The learning-rate range test: what follows from losses, and that it is made on what trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupynet import optim
+from cupynet.backend import PixelScale, create_backend
+from cupynet.commands import find_rate as command
+from cupynet.core.errors import ConfigError
+from cupynet.data import Loader, Synthetic
+from cupynet.nn import Dense, Image, Model, Sequential
+from cupynet.optim import SGD, Adam, OneCycle
+from cupynet.parallel import Pipeline
+from cupynet.training import RateTest, find_rate
+from cupynet.training.callbacks.rate_test import EXPLODED, Growing
+from tests.standin import installed
+
+NETWORK = Sequential({"hidden": Dense(16, activation="relu"), "output": Dense(10)})
+
+
+def made(losses: list[float], asked: int = 100) -> RateTest:
+    rates = Growing(1e-4, 10.0, asked)
+    return RateTest([rates(i) for i in range(len(losses))], losses, asked)
+
+
+def valley(place: int, asked: int = 100) -> list[float]:
+    """Losses that are least at a place, and grow fast behind it."""
+    return [2.3 - 2.0 / (1 + math.exp(-(i - 0.7 * place) / 4)) + (0.3 * max(i - place, 0)) for i in range(asked)]
+
+
+def model(dtype: str = "float", backend: str = "numpy") -> Model:
+    return Model(NETWORK, Image(28, 28, 1), create_backend(backend, dtype), seed=1)
+
+
+@pytest.fixture(scope="module")
+def loader() -> Loader:
+    return Loader(Synthetic(train=160, test=10).load().train, batch_size=16, seed=3)
+
+
+def test_rates_grow_by_the_same_factor_from_the_first_to_the_last() -> None:
+    rates = Growing(1e-3, 1.0, 31)
+    found = [rates(i) for i in range(31)]
+    assert found[0] == pytest.approx(1e-3) and found[-1] == pytest.approx(1.0) and rates(99) == found[-1]
+    assert [b / a for a, b in zip(found, found[1:], strict=False)] == pytest.approx([10**0.1] * 30)
+    with pytest.raises(ConfigError, match="Growing highest"):
+        Growing(0.1, 0.01, 10)
+
+
+def test_a_tenth_of_where_the_loss_is_least_is_suggested() -> None:
+    found = made(valley(60))
+    assert found.least is not None and 58 <= found.least <= 72  # a mean comes behind
+    assert found.suggestion == pytest.approx(found.rates[found.least] / 10)
+    assert found.steepest is not None and found.rates[35] < found.steepest < found.rates[60]
+    assert found.smoothed[0] == found.losses[0] and len(found.smoothed) == 100
+
+
+def test_where_the_loss_does_not_fall_nothing_is_suggested() -> None:
+    for losses in ([2.3] * 100, [2.3 + 0.01 * i for i in range(100)], [2.3, 2.2, 2.1]):
+        assert made(losses).suggestion is None and made(losses).steepest is None
+    assert RateTest().suggestion is None and not RateTest().exploded
+
+
+def test_a_loss_has_exploded_above_four_times_the_least() -> None:
+    flat = [1.0] * 50
+    assert not made([*flat, EXPLODED]).exploded
+    assert made([*flat, *[10 * EXPLODED] * 20]).exploded and made([*flat, math.inf]).exploded
+
+
+OPTIMIZERS = [kind for kind in vars(optim).values() if isinstance(kind, type) and issubclass(kind, optim.Optimizer)]
+OPTIMIZERS = [kind for kind in OPTIMIZERS if kind.__init__ is not optim.Optimizer.__init__ or kind is optim.SGD]
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(set(OPTIMIZERS), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__
+)
+def test_every_optimizer_is_tested_at_the_rates_asked_for(kind: type[optim.Optimizer], loader: Loader) -> None:
+    found = find_rate(model(), loader, optimizer=kind(0.01), lowest=1e-4, highest=1e-2, iterations=12, workers=1)
+    assert len(found.rates) == len(found.losses) == 12 and found.ended == ""
+    assert found.rates[0] == pytest.approx(1e-4) and found.rates[-1] == pytest.approx(1e-2)
+    assert all(map(math.isfinite, found.losses))
+
+
+def test_it_trains_a_copy_at_those_rates(loader: Loader) -> None:
+    whole, schedule = model(), OneCycle(0.5)
+    optimizer, before = SGD(schedule), {name: array.copy() for name, array in whole.weights().items()}
+    found = find_rate(whole, loader, optimizer=optimizer, lowest=1e-3, highest=10.0, iterations=60, workers=1)
+    assert all(np.array_equal(before[name], array) for name, array in whole.weights().items())
+    assert optimizer.learning_rate is schedule and not optimizer.state
+    assert min(found.losses) < 0.9 * found.losses[0] and found.suggestion is not None
+    again = find_rate(whole, loader, optimizer=optimizer, lowest=1e-3, highest=10.0, iterations=60, workers=1)
+    assert again == found
+
+
+def test_a_rate_at_which_the_loss_explodes_ends_the_test(loader: Loader) -> None:
+    found = find_rate(model(), loader, optimizer=SGD(1.0), lowest=1e-2, highest=1e6, iterations=80, workers=2)
+    assert 10 < len(found.rates) < 80 and "exploded" in found.ended
+
+
+def test_a_number_that_is_not_finite_ends_the_test_and_not_the_program(loader: Loader) -> None:
+    found = find_rate(model(), loader, optimizer=SGD(1.0), lowest=1.0, highest=1e300, iterations=10, workers=1)
+    assert 0 < len(found.rates) < 10 and "not finite" in found.ended
+
+
+def test_workers_know_the_mean_of_all_their_losses(loader: Loader) -> None:
+    both = find_rate(model("double"), loader, optimizer=SGD(1.0), iterations=10, workers=2, lowest=1e-9, highest=1e-8)
+    alone = find_rate(model("double"), loader, optimizer=SGD(1.0), iterations=10, workers=1, lowest=1e-9, highest=1e-8)
+    pairs = np.array(alone.losses).reshape(-1, 2).mean(axis=1)  # nothing moves at such rates
+    assert both.losses[:5] == pytest.approx(pairs, rel=1e-6)
+
+
+def test_stages_of_a_pipeline_are_tested_too(loader: Loader) -> None:
+    whole = find_rate(model("double"), loader, optimizer=SGD(1.0), iterations=10, workers=1)
+    cut = find_rate(model("double"), loader, optimizer=SGD(1.0), iterations=10, workers=1, pipeline=Pipeline(2, 2))
+    assert cut.losses == pytest.approx(whole.losses, rel=1e-9)
+
+
+@pytest.mark.standin
+def test_a_gpu_that_runs_ahead_is_given_every_rate(loader: Loader) -> None:
+    host = find_rate(model(), loader, optimizer=Adam(0.1), iterations=10, workers=1, lowest=1e-3, highest=1e-1)
+    with installed():
+        device = model(backend="cupy")
+        found = find_rate(device, loader, optimizer=Adam(0.1), iterations=10, workers=1, lowest=1e-3, highest=1e-1)
+    assert found.losses == pytest.approx(host.losses, rel=1e-3) and found.rates == host.rates
+
+
+@pytest.mark.parametrize(
+    "arguments, wrong",
+    [
+        ({"iterations": 9}, "iterations=9: must be an integer of at least 10"),
+        ({"lowest": 1.0, "highest": 0.1}, "Growing highest=0.1"),
+        ({"optimizer": Adam}, "optimizer is the class Adam"),
+        ({"report_every": 5}, "report_every: a learning-rate test has its own"),
+    ],
+    ids=["iterations", "range", "optimizer", "report_every"],
+)
+def test_what_cannot_be_tested_is_refused(loader: Loader, arguments: dict[str, object], wrong: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        find_rate(model(), loader, **arguments)  # type: ignore[arg-type]
+    assert wrong in str(refused.value)
+
+
+# the command ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "node, written",
+    [
+        (0.1, "optimizer.learning_rate=0.031"),
+        ({"_target_": "cupynet.optim.OneCycle", "peak": 1}, "optimizer.learning_rate.peak=0.031"),
+        ({"_target_": "cupynet.optim.Cosine", "initial": 1}, "optimizer.learning_rate.initial=0.031"),
+        (
+            {"_target_": "cupynet.optim.Warmup", "then": {"_target_": "cupynet.optim.Step", "initial": 1}},
+            "optimizer.learning_rate.then.initial=0.031",
+        ),
+        (
+            {"_target_": "cupynet.optim.Scaled", "factor": 2, "schedule": {"_target_": "cupynet.optim.Constant"}},
+            "optimizer.learning_rate.schedule.value=0.016",
+        ),
+        ({"_target_": "cupynet.optim.Map", "rates": {}}, "a Map whose highest rate is 0.031"),
+        ({"_target_": "mine.Own"}, "a Own whose highest rate is 0.031"),
+    ],
+    ids=["number", "one_cycle", "cosine", "warmup", "scaled", "map", "own"],
+)
+def test_the_setting_that_gives_a_run_this_rate(node: object, written: str) -> None:
+    assert command.setting({"learning_rate": node}, 0.0314) == written
+
+
+def test_every_schedule_says_which_of_its_arguments_is_its_highest_rate() -> None:
+    import inspect
+
+    kinds = [each for each in vars(optim).values() if isinstance(each, type) and issubclass(each, optim.Schedule)]
+    named = {each.__name__: each.highest for each in kinds if each.highest is not None}
+    assert {"Constant", "OneCycle", "Cosine", "Polynomial", "Warmup", "Scaled", "Step", "ReduceOnPlateau"} <= set(named)
+    for each in kinds:
+        if each.highest is not None:
+            assert each.highest in inspect.signature(each).parameters
+
+
+@pytest.mark.parametrize("width", [80, 40, 200])
+def test_the_picture_fits_and_shows_the_valley(width: int) -> None:
+    found = made(valley(60))
+    lines = command.picture(found, width, plain=True)
+    assert max(map(len, lines)) <= min(width, 80) and "\n".join(lines).isascii()
+    rows = lines[1:-2]
+    first, lowest = (line.partition("|")[2] for line in (rows[-6], rows[-1]))
+    assert lowest.count("*") >= 1 and lowest.index("*") > first.index("*")  # it falls to the right
+    assert sum("|" in row.partition("|")[2] for row in rows) >= len(rows) - 2  # the suggestion, behind the loss
+    assert "1e-4" in lines[-1] and "rate" in lines[-1]
+    for flat in (2.3, 0.0):
+        assert len(command.picture(made([flat] * 12), plain=True)) == len(lines)
+
+
+def test_the_losses_are_written_with_and_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupynet.reporting import charts
+
+    found = made(valley(60))
+    with monkeypatch.context() as patch:
+        patch.setattr(charts, "available", lambda: False)
+        command.write(found, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["find_rate.csv"]
+    head, *rows = (tmp_path / "find_rate.csv").read_text().splitlines()
+    assert head == "iteration,learning_rate,loss,smoothed_loss" and len(rows) == 100
+    assert [float(each) for each in rows[3].split(",")] == [4, found.rates[3], found.losses[3], found.smoothed[3]]
+    if charts.available():
+        command.write(found, tmp_path)
+        assert (tmp_path / "find_rate.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pair_has_the_pixels_of_the_model(loader: Loader) -> None:
+    """A model that was trained on normalised images is looked at with such."""
+    pixels = PixelScale.of([0.2], [0.3])
+    own, normalised = model(), dataclasses.replace(loader.dataset, pixels=pixels)
+    own.pixels = pixels
+    found = [
+        find_rate(own, data, iterations=20, batch_size=16)
+        for data in ((normalised.images, normalised.labels), normalised)
+    ]
+    assert found[0].losses == found[1].losses

@@ -1,0 +1,252 @@
+"""The mean of the weights along their way: what it is of with any number of workers, and after a resumption."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.core.errors import ConfigError
+from cupynet.data import Loader
+from cupynet.nn import BatchNorm, Dense, Image, Model, Sequential
+from cupynet.optim import LAMB, SGD, Adam, Nadam, Optimizer, ReduceOnPlateau, Warmup
+from cupynet.optim.schedules import Cosine
+from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, SlowMo, Synchronizer
+from cupynet.training import Callback, ParallelWrapper, Replica, StopReason, Trainer, WeightAverage
+from tests.training.conftest import StopAfter, fingerprint, on_threads, small_dataset, small_model
+from tests.training.test_resume import Keep
+
+
+class Way(Callback):
+    """The weights of each replica after each iteration and each epoch."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.iterations: list[Any] = []
+        self.epochs: list[Any] = []
+
+    def on_iteration_end(self, trainer: Any) -> None:
+        self.iterations.append(trainer.params.master.copy())
+
+    def on_epoch_end(self, trainer: Any, record: Any) -> None:
+        self.epochs.append(trainer.params.master.copy())
+
+
+def followed(workers: int, average: WeightAverage, synchronizer: Synchronizer, epochs: int = 2, more: Any = ()) -> Any:
+    """What each worker passed through, its weights at the end, and what was evaluated."""
+
+    def task(communicator: Any) -> Any:
+        way = Way()
+        trainer = Trainer(
+            Replica(small_model(), Adam(0.01)),
+            groups=Groups.of(communicator),
+            synchronizer=copy.deepcopy(synchronizer),
+            callbacks=[copy.deepcopy(average), way, *copy.deepcopy(more)],
+            report_every=0,
+        )
+        data = Loader(small_dataset(41), 4, seed=3)
+        trainer.fit(data, epochs, evaluate_on=data)
+        return way, trainer.params.master.copy(), trainer.evaluation, trainer.evaluate(data)
+
+    return on_threads(workers, task)
+
+
+def kept(way: list[Any], decay: float | None) -> Any:
+    mean = way[0]
+    for count, weights in enumerate(way[1:], 1):
+        share = count / (count + 1) if decay is None else decay
+        mean = share * mean + (1 - share) * weights
+    return mean
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("average", "of"),
+    [
+        (WeightAverage(0.8), lambda way: way.iterations),
+        (WeightAverage(None, after=2, every=3), lambda way: way.iterations[4::3]),
+        (WeightAverage(None, by="epoch"), lambda way: way.epochs),
+        (WeightAverage(0.5, by="epoch", after=1), lambda way: way.epochs[1:]),
+    ],
+    ids=["exponential", "some", "epochs", "late"],
+)
+@pytest.mark.parametrize("synchronizer", [ParameterAveraging(2), GradientSharing()], ids=["averaging", "sharing"])
+def test_the_result_is_the_mean_of_what_was_passed(
+    workers: int, average: WeightAverage, of: Any, synchronizer: Synchronizer
+) -> None:
+    found = followed(workers, average, synchronizer)
+    expected = sum(kept(of(way), average.decay) for way, *_ in found) / workers
+    for _, weights, evaluation, again in found:
+        np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-14)
+        assert evaluation.to_dict() == again.to_dict()  # of the mean
+    assert len({weights.tobytes() for _, weights, *_ in found}) == 1
+    assert len(of(found[0][0])) == 1 or abs(found[0][1] - found[0][0].iterations[-1]).max() > 1e-6
+
+
+def test_nothing_of_the_training_changes() -> None:
+    averaged = followed(2, WeightAverage(0.9), ParameterAveraging(2))
+    never = followed(2, WeightAverage(0.9, after=1000), ParameterAveraging(2))
+    for one, other in zip(averaged, never, strict=True):
+        np.testing.assert_array_equal(one[0].iterations, other[0].iterations)
+    np.testing.assert_array_equal(never[0][1], never[0][0].epochs[-1])
+
+
+def test_who_was_stopped_keeps_the_weights_unless_that_is_asked_for() -> None:
+    for when_stopped in (False, True):
+        average = WeightAverage(0.9, when_stopped=when_stopped)
+        ((way, weights, *_),) = followed(1, average, Synchronizer(), more=[StopAfter(5)])
+        assert len(way.iterations) == 5
+        expected = kept(way.iterations, 0.9) if when_stopped else way.iterations[-1]
+        np.testing.assert_allclose(weights, expected, rtol=1e-12)
+
+
+class Ends(StopAfter):
+    def on_iteration_end(self, trainer: Any) -> None:
+        if trainer.iteration == self.iteration:
+            trainer.stop("it is good enough", StopReason.EARLY)
+
+
+def test_a_rule_that_ends_a_fit_takes_the_mean() -> None:
+    ((way, weights, *_),) = followed(1, WeightAverage(0.9), Synchronizer(), more=[Ends(5)])
+    np.testing.assert_allclose(weights, kept(way.iterations, 0.9), rtol=1e-12)
+
+
+OPTIMIZERS = {
+    "adam": lambda: Adam(Warmup(3, Cosine(0.02)), max_grad_norm=1.0),
+    "nadam": lambda: Nadam(0.01, clip_value=0.5),
+    "lamb": lambda: LAMB(0.02, clip_layer_norm=0.5),
+}
+
+
+@pytest.mark.parametrize("iteration", range(1, 10, 2))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "synchronizer", [ParameterAveraging(3, outer=SlowMo()), GradientSharing()], ids=["slowmo", "sharing"]
+)
+def test_a_run_goes_on_from_any_round(iteration: int, optimizer: str, synchronizer: Synchronizer) -> None:
+    """With moments, a schedule, and the mean: bit for bit."""
+    loader = Loader(small_dataset(57), 4, seed=3)
+
+    def trainer_of(communicator: Any, *callbacks: Callback) -> Trainer:
+        own: Optimizer = OPTIMIZERS[optimizer]()
+        return Trainer(
+            Replica(small_model("float"), own),
+            groups=Groups.of(communicator),
+            synchronizer=copy.deepcopy(synchronizer),
+            callbacks=[WeightAverage(0.9, after=1), *callbacks],
+        )
+
+    def whole(communicator: Any) -> Any:
+        keep = Keep(iteration)
+        trainer = trainer_of(communicator, keep)
+        trainer.fit(loader, 2)
+        return fingerprint(trainer.model), keep.state
+
+    def rest(communicator: Any) -> Any:
+        trainer = trainer_of(communicator)
+        trainer.restore(uninterrupted[communicator.rank][1])
+        trainer.fit(loader, 2 - trainer.epoch)
+        return fingerprint(trainer.model)
+
+    uninterrupted = on_threads(3, whole)
+    assert on_threads(3, rest) == [weights for weights, _ in uninterrupted]
+
+
+def test_what_a_plateau_has_come_to_is_in_a_state() -> None:
+    """Nothing is ever better by so much, so each evaluation halves the learning rate; one was before the state."""
+    data = Loader(small_dataset(20), 4, seed=3)
+
+    def trainer_of(*callbacks: Callback) -> Trainer:
+        optimizer = SGD(ReduceOnPlateau(0.1, 0.5, patience=0, min_improvement=10.0))
+        return Trainer(Replica(small_model(), optimizer), callbacks=callbacks)
+
+    keep = Keep(12)
+    whole = trainer_of(keep)
+    whole.fit(data, 4, evaluate_on=data, split="validation")
+    again = trainer_of()
+    again.restore(keep.state)
+    assert again.replica.optimizer.learning_rate(0) == 0.05
+    again.fit(data, 2, evaluate_on=data, split="validation")
+    assert again.replica.optimizer.learning_rate(0) == whole.replica.optimizer.learning_rate(0) == 0.0125
+    assert fingerprint(again.model) == fingerprint(whole.model)
+
+
+def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:
+    def trained(pipeline: Pipeline | None) -> Any:
+        model = small_model()
+        with ParallelWrapper(
+            model, 2, 2, optimizer=SGD(0.05), callbacks=[WeightAverage(0.8)], pipeline=pipeline, report_every=0
+        ) as wrapper:
+            wrapper.fit(Loader(small_dataset(41), 4, seed=3), 2)
+        return model.params.master
+
+    np.testing.assert_allclose(trained(Pipeline(stages=2)), trained(None), rtol=1e-9, atol=1e-12)
+
+
+def test_a_second_fit_follows_anew() -> None:
+    model, average, way = small_model(), WeightAverage(None), Way()
+    with ParallelWrapper(model, 1, optimizer=SGD(0.05), callbacks=[average, way]) as wrapper:
+        wrapper.fit(small_dataset(20), 1, batch_size=4)
+        way.iterations.clear()
+        wrapper.fit(small_dataset(20), 1, batch_size=4)
+    assert average.added == 5
+    np.testing.assert_allclose(model.params.master, np.mean(way.iterations, axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"decay": 1.0}, "WeightAverage decay=1.0: must be a number above 0 and below 1, or null for a mean"),
+        ({"by": "round"}, "WeightAverage by=round: must be one of iteration, epoch"),
+        ({"every": 0}, "WeightAverage every=0: must be an integer of at least 1"),
+        ({"after": -1}, "WeightAverage after=-1: must be an integer of at least 0"),
+        ({"when_stopped": 1}, "WeightAverage when_stopped=1: must be true or false"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        WeightAverage(**arguments)
+
+
+def test_buffers_go_the_way_of_the_weights() -> None:
+    """Running statistics of the last weights would not be those of their mean."""
+
+    class Statistics(Callback):
+        def __init__(self) -> None:
+            self.found: list[Any] = []
+
+        def on_epoch_end(self, trainer: Any, record: Any) -> None:
+            self.found.append(trainer.params.buffers.copy())
+
+    network = Sequential({"norm1": BatchNorm(), "output": Dense(3)})
+    model = Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1)
+    statistics, average = Statistics(), WeightAverage(decay=None, by="epoch")
+    trainer = Trainer(Replica(model, SGD(0.05)), callbacks=[statistics, average], report_every=0)
+    trainer.fit(Loader(small_dataset(41), 4, seed=3), 3)
+    np.testing.assert_allclose(model.params.buffers, np.mean(statistics.found, axis=0), rtol=1e-12)
+    other = WeightAverage(decay=None, by="epoch")
+    other.start(trainer, None)
+    other.restore(average.state())
+    for mine, theirs in zip(other._means, average._means, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"after": 14}, "nothing will be averaged: the fit has 14 iterations, and after=14, every=1: lower these"),
+        ({"every": 15}, "nothing will be averaged: the fit has 14 iterations, and after=0, every=15: lower these"),
+        ({"after": 2, "by": "epoch"}, "nothing was averaged: the fit has 2 epochs, and after=2, every=1: lower these"),
+        ({"after": 13}, None),
+        ({"after": 1, "by": "epoch"}, None),
+    ],
+)
+def test_where_nothing_is_averaged_it_is_said_once(arguments: dict[str, Any], told: str | None, caplog: Any) -> None:
+    with ParallelWrapper(small_model(), 2, callbacks=[WeightAverage(**arguments)]) as wrapper:
+        wrapper.fit(Loader(small_dataset(56), 4), 2)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ([] if told is None else [f"WeightAverage: {told}"])

@@ -1,0 +1,461 @@
+"""Devices that fail under workers, and workers that fail between devices: driven through the stand-in of CuPy, and on
+GPUs what can be driven there.
+
+Nothing hangs, the first failure is the one that is told, in one line, and CuPy is not misused on the way out.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend, device_count
+from cupynet.backend.cuda import limit_pools, trim_pools
+from cupynet.core.errors import DeviceError
+from cupynet.data import Loader
+from cupynet.nn import Image, Model
+from cupynet.optim import Nesterov
+from cupynet.parallel import Placement, ThreadLauncher, WorkerTimeout
+from cupynet.parallel.communicators.devices import DeviceMeans
+from cupynet.parallel.communicators.nccl import NcclSum
+from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, TrainerView
+from cupynet.training.device_errors import told
+from tests.backends import on_devices
+from tests.standin.machine import active
+from tests.standin.test_training import images, network
+
+on_standin = pytest.mark.standin
+HOW = r"cudaErrorLaunchFailure: unspecified launch failure|NCCL_ERROR_UNHANDLED_CUDA_ERROR: .*"
+LOST = rf"device 1 has failed \(({HOW})\); .*go on from the last checkpoint"
+
+
+def wrapper(workers: int = 2, **changes: Any) -> ParallelWrapper:
+    model = Model(network(), Image(8, 8, 1), create_backend("cupy"), seed=3)
+    usual = {"averaging_frequency": 1, "reduce": "nccl", "optimizer": Nesterov(0.02), "prefetch_buffer": 0}
+    return ParallelWrapper(model, workers, timeout_s=20, **usual | changes)
+
+
+def loader(count: int = 230) -> Loader:
+    return Loader(images(count), 16, seed=1)
+
+
+class At(Callback):
+    """Does something on one worker after an iteration."""
+
+    every_rank = last = True
+
+    def __init__(self, rank: int, iteration: int, work: Any) -> None:
+        self.place, self.work = (rank, iteration), work
+
+    def __deepcopy__(self, memo: Any) -> At:
+        return At(*self.place, self.work)
+
+    def on_iteration_end(self, trainer: TrainerView) -> None:
+        if (trainer.rank, trainer.iteration) == self.place:
+            self.work()
+
+
+def notes(error: BaseException) -> str:
+    return "; ".join(getattr(error, "__notes__", []))
+
+
+def nobody_is_left() -> bool:
+    """Whether all workers have ended: none stands anywhere and waits."""
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
+
+
+def fill() -> None:
+    """Leave nothing in the pool of the device that is current."""
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    pool.set_limit(size=pool.total_bytes())
+    taken = []
+    for size in (1 << power for power in (24, 18, 12, 9)):  # each that fails collects garbage
+        while True:
+            try:
+                taken.append(cupy.cuda.alloc(size))
+            except cupy.cuda.memory.OutOfMemoryError:
+                break
+    kept.append(taken)
+
+
+kept: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def forgotten(request: pytest.FixtureRequest) -> Any:
+    yield
+    kept.clear()
+    if request.node.get_closest_marker("gpu"):  # whose pools others use after this
+        unlimited()
+
+
+def unlimited() -> None:
+    limit_pools(list(range(device_count("cupy"))), 0)
+
+
+# memory --------------------------------------------------------------------------------------------------------------
+
+
+@on_standin
+def test_no_memory_in_the_warm_up_says_what_to_lower() -> None:
+    limit_pools([0, 1], 1 << 30, "memory.device_pool_limit=1GiB")
+    with wrapper(4) as made:
+        limit_pools([1], 1 << 18, "memory.device_pool_limit=256KiB")
+        with pytest.raises(DeviceError) as caught:
+            made.warm_up(512)
+    text = str(caught.value)
+    for part in (
+        "device 1 has no memory left: ", " were asked for, and its pool, of at most 262 kB by ",
+        "memory.device_pool_limit=256KiB, holds ", "; batch_size=512, 2 workers there: lower batch_size, ",
+        "fewer workers on a device, train with dtype=half or raise memory.device_pool_limit=256KiB",
+    ):  # fmt: skip
+        assert part in text
+    assert notes(caught.value) in ("worker 1", "worker 3") and "\n" not in text and caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(("workers", "rank"), [*on_devices((1, 0)), *on_devices((2, 1), (3, 1), count=2)])
+@pytest.mark.parametrize("iteration", [1, 3])
+def test_no_memory_in_a_round_ends_all_and_loses_nothing(
+    workers: int, rank: int, iteration: int, tmp_path: Path
+) -> None:
+    callbacks = [Checkpoint(every_iterations=1), At(rank, iteration, fill)]
+    text = f"device {rank % 2} has no memory left: .*batch_size=16"
+    made = wrapper(workers, callbacks=callbacks, run=tmp_path, averaging_frequency=2)
+    with made, pytest.raises(DeviceError, match=text) as caught:
+        made.fit(loader(), 2)
+    assert f"worker {rank} (cupy, device {rank % 2}), epoch 1, " in notes(caught.value)
+    assert nobody_is_left()
+    kept.clear()
+    unlimited()
+    with wrapper(workers, averaging_frequency=2) as again:
+        again.restore(tmp_path / "checkpoints")
+        assert again.trainer.iteration == iteration
+        again.fit(loader(), 1)
+
+
+@on_standin
+def test_no_memory_in_an_evaluation_says_so() -> None:
+    import cupy
+
+    with wrapper() as made:
+        made.fit(loader(64), 1)
+        with cupy.cuda.Device(1):
+            limit_pools([1], cupy.get_default_memory_pool().used_bytes() + (1 << 14))
+        with pytest.raises(DeviceError, match="device 1 has no memory left: .*batch_size=200") as caught:
+            made.evaluate(images(600), batch_size=200)
+    assert "worker 1 (cupy, device 1), making room for batches" in notes(caught.value)
+
+
+# a device that is lost ------------------------------------------------------------------------------------------------
+
+
+@on_standin
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13, 20, 28, 33, *range(36, 42), 50, 90])
+def test_a_device_that_is_lost_ends_the_run(after: int) -> None:
+    """In the middle of anything, just before a collective too."""
+    made = wrapper(2, callbacks=[At(1, 1, lambda: active().lose(1, after))])
+    with made, pytest.raises(DeviceError, match=LOST) as caught:
+        made.fit(loader(), 2)
+    assert "worker 1 (cupy, device 1), epoch 1, " in notes(caught.value)
+    assert nobody_is_left()
+
+
+@on_standin
+@pytest.mark.parametrize("late_s", [0.0, 0.3])
+def test_a_device_that_is_lost_before_a_collective_leaves_no_host_behind(
+    late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have met, and one device never comes: who fails ends the collective, and with it the others' waiting.
+
+    late_s: the others' hosts may have gone on meanwhile, and each has its own device's part to end.
+    """
+    really = DeviceMeans._sum_here
+
+    def lost(self: DeviceMeans, *arguments: Any) -> None:
+        if self.rank == 1 and made.trainer.iteration == 2:
+            active().lose(1)
+            time.sleep(late_s)
+        really(self, *arguments)
+
+    monkeypatch.setattr(DeviceMeans, "_sum_here", lost)
+    made = wrapper(2)
+    with made, pytest.raises(DeviceError, match=LOST):
+        made.fit(loader(), 2)
+    assert not any(line.stuck for line in active().lines) and nobody_is_left()
+
+
+@on_standin
+@pytest.mark.parametrize(("workers", "devices"), [(1, [1]), (3, [0, 1]), (4, [0, 1])])
+@pytest.mark.parametrize("reduce", ["auto", "device", "host"])
+def test_a_device_that_is_lost_ends_the_run_however_averages_are_made(
+    workers: int, devices: list[int], reduce: str
+) -> None:
+    model = Model(network(), Image(8, 8, 1), create_backend("cupy", device=devices[0]), seed=3)
+    callbacks = [At(workers > 1, 2, lambda: active().lose(1, 7))]
+    with (
+        ParallelWrapper(
+            model, workers, 1, 4, devices=devices, reduce=reduce, callbacks=callbacks, timeout_s=20
+        ) as made,
+        pytest.raises(DeviceError, match="device 1 has failed") as caught,
+    ):
+        made.fit(loader(), 2)
+    assert nobody_is_left()
+    assert "(cupy, device 1), epoch 1, " in notes(caught.value)
+
+
+@on_standin
+def test_a_failure_of_nccl_is_not_taken_for_one_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the same words for a device that is lost and for memory that it does not get; so the device is asked."""
+    really = NcclSum.sum
+
+    def fails(self: NcclSum, arrays: Any) -> None:
+        if made.trainer is not None and made.trainer.iteration == 2 and self._backend.device == 1:
+            raise RuntimeError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO)")
+        really(self, arrays)
+
+    monkeypatch.setattr(NcclSum, "sum", fails)
+    made = wrapper(2)
+    with (
+        made,
+        pytest.raises(DeviceError, match=r"NCCL has failed on device 1, which still .*, and reduce=host"),
+    ):
+        made.fit(loader(), 2)
+    assert nobody_is_left()
+
+
+@on_standin
+def test_a_mistake_of_ours_is_told_as_one() -> None:
+    """An address that is wrong is a bug of a kernel: with its traceback."""
+    wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+    made = wrapper(2, callbacks=[At(1, 2, lambda: active().lose(1, 3, wrong))])
+    with made, pytest.raises(RuntimeError, match="cudaErrorIllegalAddress") as caught:
+        made.fit(loader(), 2)
+    assert not isinstance(caught.value, DeviceError) and "worker 1 (cupy, device 1)" in notes(caught.value)
+
+
+# workers that are late, dead, or have less to do ----------------------------------------------------------------------
+
+
+def averaged(devices: int, task: Any, timeout_s: float = 20.0) -> list[Any]:
+    """Means over NCCL, one worker for each device, each from `task(communicator, backend, mean)`."""
+    found: list[Any] = [None] * devices
+
+    def work(communicator: Any) -> None:
+        backend = create_backend("cupy", "double", communicator.rank)
+        backend.activate()
+        communicator.attach(backend, "nccl")
+
+        def mean(value: float, weight: float = 1.0) -> float:
+            vector = backend.asarray(np.full(9, value))
+            communicator.allreduce_mean([vector], weight)
+            return float(backend.to_host(vector)[0])
+
+        found[communicator.rank] = task(communicator, mean)
+        backend.synchronize()
+
+    with ThreadLauncher(devices, timeout_s) as launcher:
+        launcher.run(work)
+    return found
+
+
+@on_standin
+def test_a_worker_that_comes_late_is_waited_for() -> None:
+    def task(communicator: Any, mean: Any) -> list[float]:
+        means = []
+        for late in (0, 1, 0):
+            time.sleep(0.3 if communicator.rank == late else 0)
+            means.append(mean(communicator.rank + 1.0))
+        return means
+
+    assert averaged(2, task) == [[1.5] * 3] * 2
+
+
+@on_standin
+@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("means", [0, 2])
+def test_a_worker_that_is_dead_is_not_waited_for_in_a_collective(dead: int, means: int) -> None:
+    def task(communicator: Any, mean: Any) -> None:
+        for _ in range(means):
+            mean(1.0)
+        if communicator.rank == dead:
+            raise ValueError("the worker is dead")
+        mean(1.0)
+
+    with pytest.raises(ValueError, match="the worker is dead"):
+        averaged(2, task)
+    assert nobody_is_left()
+
+
+@on_standin
+def test_a_worker_that_never_comes_is_named_in_time() -> None:
+    def task(communicator: Any, mean: Any) -> None:
+        mean(1.0)
+        if communicator.rank == 1:
+            time.sleep(2)
+        mean(1.0)
+
+    with pytest.raises(WorkerTimeout, match="worker 0 waited .* for worker 1"):
+        averaged(2, task, timeout_s=0.5)
+
+
+@on_standin
+def test_workers_with_different_numbers_of_batches_meet_as_often() -> None:
+    """Nine batches for two workers: in the last round one of them has none."""
+    found = {}
+    for name in ("cupy", "numpy"):
+        model = Model(network(), Image(8, 8, 1), create_backend(name, "double"), seed=3)
+        with ParallelWrapper(model, 2, 1, 0, timeout_s=20, reduce="nccl" if name == "cupy" else "auto") as made:
+            made.fit(Loader(images(8 * 16 + 5), 16, seed=1), 2)
+        found[name] = model.weights()
+    for name, weight in found["numpy"].items():
+        np.testing.assert_allclose(found["cupy"][name], weight, rtol=0, atol=1e-10)
+
+
+# pools ----------------------------------------------------------------------------------------------------------------
+
+
+@on_standin
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_each_worker_trims_its_own_device_when_all_have_met(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first on each device; nobody before all are there, and nobody goes on before all are done."""
+    from cupynet.backend import cuda
+
+    events: list[tuple[str, Any]] = []
+
+    def trim(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
+        time.sleep(0.1 * devices[0])
+        events.append(("trims", (devices, device_above, pinned_above)))
+
+    def work(communicator: Any) -> None:
+        backend = create_backend("cupy", "float", communicator.rank % 2)
+        backend.activate()
+        pools = Pools([0, 1, 0], device_above=0, pinned_above=1)
+        view: Any = SimpleNamespace(rank=communicator.rank, world=communicator)
+        pools.start(view, None)
+        time.sleep(0.1 * (communicator.rank == late))
+        events.append(("comes", communicator.rank))
+        pools.on_epoch_end(view, cast(Any, None))
+        events.append(("goes on", communicator.rank))
+
+    monkeypatch.setattr(cuda, "trim_pools", trim)
+    with ThreadLauncher(3, 20) as launcher:
+        launcher.run(work)
+    assert [name for name, _ in events] == ["comes"] * 3 + ["trims"] * 2 + ["goes on"] * 3
+    assert events[3:5] == [("trims", ([0], 0, 1)), ("trims", ([1], 0, None))]
+
+
+@on_standin
+def test_pools_are_trimmed_after_every_epoch() -> None:
+    """Of what is kept beyond the bound nothing is left, on any device; without one all is kept."""
+    kept_then: dict[bool, list[int]] = {True: [], False: []}
+
+    class Look(Callback):
+        every_rank = True
+
+        def __init__(self, trims: bool) -> None:
+            self.trims = trims
+
+        def on_epoch_end(self, trainer: TrainerView, record: Any) -> None:
+            import cupy
+
+            kept_then[self.trims].append(cupy.get_default_memory_pool().free_bytes())
+
+    for trims in (True, False):
+        pools = Pools([0, 1], device_above=1 << 16 if trims else None)
+        spare = [At(rank, 8, lambda: active().pools[0].malloc(1 << 20)) for rank in (0, 1)]
+        with wrapper(2, callbacks=[*spare, pools, Look(trims)]) as made:
+            made.plan.callbacks.sort(key=lambda each: isinstance(each, Look))
+            made.fit(loader(), 1)
+    assert max(kept_then[True]) <= 1 << 16 and min(kept_then[False]) >= 1 << 20
+
+
+@pytest.mark.usefixtures("devices")
+def test_what_a_failed_call_held_is_let_go_of() -> None:
+    """Though somebody keeps the error: a GPU's memory does not wait for it."""
+    backend, gone = create_backend("cupy"), []
+
+    def allocates() -> None:
+        array = backend.allocate((3,), np.float32)
+        gone.append(weakref.ref(array))
+        backend.allocate((1 << 40,), np.float32)
+
+    with pytest.raises(DeviceError, match="4.4 TB were asked for, and its pool, without a limit, holds") as caught:  # noqa: SIM117
+        with told(backend, Placement(1, (0,)), 0, None):
+            allocates()
+    assert gone[0]() is None and caught.value.exit_code == 1
+
+
+@on_standin
+def test_what_pools_held_is_told_after_a_fit() -> None:
+    import cupy
+
+    limit_pools([0, 1], None)
+    limit_pools([1], 1 << 28)
+    kept = [cupy.cuda.alloc_pinned_memory(1 << 20) for _ in range(3)]
+    kept.clear()
+    pools = Pools([0, 1, 0])
+    with wrapper(3, callbacks=[pools]) as made:
+        made.warm_up(16)
+        made.fit(loader(), 2)
+    first, second = pools.found
+    assert (first["device"], first["rank"], first["limit_bytes"]) == ("cuda:0", 0, None)
+    assert (second["device"], second["rank"], second["limit_bytes"]) == ("cuda:1", 1, 1 << 28)
+    weights = 4 * made.model.params.count
+    for found, workers in ((first, 2), (second, 1)):
+        assert 3 * workers * weights < found["used_bytes"] <= found["held_bytes"] < 1 << 28
+        assert found["pinned_blocks"] >= 3
+
+
+@pytest.mark.usefixtures("devices")
+def test_what_was_held_before_a_pool_was_emptied_counts() -> None:
+    """A large array comes and goes in the last round of an epoch; the pools are emptied after each."""
+    import cupy
+
+    gc.collect()  # backends of tests before this one
+    trim_pools([0], 0, None)
+    before = cupy.get_default_memory_pool().used_bytes()
+    pools = Pools([0], device_above=0)
+    with wrapper(1, devices=[0], callbacks=[At(0, 3, lambda: cupy.zeros(1 << 23)), pools]) as made:
+        made.fit(loader(48), 3)
+    assert pools.found[0]["held_bytes"] - before > 64 << 20 > pools.found[0]["used_bytes"] - before
+    assert cupy.get_default_memory_pool().total_bytes() - before < 64 << 20
+
+
+def test_pools_of_processes_are_looked_after_by_each() -> None:
+    pools = Pools([0, 0], processes=True)
+    assert [pools._looks_after(rank) for rank in (0, 1)] == [True, True]
+    assert [Pools([0, 0, 1])._looks_after(rank) for rank in (0, 1, 2)] == [True, False, True]
+
+
+@on_standin
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_cannot_be_connected_leaves_nobody_in_a_sum(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL has connected the others, who are about to add up for the first time: on the device nobody hears of it."""
+    from cupy.cuda import nccl
+
+    original = nccl.NcclCommunicator
+
+    def connected(size: int, identifier: Any, place: int) -> Any:
+        made = original(size, identifier, place)
+        if place == rank:
+            kept.append(made)  # of whose end nobody is told
+            raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: on purpose")
+        return made
+
+    monkeypatch.setattr(nccl, "NcclCommunicator", connected)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="on purpose"), wrapper(devices=[0, 1]) as made:
+        made.fit(loader(), 1)
+    assert time.monotonic() - began < 15 and nobody_is_left()
+    kept.pop().abort()

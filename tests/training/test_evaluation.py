@@ -1,0 +1,425 @@
+"""Evaluation against values computed by hand, and what must hold for any scores and any split of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.training.evaluation import FEW_CLASSES, Evaluation
+
+# Eight samples of three classes:   confusion   predicted 0 1 2      precision     recall      F1
+#   actual 0: four, two right                  0 | 2 1 1             2/3           2/4         4/7
+#   actual 1: three, two right                 1 | 1 2 0             2/3           2/3         4/6
+#   actual 2: one, right                       2 | 0 0 1             1/2           1/1         2/3
+TARGETS = [0, 0, 0, 0, 1, 1, 1, 2]
+PREDICTED = [0, 0, 1, 2, 1, 1, 0, 2]
+
+
+def one_hot(predicted: list[int], classes: int = 3) -> np.ndarray[Any, Any]:
+    return np.eye(classes)[predicted]
+
+
+def small() -> Evaluation:
+    evaluation = Evaluation(3, top_n=2)
+    evaluation.add(one_hot(PREDICTED), TARGETS, np.arange(8) / 8)
+    return evaluation
+
+
+def undefined() -> Evaluation:
+    """Four classes: 2 occurs but is never predicted, 3 is predicted but never occurs."""
+    evaluation = Evaluation(4)
+    evaluation.add(one_hot([0, 0, 1, 3, 0], 4), [0, 0, 1, 1, 2], np.zeros(5))
+    return evaluation
+
+
+def test_small_example_by_hand() -> None:
+    evaluation = small()
+    assert evaluation.samples == 8
+    assert evaluation.confusion.tolist() == [[2, 1, 1], [1, 2, 0], [0, 0, 1]]
+    assert evaluation.confusion.dtype == np.int64
+    assert evaluation.accuracy == 5 / 8
+    assert evaluation.precision == pytest.approx((2 / 3 + 2 / 3 + 1 / 2) / 3, abs=1e-15)
+    assert evaluation.recall == pytest.approx((1 / 2 + 2 / 3 + 1) / 3, abs=1e-15)
+    assert evaluation.f1 == pytest.approx((4 / 7 + 2 / 3 + 2 / 3) / 3, abs=1e-15)
+    assert evaluation.loss == 28 / 64
+    # ties at 0 are broken by index: true class 0 or 1 comes second behind a wrong one; 2 was right
+    assert evaluation.top_n_accuracy == 1.0
+    rows = evaluation.per_class()
+    assert rows[0] == {"class": 0, "precision": 2 / 3, "recall": 0.5, "f1": 4 / 7, "support": 4, "predicted": 3}
+    assert [row["support"] for row in rows] == [4, 3, 1]
+
+
+def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
+    evaluation = undefined()
+    rows = evaluation.per_class()
+    assert math.isnan(rows[2]["precision"]) and rows[2]["recall"] == rows[2]["f1"] == 0
+    assert rows[3]["precision"] == rows[3]["f1"] == 0 and math.isnan(rows[3]["recall"])
+    assert evaluation.precision == pytest.approx((2 / 3 + 1 + 0) / 3, abs=1e-15)
+    assert evaluation.recall == pytest.approx((1 + 1 / 2 + 0) / 3, abs=1e-15)
+    assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3 + 0 + 0) / 4, abs=1e-15)  # 0/0 for no class
+
+
+def test_f1_is_0_for_a_class_that_is_never_predicted_and_nothing_only_for_one_that_is_not_there_either() -> None:
+    """Or a network that names one class whatever it sees would look good where F1 chooses."""
+    collapsed = Evaluation(11)
+    collapsed.add(one_hot([0] * 100, 11), [n % 10 for n in range(100)], np.zeros(100))
+    rows = collapsed.per_class()
+    assert rows[0]["f1"] == 2 * 10 / (2 * 10 + 90) and [row["f1"] for row in rows[1:10]] == [0] * 9
+    assert math.isnan(rows[10]["f1"])
+    assert collapsed.f1 == pytest.approx(2 * 10 / (2 * 10 + 90) / 10, abs=1e-15)
+    assert collapsed.precision == 0.1  # as Deeplearning4j has it
+
+
+def test_a_class_that_is_always_wrong_counts_as_0_not_as_0_over_0() -> None:
+    evaluation = Evaluation(2)
+    evaluation.add(one_hot([1, 0], 2), [0, 1], [1.0, 1.0])
+    assert (evaluation.precision, evaluation.recall, evaluation.f1, evaluation.accuracy) == (0, 0, 0, 0)
+
+
+def test_ties_are_decided_by_the_smaller_index() -> None:
+    for top_n, right in ((1, 1), (2, 2), (3, 3), (4, 4), (5, 4)):
+        evaluation = Evaluation(4, top_n)
+        evaluation.add(np.zeros((4, 4)), [0, 1, 2, 3], np.zeros(4))
+        assert evaluation.confusion.sum(axis=0).tolist() == [4, 0, 0, 0]
+        assert evaluation.top_n_accuracy == right / 4
+    evaluation = Evaluation(4, top_n=2)
+    evaluation.add([[1, 3, 1, 3], [1, 3, 1, 3], [5, 3, 1, 3], [5, 3, 1, 3]], [1, 3, 1, 3], np.zeros(4))
+    assert evaluation.top_n_hits == 3  # ranks 0, 1, 1 and 2
+
+
+def test_infinite_scores_are_scores() -> None:
+    evaluation = Evaluation(3, top_n=2)
+    evaluation.add([[-np.inf, 0, np.inf], [-np.inf, -np.inf, -np.inf]], [2, 1], [0.0, 0.0])
+    assert evaluation.accuracy == 0.5
+    assert evaluation.top_n_accuracy == 1.0
+
+
+def test_nan_scores_are_wrong_and_reported() -> None:
+    evaluation = Evaluation(3)
+    scores = [[1, 0, 0], [np.nan, 0, 0], [1, np.nan, 0], [0, 0, np.nan]]
+    evaluation.add(scores, [0, 0, 0, 2], [0.5, np.nan, 0.5, 0.5])
+    assert evaluation.samples == 4
+    assert evaluation.confusion.sum() == 1 and evaluation.undecided.tolist() == [2, 0, 1]
+    assert evaluation.accuracy == 0.25 and evaluation.top_n_accuracy == 0.25
+    assert evaluation.per_class()[0]["recall"] == 1 / 3
+    assert math.isnan(evaluation.loss)
+    assert "Warning: 3 of 4 samples had NaN among their scores and count as wrong" in evaluation.stats()
+    assert evaluation.to_dict()["undecided"] == 3
+    assert "NaN" not in small().stats()
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"),
+    [([1.0, np.inf], np.inf), ([-np.inf, 1.0], -np.inf), ([np.inf, -np.inf], np.nan), ([1.0, np.nan], np.nan)],
+)
+def test_losses_that_are_not_finite_show(losses: list[float], mean: float) -> None:
+    evaluation = Evaluation(1)
+    evaluation.add(np.zeros((2, 1)), [0, 0], losses)
+    assert np.array_equal(evaluation.loss, mean, equal_nan=True)
+    assert evaluation.to_dict()["loss"] is None
+
+
+def test_huge_losses_count_as_infinite() -> None:
+    evaluation = Evaluation(1)
+    for _ in range(2):
+        evaluation.add(np.zeros((2, 1)), [0, 0], [1.5e308, 1.5e308])
+    assert evaluation.loss == math.inf
+
+
+def test_nothing_evaluated_is_not_a_number() -> None:
+    evaluation = Evaluation(3)
+    evaluation.add(np.zeros((0, 3)), [], [])
+    assert evaluation.samples == 0
+    for name in ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss"):
+        assert math.isnan(getattr(evaluation, name)), name
+        assert evaluation.to_dict()[name] is None
+    assert "3 classes were never predicted" in evaluation.stats()
+
+
+def test_stats_report() -> None:
+    assert small().stats() == "\n".join(
+        [
+            "========================Evaluation Metrics========================",
+            " # of classes:    3",
+            " # of samples:    8",
+            " Loss:            0.4375",
+            " Accuracy:        0.6250",
+            " Top 2 Accuracy:  1.0000",
+            " Precision:       0.6111",
+            " Recall:          0.7222",
+            " F1 Score:        0.6349",
+            "Precision, recall & F1: macro-averaged (equally weighted avg. of 3 classes)",
+            "",
+            " class  precision   recall       F1  support",
+            "     0     0.6667   0.5000   0.5714        4",
+            "     1     0.6667   0.6667   0.6667        3",
+            "     2     0.5000   1.0000   0.6667        1",
+            "",
+            "=========================Confusion Matrix=========================",
+            " 0 1 2",
+            "------",
+            " 2 1 1 | 0",
+            " 1 2 0 | 1",
+            " 0 0 1 | 2",
+            "Rows are the actual class, columns the predicted class",
+        ]
+    )
+
+
+def test_stats_say_what_the_averages_leave_out() -> None:
+    report = undefined().stats()
+    assert " Precision:       0.5556   (1 class excluded from average)" in report
+    assert " Recall:          0.5000   (1 class excluded from average)" in report
+    assert " F1 Score:        0.3667\n" in report
+    assert "Warning: 1 class was never predicted by the model, excluded from average precision: 2" in report
+    assert "Warning: 1 class was absent from the labels, excluded from average recall: 3" in report
+    assert "average F1" not in report
+    assert "     2          -   0.0000   0.0000        1" in report
+    nobody = Evaluation(3)
+    nobody.add(one_hot([0, 1]), [0, 1], np.zeros(2))
+    assert " F1 Score:        1.0000   (1 class excluded from average)" in nobody.stats()
+    assert "1 class was neither predicted nor in the labels, excluded from average F1: 2" in nobody.stats()
+    assert "excluded" not in small().stats()
+
+
+def test_one_class_is_no_classes() -> None:
+    assert "(equally weighted avg. of 1 class)" in Evaluation(1).stats()
+
+
+def test_top_n_is_reported_only_where_it_says_something() -> None:
+    for top_n, shown in ((1, False), (2, True), (3, False), (4, False)):
+        assert (f"Top {top_n} Accuracy:" in Evaluation(3, top_n).stats()) is shown
+
+
+def test_wide_counts_stay_in_their_columns() -> None:
+    evaluation = Evaluation(11)
+    evaluation.confusion[10, 10] = 123456
+    table = evaluation.stats().split("Confusion Matrix")[1].splitlines()
+    assert len(table[1]) == len(table[2]) == 11 * 7
+    assert table[3 + 10].endswith(" 123456 | 10")
+
+
+def test_of_many_classes_the_most_frequent_confusions_stand_in_place_of_the_matrix() -> None:
+    assert "Confusion Matrix" in Evaluation(FEW_CLASSES).stats()
+    evaluation = Evaluation(300)
+    labels = [7] * 12 + [5] * 3 + [3] * 3 + [299] + list(range(300))
+    guesses = [8] * 12 + [0] * 3 + [2] * 3 + [298] + list(range(300))
+    evaluation.add(one_hot(guesses, 300), labels, np.zeros(len(labels)))
+    assert evaluation.stats(["a"] * 6).split("\n\n")[-1].splitlines() == [
+        "=====================Most Frequent Confusions=====================",
+        " 12 of 7, seen as 8",
+        "  3 of 3  a, seen as 2  a",
+        "  3 of 5  a, seen as 0  a",
+        "  1 of 299, seen as 298",
+        "The matrix of 300 classes is left out: to_dict() and evaluate --json have it",
+    ]
+    evaluation.confusion[0, 1:31] = 1
+    assert evaluation.stats().count("seen as") == 10
+    assert "none" in Evaluation(26).stats()
+
+
+def test_merge_refuses_another_kind() -> None:
+    with pytest.raises(ConfigError, match=r"of 4 classes \(top 3\) into one of 3 \(top 3\)"):
+        Evaluation(3).merge(Evaluation(4))
+    with pytest.raises(ConfigError, match="top 2"):
+        Evaluation(3).merge(Evaluation(3, top_n=2))
+
+
+def test_merge_leaves_the_other_alone() -> None:
+    whole, part = Evaluation(3, top_n=2), small()
+    whole.merge(part)
+    whole.merge(part)
+    assert whole.samples == 16 and part.to_dict() == small().to_dict()
+
+
+def test_merge_loses_no_bit_of_the_losses() -> None:
+    whole = Evaluation(1)
+    for losses in ([1e100, 1.0], [-1e100, 1.0]):
+        part = Evaluation(1)
+        part.add(np.zeros((2, 1)), [0, 0], losses)
+        whole.merge(part)
+    assert whole.loss == 2 / 4
+    part.add(np.zeros((1, 1)), [0], [np.inf])
+    whole.merge(part)
+    assert whole.loss == math.inf
+
+
+@pytest.mark.parametrize("arguments", [(0,), (-1,), (2.0,), (True,), (3, 0), (3, 1.5)])
+def test_refused_arguments(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match="Evaluation (classes|top_n)=.*: must be an integer of at least 1"):
+        Evaluation(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("scores", "targets", "losses"),
+    [
+        (np.zeros((2, 4)), [0, 1], [0.0, 0.0]),
+        (np.zeros((2, 3)), [0], [0.0, 0.0]),
+        (np.zeros((2, 3)), [0, 1], [0.0]),
+        (np.zeros((2, 3)), [[0], [1]], [0.0, 0.0]),
+        (np.zeros(3), [0], [0.0]),
+        (np.zeros((1, 3)), 0, [0.0]),
+    ],
+)
+def test_refused_shapes(scores: Any, targets: Any, losses: Any) -> None:
+    evaluation = Evaluation(3)
+    with pytest.raises(ConfigError, match=r"3 classes needs scores \(N, 3\)"):
+        evaluation.add(scores, targets, losses)
+    assert evaluation.samples == 0
+
+
+def test_refused_targets() -> None:
+    evaluation = Evaluation(3)
+    for wrong in (3, -1):
+        with pytest.raises(DataError, match=f"label {wrong} is not one of the classes 0 to 2"):
+            evaluation.add(np.zeros((2, 3)), [0, wrong], [0.0, 0.0])
+    with pytest.raises(ConfigError, match="class indices as targets, got float64"):
+        evaluation.add(np.zeros((1, 3)), [0.0], [0.0])
+    assert evaluation.samples == 0
+
+
+def test_narrow_targets_do_not_overflow() -> None:
+    evaluation = Evaluation(200)
+    evaluation.add(np.eye(200, dtype=np.float16), np.arange(200, dtype=np.uint8), np.zeros(200, np.float32))
+    assert evaluation.accuracy == 1.0
+
+
+Samples = tuple[int, list[tuple[list[float], int, float]]]
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Samples:
+    """(classes, [(scores, target, loss) ...]); few distinct scores, so that ties are common, and NaN now and then."""
+    classes = draw(st.integers(1, 5))
+    score = st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.nan])
+    row = st.tuples(
+        st.lists(score, min_size=classes, max_size=classes), st.integers(0, classes - 1), st.floats(-1e9, 1e9, width=32)
+    )
+    return classes, draw(st.lists(row, max_size=30))
+
+
+def evaluate(classes: int, rows: list[tuple[list[float], int, float]], top_n: int = 2) -> Evaluation:
+    evaluation = Evaluation(classes, top_n)
+    scores = np.array([row[0] for row in rows]).reshape(len(rows), classes)
+    evaluation.add(scores, np.array([row[1] for row in rows], np.int64), [row[2] for row in rows])
+    return evaluation
+
+
+@settings(deadline=None, max_examples=150)
+@given(samples(), st.lists(st.integers(0, 30), max_size=4), st.randoms(use_true_random=False))
+def test_parts_merged_in_any_order_equal_the_whole(drawn: Samples, cuts: list[int], random: Any) -> None:
+    classes, rows = drawn
+    edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    parts = [evaluate(classes, rows[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    random.shuffle(parts)
+    merged = Evaluation(classes, 2)
+    for part in parts:
+        merged.merge(part)
+    assert merged.to_dict() == evaluate(classes, rows).to_dict()
+
+
+@settings(deadline=None, max_examples=150)
+@given(samples(), st.integers(1, 6))
+def test_figures_follow_from_their_definitions(drawn: Samples, top_n: int) -> None:
+    classes, rows = drawn
+    evaluation = evaluate(classes, rows, top_n)
+    right = hits = 0
+    for scores, target, _ in rows:
+        if not any(map(math.isnan, scores)):
+            order = sorted(range(classes), key=lambda k, scores=scores: (-scores[k], k))  # type: ignore[misc]
+            right += order[0] == target
+            hits += target in order[:top_n]
+    assert evaluation.samples == len(rows)
+    assert evaluation.confusion.trace() == right and evaluation.top_n_hits == hits
+    if rows:
+        assert evaluation.accuracy == right / len(rows)
+        exact = sum(Fraction(loss) for _, _, loss in rows)
+        assert evaluation.loss == float(exact) / len(rows)
+    support = [sum(target == k for _, target, _ in rows) for k in range(classes)]
+    assert [row["support"] for row in evaluation.per_class()] == support
+    for row in evaluation.per_class():
+        if not math.isnan(row["f1"]) and row["precision"] + row["recall"] > 0:
+            harmonic = 2 * row["precision"] * row["recall"] / (row["precision"] + row["recall"])
+            assert row["f1"] == pytest.approx(harmonic, rel=1e-14)
+
+
+@settings(deadline=None, max_examples=50)
+@given(samples())
+def test_to_dict_is_json_without_nan(drawn: Samples) -> None:
+    values = evaluate(*drawn).to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+
+
+@pytest.mark.parametrize("losses", [[0.25, 1e-300, 1e200, 3.5], [0.1, math.nan, 2.0, 1.0], [math.inf, 0.5, 0.25, 1.0]])
+def test_packed_and_unpacked_it_is_the_same_evaluation(losses):
+    """What workers send each other: every figure, to the last bit, and merging goes on as before."""
+    evaluation = Evaluation(3)
+    scores = np.array([[0.5, 0.2, 0.3], [0.1, 0.8, 0.1], [np.nan, 0.0, 1.0], [0.2, 0.2, 0.6]])
+    evaluation.add(scores, np.array([0, 2, 1, 2]), np.array(losses))
+    again = Evaluation.unpack(evaluation.pack(), 3)
+    np.testing.assert_equal(again.to_dict(), evaluation.to_dict())
+    again.merge(evaluation)
+    evaluation.merge(Evaluation.unpack(evaluation.pack(), 3))
+    np.testing.assert_equal(again.to_dict(), evaluation.to_dict())
+    np.testing.assert_equal(again.loss, evaluation.loss)
+
+
+@settings(deadline=None, max_examples=150)
+@given(samples(), st.lists(st.integers(0, 30), max_size=4), st.randoms(use_true_random=False))
+def test_the_most_confident_mistakes_are_the_same_however_samples_are_split(
+    drawn: Samples, cuts: list[int], random: Any
+) -> None:
+    """Of more than are kept; equal scores are frequent here, and tell nothing of the order."""
+    classes, rows = drawn
+    numbered = [(sample, *row) for sample, row in enumerate(rows * 4)]
+    wrong = []
+    for sample, scores, target, _ in numbered:
+        if not any(map(math.isnan, scores)):
+            guess = min(range(classes), key=lambda k, scores=scores: (-scores[k], k))  # type: ignore[misc]
+            wrong += [(-scores[guess], sample, target, guess)] if guess != target else []
+    random.shuffle(numbered)
+    edges = [0, *sorted(min(cut, len(numbered)) for cut in cuts), len(numbered)]
+    merged = Evaluation(classes)
+    for a, b in zip(edges, edges[1:], strict=False):
+        part, some = Evaluation(classes), numbered[a:b]
+        scores = np.array([row[1] for row in some]).reshape(len(some), classes)
+        part.add(scores, np.array([row[2] for row in some], np.int64), np.zeros(len(some)), [row[0] for row in some])
+        merged.merge(Evaluation.unpack(part.pack(), classes))
+    assert merged.mistakes == sorted(wrong)[:24]
+
+
+def test_mistakes_of_samples_that_nobody_numbered_are_not_remembered():
+    assert small().mistakes == [] and small().to_dict()["mistakes"] == []
+
+
+def test_a_mistake_as_plain_values():
+    evaluation = Evaluation(2)
+    evaluation.add([[0.75, 0.25], [0.0, 1.0], [math.inf, 0.0]], [1, 1, 1], np.zeros(3), [40, 41, 42])
+    kept = {"label": 1, "guess": 0}
+    assert evaluation.to_dict()["mistakes"] == [
+        {"sample": 42, **kept, "confidence": None},
+        {"sample": 40, **kept, "confidence": 0.75},
+    ]
+
+
+def test_the_vector_has_room_for_the_longest_exact_sum():
+    """Losses over the whole range of a float: their sum needs as many parts as any can."""
+    evaluation = Evaluation(2)
+    losses = 2.0 ** np.arange(-1074.0, 990.0, 1.9)
+    evaluation.add(np.tile([0.0, 1.0], (len(losses), 1)), np.zeros(len(losses), np.int64), losses)
+    assert len(evaluation._loss_sum) > 30
+    assert Evaluation.unpack(evaluation.pack(), 2)._loss_sum == evaluation._loss_sum
+
+
+def test_names_stand_beside_the_numbers_of_classes() -> None:
+    plain, named = small().stats(), small().stats(("cat", "d\x1bog", "eel"))
+    assert "     0     0.6667   0.5000   0.5714        4  cat\n" in named and " 1 2 0 | 1  d?og\n" in named
+    assert "cat" not in plain and len(named.splitlines()) == len(plain.splitlines())

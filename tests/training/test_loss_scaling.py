@@ -1,0 +1,213 @@
+"""The loss scale of half precision: halved where a gradient overflows, doubled after a while, one where it must be."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.core.errors import DivergedError
+from cupynet.data import Loader
+from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.optim import Nesterov
+from cupynet.parallel import (
+    GradientSharing,
+    Groups,
+    ParameterAveraging,
+    Pipeline,
+    SerialCommunicator,
+    ThresholdEncoding,
+)
+from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper
+from cupynet.training import loss_scaling as scaling
+from cupynet.training.loss_scaling import LossScaler
+from tests.training.callbacks.test_nonfinite import Poisoned
+from tests.training.conftest import alone, fingerprint, on_threads, small_dataset, small_model
+
+DATA = small_dataset(97)
+
+
+def loader(samples: int = 97) -> Loader:
+    return Loader(small_dataset(samples), 4, seed=3)
+
+
+def network(layer=None, dtype: str = "half"):
+    layers = {"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu")}
+    layers |= {} if layer is None else {"poisoned": layer}
+    return Model(Sequential({**layers, "output": Dense(3)}), Image(8, 8, 1), create_backend("numpy", dtype), 1)
+
+
+class Scales(Callback):
+    """The scale after each iteration, on every worker."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.scales: list[float] = []
+
+    def on_iteration_end(self, trainer):
+        self.scales.append(trainer.replica.scaler.scale)
+
+
+def test_it_grows_and_shrinks(monkeypatch):
+    """Doubled after every 5 rounds until a gradient overflows: then halved, and that step is left out."""
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+    scales = Scales()
+    trainer = alone(small_model("half"), Nesterov(0.01), callbacks=[scales])
+    trainer.fit(loader(), 4)
+    assert scales.scales[3:5] == [1024.0, 2048.0] and scales.scales[9] == 4096.0
+    found = np.array(scales.scales)
+    falls = np.flatnonzero(found[1:] < found[:-1])
+    assert 0 < len(falls) == trainer.skipped_steps and (found[falls + 1] == found[falls] / 2).all()
+    assert np.isfinite(trainer.params.master).all() and trainer.iteration == 100
+
+
+def test_what_is_learned_does_not_depend_on_it(monkeypatch):
+    """Powers of two cost no bit: with another scale the same weights come out, as long as nothing overflows."""
+    found = []
+    for first in (64.0, 1024.0):
+        model = small_model("half")
+        model.backend.loss_scale = first
+        trainer = alone(model, Nesterov(0.01, 0.9))
+        trainer.fit(loader(), 1)
+        assert trainer.replica.scaler.scale == first and trainer.skipped_steps == 0
+        found.append(model.params.master.copy())
+    np.testing.assert_allclose(*found, atol=2e-4)
+
+
+def test_a_step_that_is_left_out_moves_nothing():
+    """One batch in each epoch overflows whatever the scale: as if it were not there."""
+    poisoned = alone(network(Poisoned(17, backwards=True)), Nesterov(0.01))
+    poisoned.fit(loader(), 2)
+    assert poisoned.skipped_steps == 2 and poisoned.replica.scaler.scale == 256.0
+    guarded = alone(network(Poisoned(17, backwards=True), "float"), Nesterov(0.01), callbacks=[NonFinite("skip")])
+    guarded.fit(loader(), 2)
+    for name, weights in poisoned.model.weights().items():
+        np.testing.assert_allclose(weights, guarded.model.weights()[name], atol=0.02)
+
+
+def test_a_loss_that_is_not_finite_is_a_failure_and_so_is_what_no_scale_mends():
+    with pytest.raises(DivergedError, match="the loss of worker 0 at batch"):
+        alone(network(Poisoned(17)), Nesterov(0.05)).fit(loader(), 1)
+    every = alone(network(Poisoned(*range(97), backwards=True)), Nesterov(0.05))
+    with pytest.raises(DivergedError, match="the gradient of layer 'dense1' of worker 0 at batch 10 of epoch 1"):
+        every.fit(loader(), 1)
+    assert every.replica.scaler.scale == 1.0 and every.replica.scaler.skipped == 10  # 1024 halved ten times
+
+
+@pytest.mark.parametrize(
+    ("way", "alike"),
+    [(ParameterAveraging(7), False), (GradientSharing(), True), (GradientSharing(ThresholdEncoding()), False)],
+)
+def test_each_replica_has_its_own_between_averages_and_all_one_where_they_share_gradients(way, alike):
+    scales = {}
+
+    def task(communicator):
+        from cupynet.training import Replica, Trainer
+
+        mine = Scales()
+        replica = Replica(network(Poisoned(17, backwards=True)), Nesterov(0.05))
+        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), callbacks=[mine])
+        trainer.fit(loader(), 1)
+        scales[communicator.rank] = mine.scales
+        return fingerprint(trainer.model), trainer.skipped_steps
+
+    found = on_threads(3, task)
+    assert len(set(found)) == 1 and found[0][1] == 1  # known on every worker, counted once
+    rounds = list(zip(*(scales[rank] for rank in range(3)), strict=True))
+    assert {min(each) for each in rounds} == {1024.0, 512.0}
+    apart = [len(set(each)) > 1 for each in rounds]
+    assert any(apart) != alike
+    if isinstance(way, ParameterAveraging):
+        assert not apart[6]  # the least at each average
+
+
+def test_replicas_take_the_least_at_an_average():
+    def task(communicator):
+        backend = create_backend("numpy", "half")
+        backend.loss_scale = [1024.0, 256.0, 512.0][communicator.rank]
+        LossScaler(backend, SerialCommunicator()).meet(communicator)
+        return backend.loss_scale
+
+    assert on_threads(3, task) == [256.0] * 3
+
+
+def test_it_goes_on_from_its_state(monkeypatch):
+    """After a resume the scale grows in the same round as without an interruption."""
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+    before, after = (LossScaler(create_backend("numpy", "half"), SerialCommunicator()) for _ in range(2))
+    for _ in range(3):
+        before.skips(overflow=False, failed=False)
+    after.restore(before.state())
+    for scale in (1024.0, 2048.0, 2048.0):
+        for each in (before, after):
+            each.skips(overflow=False, failed=False)
+            assert each.scale == scale
+
+
+def test_an_overflow_halves_it_in_the_round_in_which_it_would_have_grown_too(monkeypatch):
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+    scaler = LossScaler(create_backend("numpy", "half"), SerialCommunicator())
+    for _ in range(4):
+        scaler.skips(overflow=False, failed=False)
+    assert scaler.skips(overflow=True, failed=False)
+    assert scaler.scale == 512.0
+
+
+def test_stages_leave_a_step_out_together():
+    seen = []
+    with ParallelWrapper(network(Poisoned(17, backwards=True)), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper:
+        wrapper.fit(loader(), 2)
+        wrapper.on_workers(lambda trainer: seen.append((trainer.replica.scaler.skipped, trainer.skipped_steps)))
+        assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
+    assert sum(skipped for skipped, _ in seen) == 4 and {steps for _, steps in seen} == {2}
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_checkpoint_holds_it(tmp_path, workers):
+    def wrapper():
+        model = network(Poisoned(17, backwards=True))
+        return ParallelWrapper(model, 2, 3, callbacks=[Checkpoint(every_iterations=4, keep_last=100, path=tmp_path)])
+
+    with wrapper() as whole:
+        whole.fit(loader(), 2)
+        wanted, steps = fingerprint(whole.model), whole.trainer.skipped_steps
+    paths = sorted(tmp_path.iterdir())
+    model = network(Poisoned(17, backwards=True))
+    with ParallelWrapper(model, workers, 3) as again:
+        again.restore(paths[-2])
+        assert again.trainer.replica.scaler.scale < 1024.0
+        again.fit(loader(), 2 - again.trainer.epoch)
+        if workers == 2:
+            assert fingerprint(again.model) == wanted and again.trainer.skipped_steps == steps == 2
+
+
+def test_a_state_that_is_none_is_refused():
+    scaler = alone(small_model("half"), Nesterov(0.01)).replica.scaler
+    before = scaler.state()
+    for wrong in ({"scale": 0.0}, {"scale": float("nan")}, {"scale": 2.0**25}, {"rounds": -1}, {"skipped": -1}):
+        with pytest.raises(ValueError, match="scaling: expected a factor from 1 to"):
+            scaler.restore({**before, **wrong})
+        assert scaler.state() == before
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_other_workers_count_a_step_once(tmp_path, workers):
+    with ParallelWrapper(network(Poisoned(17, backwards=True)), 2, 3) as wrapper:
+        wrapper.fit(loader(), 2)
+        path, found = wrapper.checkpoint(tmp_path), []
+        wrapper.on_workers(lambda trainer: found.append((trainer.rank, trainer.replica.scaler.skipped)))
+    with ParallelWrapper(network(), workers, 3) as again:
+        again.restore(path)
+        now = []
+        again.on_workers(lambda trainer: now.append((trainer.rank, trainer.replica.scaler.skipped)))
+    assert sum(count for _, count in found) == 2
+    assert sorted(now) == [*sorted(found), (2, 0)][:workers]
+
+
+def test_what_is_stored_in_more_bits_needs_none():
+    for dtype in ("float", "double"):
+        trainer = alone(small_model(dtype), Nesterov(0.01))
+        assert trainer.replica.scaler is None and trainer.state()["scaling"] == {} and trainer.skipped_steps == 0

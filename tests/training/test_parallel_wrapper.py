@@ -1,0 +1,478 @@
+"""The ParallelWrapper API."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from cupynet.backend import PixelScale
+from cupynet.core.errors import ConfigError
+from cupynet.data import Loader
+from cupynet.optim import SGD, Nesterov, OneCycle
+from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
+from cupynet.parallel.launchers import threads as launch
+from cupynet.runs.checkpoints import Checkpoints
+from cupynet.runs.run import Run
+from cupynet.training import Callback, History, ParallelWrapper, Trainer
+from cupynet.training.callbacks.checkpoint import save
+from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
+
+
+def test_the_documented_call_trains_the_model_itself():
+    model, dataset = small_model("float"), small_dataset(200)
+    test = Loader(dataset, 50, shuffle=False)
+    with ParallelWrapper(
+        model, workers=2, averaging_frequency=3, prefetch_buffer=24, report_score_after_averaging=True
+    ) as wrapper:
+        before = wrapper.evaluate(test).loss
+        wrapper.fit(Loader(dataset, 8, seed=1), epochs=3)
+        after = wrapper.evaluate(test)
+        assert after.loss < before and after.samples == 200
+        assert len({fingerprint(m) for m in wrapper.replicas()}) == 1 and wrapper.replicas()[0] is model
+    assert model.predict(dataset.images[:5]).shape == (5, 3)
+
+
+def test_it_equals_workers_made_by_hand():
+    model = small_model("float")
+    with ParallelWrapper(model, 3, 2, optimizer=Nesterov(0.05, l2=1e-3)) as wrapper:
+        wrapper.fit(Loader(small_dataset(97), 4, seed=3), 2)
+    by_hand = train(3, lambda: Nesterov(0.05, l2=1e-3), samples=97, epochs=2, frequency=2, dtype="float")
+    # the runs differ in one thing: by hand every epoch is evaluated, and so averaged
+    assert np.isfinite(model.params.master).all()
+    with ParallelWrapper(small_model("float"), 3, 2, optimizer=Nesterov(0.05, l2=1e-3)) as wrapper:
+        wrapper.fit(Loader(small_dataset(97), 4, seed=3), 2, evaluate_on=Loader(small_dataset(97), 7, shuffle=False))
+        assert fingerprint(wrapper.replicas()[0]) == fingerprint(by_hand.trainers[0].model)
+
+
+def test_fit_goes_on_where_it_stopped():
+    loader = Loader(small_dataset(40), 4, seed=3)
+    with ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as once:
+        once.fit(loader, 3)
+        with ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as twice:
+            twice.fit(loader, 1).fit(loader, 2)
+            assert fingerprint(once.replicas()[0]) == fingerprint(twice.replicas()[0])
+
+
+def test_a_second_fit_with_other_data_knows_its_end():
+    with ParallelWrapper(small_model(), 2, 1, optimizer=Nesterov(OneCycle(0.1))) as wrapper:
+        wrapper.fit(Loader(small_dataset(80), 4), 2)
+        assert wrapper.trainer.total_iterations == wrapper.trainer.iteration == 20
+        wrapper.fit(Loader(small_dataset(16), 4), 1)
+        assert wrapper.trainer.total_iterations == wrapper.trainer.iteration == 22
+
+
+def test_replica_0_is_the_model_and_so_the_first_device_is_the_models(monkeypatch):
+    model = small_model()
+    model.backend.name = "cupy"
+    monkeypatch.setattr(placement, "device_count", lambda name: 2)
+    with pytest.raises(ConfigError, match=r"devices=\[1, 0\]: replica 0 is the model itself, .* on device 0"):
+        ParallelWrapper(model, devices=[1, 0])
+
+
+def test_stop_ends_a_fit_from_a_callback():
+    class Stop(Recorder):
+        every_rank = False
+
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 4:
+                wrapper.stop()
+
+    with ParallelWrapper(small_model(), 2, 2, callbacks=[Stop()]) as wrapper:
+        wrapper.fit(Loader(small_dataset(400), 4), 10)
+        assert wrapper.trainer.iteration in (4, 6)
+        wrapper.fit(Loader(small_dataset(40), 4), 1)  # a stop is for one fit
+        assert wrapper.trainer.epoch == 1
+
+
+def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch):
+    """Rank 1 has left the fit, and is given the wish once more."""
+    fit, left = Trainer.fit, threading.Event()
+
+    def leave(trainer, *arguments, **options):
+        fit(trainer, *arguments, **options)
+        if trainer.rank == 1:
+            left.set()
+
+    class Late(Recorder):
+        every_rank = False
+
+        def on_fit_end(self, trainer):
+            if trainer.epoch == 1:
+                assert left.wait(20)
+                wrapper.stop("too late")
+
+    monkeypatch.setattr(Trainer, "fit", leave)
+    with ParallelWrapper(small_model(), 2, 2, callbacks=[Late()]) as wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), 1)
+        wrapper.fit(Loader(small_dataset(40), 4), 2)
+        assert wrapper.trainer.epoch == 3 and wrapper.trainer.stopped is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers=0: must be an integer of at least 1"),
+        ({"averaging_frequency": 0}, "averaging_frequency=0: must be an integer of at least 1, epoch or end"),
+        ({"report_score_after_averaging": 1}, "^report_score_after_averaging=1: must be true or false$"),
+        ({"prefetch_buffer": -1}, "prefetch_buffer=-1: must be an integer of at least 0"),
+        ({"devices": [0, 1]}, "devices=\\[0, 1\\]: backend numpy runs on the CPU and has none"),
+        ({"report_every": -1}, "report_every=-1: must be an integer of at least 0"),
+        ({"timeout_s": 0}, "timeout_s=0: must be a number of seconds above 0"),
+        ({"optimizer": Nesterov}, "optimizer is the class Nesterov: must be an Optimizer, such as Nesterov"),
+        ({"optimizer": "adam"}, "optimizer is a str: must be an Optimizer, such as Nesterov"),
+        ({"synchronizer": "mean"}, "synchronizer is a str"),
+        ({"callbacks": [Recorder]}, "a callback is the class Recorder"),
+        ({"callbacks": None}, "callbacks=None: must be a list"),
+        ({"callbacks": Recorder()}, "callbacks=.*: must be a list"),
+        ({"run": 5}, "run=5: must be a Run or the name of a folder"),
+        ({"devices": 0}, "devices=0: must be a list of device numbers"),
+        ({"blas_threads": 0}, "blas_threads=0: must be an integer of at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ParallelWrapper(small_model(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 1.5}, "epochs=1.5: must be an integer of at least 1"),
+        ({"epochs": -1}, "epochs=-1: must be an integer of at least 1"),
+        ({"epochs": 0}, "epochs=0: must be an integer of at least 1"),
+        ({"evaluate_every": 0}, "evaluate_every=0: must be an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size=0: must be an integer of at least 1"),
+        ({"split": "dev"}, "split=dev: must be one of test, validation"),
+    ],
+)
+def test_bad_arguments_of_fit_are_refused_and_nothing_is_trained(arguments, message):
+    model = small_model()
+    before = fingerprint(model)
+    with ParallelWrapper(model, 2) as wrapper, pytest.raises(ConfigError, match=message):
+        wrapper.fit(small_dataset(20), **arguments)
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_to_train_on_is_refused(workers):
+    with ParallelWrapper(small_model(), workers) as wrapper, pytest.raises(ConfigError, match="'bright rows' is empty"):
+        wrapper.fit(small_dataset(20).take(slice(0)))
+
+
+def test_a_folder_by_name_is_made(tmp_path):
+    with ParallelWrapper(small_model(), 1, callbacks=[History()], run=tmp_path / "new" / "run") as wrapper:
+        wrapper.fit(small_dataset(20))
+    assert len(Run(tmp_path / "new" / "run").history()) == 1
+
+
+def test_data_are_taken_as_people_write_them():
+    data = small_dataset(40)
+    prints = set()
+    grey = data.images[..., 0]
+    for given in (Loader(data, 8, seed=12345), data, (data.images, data.labels), (grey, data.labels)):
+        with ParallelWrapper(small_model(), np.int64(2), np.int32(2)) as wrapper:
+            wrapper.fit(given, np.int64(2), batch_size=8)
+            assert wrapper.evaluate(data if given is data else Loader(data, 8)).samples == 40
+            prints.add(fingerprint(wrapper.model))
+    assert len(prints) == 1
+
+
+def test_one_synchronizer_lives_as_long_as_the_wrapper():
+    class Counting(Synchronizer):
+        def __init__(self):
+            self.rounds = 0
+
+        def before_update(self, replica, samples):
+            self.rounds += 1
+            return False  # nobody moves
+
+    described = Counting()
+    with ParallelWrapper(small_model(), 2, synchronizer=described) as wrapper:
+        wrapper.fit(Loader(small_dataset(20), 4), 1).fit(Loader(small_dataset(20), 4), 2)
+        assert wrapper.trainer.synchronizer.rounds == 9
+    assert described.rounds == 0  # a description, of which each worker has a copy
+
+
+def test_a_synchronizer_that_forgets_to_answer_is_told_so():
+    class Forgetful(Synchronizer):
+        def before_update(self, replica, samples):
+            pass
+
+    with (
+        ParallelWrapper(small_model(), 2, synchronizer=Forgetful()) as wrapper,
+        pytest.raises(ConfigError, match="Forgetful.before_update returned None: return True or False"),
+    ):
+        wrapper.fit(Loader(small_dataset(20), 4), 1)
+
+
+def test_callbacks_are_the_users_own_on_rank_0_and_copies_elsewhere():
+    class Everywhere(Recorder):
+        started = 0
+
+        def start(self, trainer, run):
+            self.started += 1
+            self.rank = trainer.rank
+            everybody.append(self)
+
+    everybody, mine = [], Everywhere()
+    with ParallelWrapper(small_model(), 3, callbacks=[mine]) as wrapper:
+        wrapper.fit(Loader(small_dataset(24), 4), 1).fit(Loader(small_dataset(24), 4), 1)
+    assert len({id(each) for each in everybody}) == 3 and mine.rank == 0
+    assert {(each.rank, each.started, len(each.weights)) for each in everybody} == {(r, 1, 4) for r in range(3)}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_refused_argument_does_no_harm(workers):
+    odd = np.zeros((4, 9, 9), np.uint8), np.zeros(4, np.int64)
+    with ParallelWrapper(small_model(), workers) as wrapper:
+        for wrong in (
+            lambda: wrapper.fit(small_dataset(20), 0),
+            lambda: wrapper.fit(odd),
+            lambda: wrapper.evaluate(odd),
+        ):
+            with pytest.raises(ConfigError):
+                wrong()
+        wrapper.fit(small_dataset(20), batch_size=4)
+        assert wrapper.trainer.epoch == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_closed_wrapper_trains_nothing_more(workers):
+    wrapper = ParallelWrapper(small_model(), workers)
+    wrapper.close()
+    with pytest.raises(RuntimeError, match="been interrupted or closed: make a new ParallelWrapper"):
+        wrapper.fit(small_dataset(20))
+
+
+def blas_threads() -> set[int]:
+    return {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
+
+
+def test_a_refused_wrapper_leaves_blas_alone():
+    before = blas_threads()
+    with pytest.raises(ConfigError, match="timeout_s"):
+        ParallelWrapper(small_model(), 2, timeout_s=0)
+    assert blas_threads() == before
+
+
+def test_one_that_is_dropped_lets_go_of_threads_and_blas():
+    before = blas_threads()
+    wrapper = ParallelWrapper(small_model(), 3, blas_threads=1)
+    names = {thread.name for thread in threading.enumerate()}
+    assert {f"cupynet worker {rank}" for rank in range(3)} <= names
+    wrapper.fit(small_dataset(20))
+    del wrapper
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while any(t.name.startswith("cupynet worker") for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not [t for t in threading.enumerate() if t.name.startswith("cupynet worker")]
+    assert blas_threads() == before
+
+
+class Closing(Callback):
+    def __init__(self, name, log, fails=""):
+        self.name, self.log, self.fails = name, log, fails
+
+    def start(self, trainer, run):
+        self.log.append(f"{self.name} starts")
+        if self.fails == "start":
+            raise OSError("cannot start")
+
+    def close(self):
+        self.log.append(f"{self.name} closes")
+        if self.fails == "close":
+            raise OSError("cannot close")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_callbacks_are_closed_once_and_all_of_them(workers):
+    log = []
+    wrapper = ParallelWrapper(small_model(), workers, callbacks=[Closing("a", log), Closing("b", log, "close")])
+    wrapper.fit(small_dataset(20))
+    with pytest.raises(OSError, match="cannot close"):
+        wrapper.close()
+    wrapper.close()
+    assert log == ["a starts", "b starts", "b closes", "a closes"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_those_that_started_are_closed_where_another_cannot_start(workers):
+    log = []
+    callbacks = [Closing("a", log), Closing("b", log, "start"), Closing("c", log)]
+    failing = pytest.raises(OSError, match="cannot start")
+    with ParallelWrapper(small_model(), workers, callbacks=callbacks) as wrapper, failing:
+        wrapper.fit(small_dataset(20))
+    assert log == ["a starts", "b starts", "b closes", "a closes"]
+
+
+def test_the_users_own_error_is_the_one_that_is_seen(caplog):
+    with (
+        pytest.raises(ZeroDivisionError),
+        ParallelWrapper(small_model(), 1, callbacks=[Closing("a", [], "close")]) as wrapper,
+    ):
+        wrapper.fit(small_dataset(20))
+        raise ZeroDivisionError
+    assert "closing failed too: OSError: cannot close" in caplog.text
+
+
+def test_one_history_for_two_runs(tmp_path):
+    history = History()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        with ParallelWrapper(small_model(), 1, callbacks=[history], run=tmp_path / name) as wrapper:
+            wrapper.fit(small_dataset(20))
+    assert [len(Run(tmp_path / name).history()) for name in ("a", "b")] == [1, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_task_in_the_middle_of_another_is_refused(workers):
+    """Workers that wait for workers would wait until the time-out."""
+
+    class Evaluating(Callback):
+        def on_iteration_end(self, trainer):
+            wrapper.evaluate(small_dataset(20))
+
+    refused = pytest.raises(RuntimeError, match="these workers are busy")
+    with ParallelWrapper(small_model(), workers, callbacks=[Evaluating()]) as wrapper, refused:
+        wrapper.fit(small_dataset(20))
+
+
+def test_nobody_works_on_after_an_interruption():
+    """Ctrl-C reaches the main thread alone."""
+
+    class Interrupting(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 3:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    model = small_model()
+    wrapper = ParallelWrapper(model, 2, callbacks=[Interrupting()])
+    with pytest.raises(KeyboardInterrupt):
+        wrapper.fit(small_dataset(4000), 50, batch_size=4)
+    before = fingerprint(model)
+    time.sleep(0.1)
+    assert fingerprint(model) == before
+    wrapper.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
+
+
+def test_workers_that_never_have_a_batch_are_warned_of(caplog):
+    for workers, said in ((5, False), (6, True)):
+        with ParallelWrapper(small_model(), workers, optimizer=SGD(0.05)) as wrapper:
+            wrapper.fit(Loader(small_dataset(20), 4), 1)
+        assert ("6 workers for 5 batches of 4 images an epoch: 1 never train" in caplog.text) is said
+
+
+def test_data_stay_on_gpus_alone():
+    with pytest.raises(
+        ConfigError, match=r"^data_on_device=true: is for GPUs, and numpy computes on the CPU: leave it out$"
+    ):
+        ParallelWrapper(small_model(), 2, data_on_device=True)
+    for wrong in ("yes", None, 1):
+        with pytest.raises(ConfigError, match=f"^data_on_device={wrong}: must be auto, true or false"):
+            ParallelWrapper(small_model(), 2, data_on_device=wrong)
+    found = set()
+    for harmless in ("auto", False):
+        with ParallelWrapper(small_model(), 2, 1, data_on_device=harmless) as wrapper:
+            found.add(fingerprint(wrapper.fit(small_dataset(20), 1, batch_size=4).replicas()[0]))
+    assert len(found) == 1
+
+
+def test_a_pair_has_the_pixels_of_the_model():
+    """Whoever has loaded a model that normalises gives it images as they are: all that look at them see the same."""
+    dataset = small_dataset(60)
+    pixels = PixelScale.of([0.2], [0.3])
+    model = small_model("float")
+    with ParallelWrapper(model, 2) as wrapper:
+        normalised = dataclasses.replace(dataset, pixels=pixels)
+        wrapper.fit(Loader(normalised, 8, seed=1), 2, evaluate_on=(dataset.images, dataset.labels))
+        last, pair = wrapper.trainer.evaluation, (dataset.images, dataset.labels)
+        assert wrapper.evaluate(pair).to_dict() == wrapper.evaluate(normalised).to_dict()
+        assert wrapper.evaluate(pair).loss == pytest.approx(last.loss)
+        right = model.predict(dataset.images).argmax(1) == dataset.labels
+        assert wrapper.evaluate(pair).accuracy == right.mean()
+        wrapper.fit(pair, 1)
+        assert model.pixels == pixels
+        for work in (
+            lambda: wrapper.evaluate(dataset),
+            lambda: wrapper.fit(normalised, 1, evaluate_on=Loader(dataset, 8, shuffle=False)),
+        ):
+            with pytest.raises(
+                ConfigError,
+                match=r"^data set 'bright rows': its pixels become fractions of 255, and those trained on "
+                r"\(x - \[0\.2\]\) / \[0\.3\]: give it the same pixels",
+            ):
+                work()
+        wrapper.fit(dataset, 1)  # who says what is trained on says how
+        assert model.pixels == dataset.pixels
+
+
+@pytest.mark.parametrize("way", [ParameterAveraging(3), ElasticAveraging(3)])
+def test_replicas_that_differ_are_not_evaluated(tmp_path, way):
+    """Each would judge its part of the images by weights of its own."""
+    dataset = small_dataset(60)
+    with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way), callbacks=[Keeps(tmp_path)]) as wrapper:
+        wrapper.fit(Loader(dataset, 4, seed=1), 1)
+    with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way)) as wrapper:
+        wrapper.restore(tmp_path)
+        with pytest.raises(ConfigError, match="^the replicas are between two averages, and differ: let fit go on"):
+            wrapper.evaluate(dataset)
+        wrapper.fit(Loader(dataset, 4, seed=1), 1)
+        assert wrapper.evaluate(dataset).samples == 60
+
+
+class Keeps(Callback):
+    """A checkpoint after the fourth iteration alone."""
+
+    every_rank = True
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == 4:
+            save(Checkpoints(self.folder), trainer)
+
+
+def test_one_that_was_left_behind_does_not_move_the_users_model(monkeypatch):
+    """A gradient takes longer than the others wait for it: what it comes to is of a training that is over."""
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    model, computing, over = small_model(), threading.Event(), threading.Event()
+
+    class Fails(Callback):
+        every_rank = True
+
+        def on_fit_start(self, trainer):
+            original = trainer.replica.gradient
+
+            def gradient(batch):
+                found = original(batch)
+                if trainer.rank == 0:
+                    computing.set()
+                    assert over.wait(20)
+                else:
+                    assert computing.wait(20)
+                    raise ZeroDivisionError("on purpose")
+                return found
+
+            trainer.replica.gradient = gradient
+
+    with ParallelWrapper(model, 2, callbacks=[Fails()]) as wrapper:
+        before = fingerprint(model)
+        with pytest.raises(ZeroDivisionError):
+            wrapper.fit(Loader(small_dataset(60), 4, seed=1), 1)
+        left = wrapper._launcher._left_behind
+        over.set()
+    for thread in left:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert left and fingerprint(model) == before

@@ -1,0 +1,589 @@
+"""Stages of a pipeline do together what one replica does: the same weights, reports, evaluations and endings."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import create_backend
+from cupynet.core.errors import ConfigError
+from cupynet.data import Dataset, Loader
+from cupynet.nn import Conv2D, Dense, Layer, Model, Sequential, SoftmaxNLL
+from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
+from cupynet.parallel import (
+    Groups,
+    ParameterAveraging,
+    PeerFailed,
+    Pipeline,
+    Synchronizer,
+    ThreadCommunicator,
+    WorkerTimeout,
+    placement,
+)
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer, worker_plan
+from cupynet.training.pipeline_stage import Stage
+from tests.commands.test_train import run
+from tests.guides.extending.gradient_mean import GradientMean
+from tests.nn.networks import SMALL, small_networks
+from tests.training.conftest import Recorder, fingerprint, on_threads, small_dataset, small_model, train
+from tests.training.test_resume import Keep, rows
+from tests.workspaces import on_loan, workspaces
+
+CUTS: list[Any] = [1, 2, 3, [["conv1"], ["pool1"], ["dense1"], ["output"]]]
+
+
+def clipped() -> Nesterov:
+    return Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
+
+
+def trained(
+    model: Model,
+    pipeline: Pipeline | None,
+    workers: int = 1,
+    *,
+    synchronizer: Any = None,
+    samples: int = 61,
+    batch_size: int = 6,
+    epochs: int = 1,
+    optimizer: Any = clipped,
+    callbacks: Any = (),
+) -> np.ndarray:
+    """The weights after training on the bright rows."""
+    with ParallelWrapper(
+        model, workers, 1, optimizer=optimizer(), synchronizer=synchronizer, pipeline=pipeline, callbacks=callbacks,
+        report_every=2, timeout_s=60,
+    ) as wrapper:  # fmt: skip
+        wrapper.fit(Loader(small_dataset(samples), batch_size, seed=3), epochs)
+        assert on_loan(wrapper) == [0] * wrapper.placement.ranks
+    return model.params.master
+
+
+def close(found: np.ndarray, expected: np.ndarray, bound: float = 1e-12) -> bool:
+    return bool(np.abs(found - expected).max() <= bound * np.abs(expected).max())
+
+
+# equal to one replica -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("micro_batches", [1, 3, 4, 8])
+@pytest.mark.parametrize("stages", CUTS, ids=["1", "2", "3", "named"])
+def test_a_pipeline_is_the_unsplit_network(stages, micro_batches, backend):
+    """Eleven iterations in double with momentum, l2 and clipping; the last batch has one sample, fewer than parts."""
+    whole = trained(small_model(backend=backend), None)
+    assert close(trained(small_model(backend=backend), Pipeline(stages, micro_batches)), whole)
+    assert not close(small_model(backend=backend).params.master, whole, 1e-3)
+
+
+@pytest.mark.parametrize("name", small_networks())
+def test_every_layer_can_stand_at_the_end_of_a_stage(name):
+    """Each network cut behind every layer: the gradient is that of the whole one."""
+    data = Dataset(
+        "noise", np.random.default_rng(1).integers(0, 256, (10, 9, 8, 2)).astype(np.uint8), np.arange(10) % 3, 3
+    )
+    models = [Model(small_networks()[name], SMALL, create_backend("numpy", "double"), 1) for _ in range(2)]
+    stages = [[name] for name, _ in models[0].network]
+    for model, pipeline in zip(models, (None, Pipeline(stages, 4)), strict=True):
+        with ParallelWrapper(model, 1, optimizer=SGD(0.1), pipeline=pipeline, timeout_s=60) as wrapper:
+            wrapper.fit(Loader(data, 5, seed=1), 1, evaluate_on=data)
+            assert set(on_loan(wrapper)) == {0}
+    assert close(models[1].params.master, models[0].params.master)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float", 1e-5), ("half", 2e-3)])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_in_narrower_types(stages, dtype, bound):
+    found, whole = (trained(small_model(dtype), each, samples=18) for each in (Pipeline(stages, 4), None))
+    assert close(found, whole, bound)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(
+    ("synchronizer", "optimizer"),
+    [(GradientMean(), clipped), (ParameterAveraging(1), lambda: Momentum(0.05, 0.9, l2=1e-3)), (None, clipped)],
+    ids=["clipped mean of gradients", "averaging every iteration", "averaging, clipped"],
+)
+def test_hybrid_is_data_parallel_with_the_same_replicas(synchronizer, optimizer, stages, workers):
+    """Ten iterations in double; in the last round some replicas have no batch, and one has a short one."""
+    options = {"synchronizer": synchronizer, "optimizer": optimizer, "samples": 6 * 9 * workers + 4}
+    whole = trained(small_model(), None, workers, **options)
+    assert close(trained(small_model(), Pipeline(stages, 4), workers, **options), whole)
+
+
+def test_gradients_over_replicas_of_stages_are_one_worker_on_the_whole_batch():
+    alone = train(1, clipped, samples=120, batch_size=12)
+    hybrid = trained(small_model(), Pipeline(2, 4), 2, synchronizer=GradientMean(), samples=120, batch_size=6)
+    assert close(hybrid, alone.master)
+
+
+def test_averaging_seldom_is_data_parallel_too():
+    options = {"synchronizer": ParameterAveraging(3), "samples": 97, "epochs": 2}
+    whole = trained(small_model(), None, 2, **options)
+    assert close(trained(small_model(), Pipeline(2, 4), 2, **options), whole, 1e-11)
+
+
+def test_a_stage_begins_with_the_weights_of_the_whole_network():
+    model, found = small_model("half", seed=5), {}
+    model.load_weights({name: weight + 0.25 for name, weight in model.weights().items()})
+
+    class Look(Callback):
+        every_rank = True
+
+        def on_fit_start(self, trainer):
+            found.update(trainer.model.weights())
+
+    before = model.weights()
+    trained(model, Pipeline(3), callbacks=[Look()])
+    assert set(found) == set(before)
+    for name, weight in before.items():
+        np.testing.assert_array_equal(found[name], weight)
+
+
+def test_runs_repeat_bit_for_bit():
+    runs = [trained(small_model("float"), Pipeline(2, 4), 2, epochs=2).copy() for _ in range(2)]
+    np.testing.assert_array_equal(*runs)
+
+
+# what others see ------------------------------------------------------------------------------------------------------
+
+
+def test_reports_and_evaluations_are_those_of_one_replica():
+    seen = []
+    for pipeline in (None, Pipeline(3, 4)):
+        recorder = Recorder()
+        recorder.every_rank = False
+        with ParallelWrapper(
+            small_model(), 2, 2, optimizer=clipped(), pipeline=pipeline, callbacks=[recorder], report_every=2
+        ) as wrapper:
+            held_out = Loader(small_dataset(50, seed=2), 8, shuffle=False)
+            wrapper.fit(Loader(small_dataset(61), 6, seed=3), 2, evaluate_on=held_out)
+            assert wrapper.evaluate(held_out).to_dict() == wrapper.trainer.evaluation.to_dict()
+        seen.append(recorder)
+    whole, stages = seen
+    assert len(whole.reports) == len(stages.reports) == 6
+    for one, other in zip(whole.reports, stages.reports, strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=1e-10)
+        assert other.score_after_averaging == pytest.approx(one.score_after_averaging, rel=1e-10)
+    for one, other in zip(whole.epochs, stages.epochs, strict=True):
+        assert (one.samples, one.evaluation.samples) == (other.samples, other.evaluation.samples)
+        np.testing.assert_array_equal(one.evaluation.confusion, other.evaluation.confusion)
+        assert other.evaluation.loss == pytest.approx(one.evaluation.loss, rel=1e-10)
+
+
+def test_the_model_holds_the_weights_of_all_stages_wherever_somebody_looks():
+    model, data = small_model(), small_dataset(61)
+    seen: list[dict[str, Any]] = []
+
+    class Look(Callback):
+        def on_epoch_end(self, trainer, record):
+            seen.append(
+                {"predicted": model.predict(data.images).argmax(axis=1), "accuracy": record.evaluation.accuracy}
+            )
+
+    with ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2), callbacks=[Look()]) as wrapper:
+        wrapper.fit(Loader(data, 6, seed=3), 3, evaluate_on=data)
+        for each in seen:
+            assert (each["predicted"] == data.labels).mean() == pytest.approx(each["accuracy"], abs=1e-12)
+        parts = [stage.weights() for stage in wrapper.replicas()]
+        for name, weight in (parts[0] | parts[1]).items():
+            np.testing.assert_array_equal(model.weights()[name], weight)
+        trained_weights = model.weights()
+        model.load_weights({name: 0 * weight for name, weight in trained_weights.items()})
+        assert wrapper.evaluate(data).loss == pytest.approx(np.log(3))
+        model.load_weights(trained_weights)
+        assert wrapper.evaluate(data).accuracy == seen[-1]["accuracy"]
+
+
+def test_fit_twice_is_fit_once():
+    loader = Loader(small_dataset(40), 4, seed=3)
+    models = [small_model(), small_model()]
+    with ParallelWrapper(models[0], 2, 1, optimizer=clipped(), pipeline=Pipeline(2)) as once:
+        once.fit(loader, 3)
+    with ParallelWrapper(models[1], 2, 1, optimizer=clipped(), pipeline=Pipeline(2)) as twice:
+        twice.fit(loader, 1).evaluate(small_dataset(20))
+        twice.fit(loader, 2)
+    assert fingerprint(models[0]) == fingerprint(models[1])
+
+
+def test_weights_that_a_callback_changes_at_the_end_are_kept():
+    class Halve(Callback):
+        every_rank = True
+
+        def before_finish(self, trainer):
+            trainer.model.params.master *= 0.5
+
+    whole = trained(small_model(), None, 2)
+    halved = trained(small_model(), Pipeline(2), 2, callbacks=[Halve()])
+    assert close(halved, 0.5 * whole)
+
+
+def test_early_stopping_restores_the_best_weights_of_all_stages():
+    found = []
+    for pipeline in (None, Pipeline(3)):
+        model, data = small_model(), small_dataset(60)
+        stopping = EarlyStopping("accuracy", patience=1, max_epochs=4)
+        with ParallelWrapper(
+            model, 2, 1, optimizer=SGD(0.5), pipeline=pipeline, callbacks=[stopping], timeout_s=20
+        ) as wrapper:
+            wrapper.fit(Loader(data, 6, seed=3), 9, evaluate_on=small_dataset(50, seed=2), split="validation")
+            assert wrapper.evaluate(small_dataset(50, seed=2)).accuracy == stopping.result.best_score
+        found.append((stopping.result.best_epoch, stopping.result.epochs, model.params.master))
+    assert found[0][:2] == found[1][:2] and found[0][0] < found[0][1]
+    assert close(found[1][2], found[0][2], 1e-9)
+
+
+def test_a_stop_ends_all_stages_after_the_same_round():
+    class Stop(Callback):
+        every_rank = True
+
+        def __init__(self):
+            self.rounds = 0
+
+        def on_iteration_end(self, trainer):
+            self.rounds = trainer.iteration
+            if trainer.rank == 3 and trainer.iteration == 4:
+                trainer.stop("enough")
+
+    with ParallelWrapper(small_model(), 2, 3, pipeline=Pipeline(2), callbacks=[Stop()]) as wrapper:
+        wrapper.fit(Loader(small_dataset(400), 4), 1)
+        assert wrapper.trainer.stopped.text == "enough"
+        assert len({trainer.iteration for trainer in wrapper._trainers}) == 1 and wrapper.trainer.iteration < 50
+
+
+def test_stages_may_average_after_different_rounds():
+    """A rule that goes by what it measures may decide otherwise for other weights; they still stop together."""
+
+    class Own(ParameterAveraging):
+        def after_update(self, replica, iteration):
+            return self._average(replica, iteration) if iteration % (2 + replica.params.count % 3) == 0 else None
+
+    class Stop(Callback):
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 21:
+                trainer.stop("enough")
+
+    model = small_model()
+    with ParallelWrapper(
+        model, 2, synchronizer=Own(), pipeline=Pipeline(2), callbacks=[Stop()], timeout_s=20
+    ) as wrapper:
+        assert (
+            len({each.replica.params.count % 3 for each in (wrapper.on_workers(lambda t: t), *wrapper._trainers)}) > 1
+        )
+        wrapper.fit(Loader(small_dataset(400), 4), 1)
+        assert wrapper.trainer.stopped.text == "enough"
+
+
+@pytest.mark.parametrize("iteration", range(1, 8))
+@pytest.mark.parametrize("synchronizer", [ParameterAveraging(3), GradientMean()], ids=["every 3", "gradients"])
+def test_a_run_goes_on_from_any_round(synchronizer, iteration):
+    data = small_dataset(45)  # 8 batches of 6 for 2 replicas, the last of three samples
+    loader, held_out = Loader(data, 6, seed=3), Loader(data, 7, shuffle=False)
+
+    def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
+        return ParallelWrapper(
+            small_model("float"), 2, optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0), report_every=2,
+            synchronizer=copy.deepcopy(synchronizer), pipeline=Pipeline(2), callbacks=callbacks,
+        )  # fmt: skip
+
+    whole, rest = Recorder(), Recorder()
+    with wrapper_of(Keep(iteration), whole) as wrapper:
+        wrapper.fit(loader, 2, evaluate_on=held_out)
+        keeps = [each for trainer in wrapper._trainers for each in trainer.callbacks if isinstance(each, Keep)]
+        states = [keep.state for keep in keeps]
+        expected = fingerprint(wrapper.model)
+    with wrapper_of(rest) as wrapper:
+        wrapper.on_workers(lambda trainer: trainer.restore(states[trainer.rank]))
+        wrapper.fit(loader, 2 - wrapper.trainer.epoch, evaluate_on=held_out)
+        assert fingerprint(wrapper.model) == expected
+    np.testing.assert_equal(rows(rest, iteration), rows(whole, iteration))
+
+
+# what it costs --------------------------------------------------------------------------------------------------------
+
+
+def test_memory_does_not_grow_with_the_number_of_micro_batches():
+    found = []
+    for micro_batches in (4, 16):
+        with ParallelWrapper(small_model(), 1, pipeline=Pipeline(2, micro_batches)) as wrapper:
+            wrapper.fit(Loader(small_dataset(6 * micro_batches), 3 * micro_batches), 2)  # micro-batches of three
+            found.append([workspace.allocated_bytes for workspace in workspaces(wrapper)])
+    assert found[0] == found[1]
+
+
+def test_images_are_loaded_by_the_first_stage_alone(monkeypatch):
+    loaded: list[int] = []
+
+    class Watched(Stage):
+        def __init__(self, whole, optimizer, groups, backend, *others):
+            load = backend.load_images
+            backend.load_images = lambda *given: (loaded.append(groups.world.rank), load(*given))[1]
+            super().__init__(whole, optimizer, groups, backend, *others)
+
+    monkeypatch.setattr(worker_plan, "Stage", Watched)
+    trained(small_model(), Pipeline(3), 2)
+    assert set(loaded) == {0, 3}
+
+
+def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch):
+    class Slow(Layer):
+        def build(self, input, params, backend):
+            return input
+
+        def forward(self, x, context):
+            time.sleep(0.003)
+            return x, lambda dy: dy
+
+    waiting: list[int] = []
+    send = ThreadCommunicator.send
+
+    def counted(communicator, array, to):
+        send(communicator, array, to)
+        if array.shape == (4, 6, 6, 3):  # no weights, and no word that a batch was taken
+            waiting.append(len(communicator.group.box(communicator.rank, to).letters))
+
+    monkeypatch.setattr(ThreadCommunicator, "send", counted)
+    network = Sequential({"conv": Conv2D(3, 3), "slow": Slow(), "output": Dense(3)})
+    model = Model(network, small_model().input, create_backend("numpy"), 1)
+    with ParallelWrapper(model, 1, pipeline=Pipeline([["conv"], ["slow", "output"]])) as wrapper:
+        wrapper.fit(small_dataset(8), 1)
+        waiting.clear()
+        wrapper.evaluate(Loader(small_dataset(120), 4))
+    assert len(waiting) == 30 and max(waiting) == 1
+
+
+def test_warm_up_measures_every_stage_and_changes_nothing():
+    model = small_model("float", "numba")
+    before = fingerprint(model)
+    with ParallelWrapper(model, 2, 1, pipeline=Pipeline(2, 4)) as wrapper:
+        assert wrapper.warm_up(10) > 0 and wrapper.pipeline_speed() is None
+        assert fingerprint(model) == before
+        for trainer in wrapper._trainers:
+            assert len(trainer.replica.work_s) == 2 and min(trainer.replica.work_s) > 0
+        wrapper.fit(Loader(small_dataset(200), 10), 2)
+        speed = wrapper.pipeline_speed()
+        assert speed.layers == [["conv1", "pool1"], ["dense1", "output"]] and speed.micro_batches == 4
+        assert speed.round_s == pytest.approx(20 / wrapper.trainer.statistics.clock.images_per_s)
+    with ParallelWrapper(small_model(), 1) as wrapper:
+        wrapper.warm_up(10)
+        assert wrapper.pipeline_speed() is None
+
+
+def test_waiting_for_another_stage_is_no_computing():
+    class Sleeping(SoftmaxNLL):
+        """The last stage alone has the loss."""
+
+        def __call__(self, *arguments):
+            time.sleep(0.01)
+            return super().__call__(*arguments)
+
+    network = Sequential({"dense1": Dense(4), "output": Dense(3)})
+    model = Model(network, small_model().input, create_backend("numpy"), 1, Sleeping())
+    recorder = Recorder()
+    with ParallelWrapper(model, 1, pipeline=Pipeline(2, 2), callbacks=[recorder], report_every=2) as wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), 1, evaluate_on=small_dataset(40))
+        spent, clocks = wrapper.trainer.spent, [trainer.statistics.clock for trainer in wrapper._trainers]
+    slept = 10 * 2 * 0.01  # rounds, micro-batches
+    assert spent.waiting_s[0] > 0.9 * slept > spent.waiting_s[1]
+    assert spent.compute_s[0] < spent.waiting_s[0] and spent.compute_s[1] > 0.9 * slept
+    assert spent.waiting_s == [clock.waiting_s for clock in clocks]
+    for rank in range(2):
+        parts = (spent.compute_s, spent.data_s, spent.averaging_s, spent.waiting_s)
+        assert sum(part[rank] for part in parts) <= spent.rounds_s[rank]
+    assert recorder.reports[-1].waiting_s > 0 and recorder.epochs[0].spent.waiting_s[0] > 0
+
+
+def test_whole_replicas_wait_for_no_stage():
+    run = train(2, lambda: SGD(0.05), samples=20)
+    assert run.trainers[0].spent.waiting_s == [0.0, 0.0]
+
+
+def test_a_pipeline_warmed_up_trains_the_same_bits():
+    found = []
+    for warm in (True, False):
+        model = small_model("float", "numba")
+        with ParallelWrapper(model, 1, optimizer=Nesterov(OneCycle(0.1)), pipeline=Pipeline(2)) as wrapper:
+            if warm:
+                wrapper.warm_up(6)
+            wrapper.fit(Loader(small_dataset(61), 6), 1)
+        found.append(fingerprint(model))
+    assert found[0] == found[1]
+
+
+# where it lives -------------------------------------------------------------------------------------------------------
+
+
+def test_stages_take_devices_in_turn_and_auto_takes_what_is_there(monkeypatch):
+    def places(gpus: int, cores: int, workers: int | None, pipeline: Pipeline) -> tuple[int, int]:
+        monkeypatch.setattr(placement, "device_count", lambda name: gpus)
+        monkeypatch.setattr(placement, "available_cores", lambda: cores)
+        with ParallelWrapper(small_model(), workers, pipeline=pipeline) as wrapper:
+            return wrapper.placement.workers, wrapper.placement.stages
+
+    assert places(0, 2, None, Pipeline()) == (1, 2)
+    assert places(0, 8, None, Pipeline()) == (1, 3)  # three layers have weights
+    assert places(0, 8, 4, Pipeline()) == (4, 2)
+    assert places(0, 1, None, Pipeline()) == (1, 1)
+    assert places(0, 8, None, Pipeline(3)) == (2, 3)
+    assert places(0, 64, None, Pipeline(2)) == (4, 2)
+    assert places(0, 2, 2, Pipeline([["conv1", "pool1"], ["dense1", "output"]])) == (2, 2)
+
+
+def test_what_cannot_work_is_refused_before_any_worker_begins():
+    with pytest.raises(ConfigError, match="stages=9: this network can be cut into 4 at most"):
+        ParallelWrapper(small_model(), pipeline=Pipeline(9))
+    with pytest.raises(ConfigError, match="pipeline is an int: must be a Pipeline, such as"):
+        ParallelWrapper(small_model(), pipeline=2)
+    with (
+        ParallelWrapper(small_model(), 1, pipeline=Pipeline(2)) as wrapper,
+        pytest.raises(ConfigError, match="images of"),
+    ):
+        wrapper.fit(small_dataset(12, size=9), 1)
+
+
+# failures -------------------------------------------------------------------------------------------------------------
+
+
+class Fuse(Layer):
+    """Passes everything on, and at its n-th pass of all raises."""
+
+    def __init__(self, at: int, backward: bool) -> None:
+        self.at, self.fails_backward, self.passes = at, backward, 0
+
+    def build(self, input, params, backend):
+        return input
+
+    def forward(self, x, context):
+        self._pass(backward=False)
+        y = self.backend.borrow(x.shape)
+        y[...] = x
+
+        def backward(dy):
+            self._pass(backward=True)
+            self.backend.give_back(y)
+            return dy
+
+        return y, backward
+
+    def _pass(self, *, backward: bool) -> None:
+        self.passes += backward == self.fails_backward
+        if self.passes == self.at:
+            raise ZeroDivisionError("the fuse has blown")
+
+
+def with_a_fuse(place: int, at: int, backward: bool) -> tuple[Model, list[list[str]]]:
+    layers: list[tuple[str, Layer]] = [("first", Dense(6)), ("second", Dense(5)), ("third", Dense(3))]
+    layers.insert(place, ("fuse", Fuse(at, backward)))
+    names = [["first"], ["second"], ["third"]]
+    names[max(place - 1, 0)].insert(0 if place == 0 else 1, "fuse")
+    model = small_model()
+    return Model(Sequential(dict(layers)), model.input, model.backend, 1), names
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_stage_that_fails_ends_all_with_its_own_error(place, backward):
+    model, stages = with_a_fuse(place, 9, backward)
+    with (
+        pytest.raises(ZeroDivisionError, match="the fuse has blown") as caught,
+        ParallelWrapper(model, 2, pipeline=Pipeline(stages, 4), timeout_s=20) as wrapper,
+    ):
+        wrapper.fit(Loader(small_dataset(200), 8), 2)
+    (note,) = caught.value.__notes__
+    assert re.match(rf"worker \d \(stage {place} of 3, .*fuse; numpy, device 0\), epoch 1, at batch \d+$", note), note
+    assert any("_pass" in frame.name for frame in caught.traceback)
+
+
+@pytest.mark.slow
+def test_fifty_stages_that_fail_at_random_moments(capsys):
+    rng, told = random.Random(7), {}
+    for _ in range(50):
+        model, stages = with_a_fuse(rng.randrange(4), rng.randrange(1, 150), rng.random() < 0.5)
+        data = small_dataset(120)
+        try:
+            with ParallelWrapper(model, rng.choice([1, 2, 3]), pipeline=Pipeline(stages, 4), timeout_s=20) as wrapper:
+                wrapper.warm_up(8)
+                wrapper.fit(Loader(data, 8), 20, evaluate_on=data)
+        except (ZeroDivisionError, PeerFailed, WorkerTimeout) as error:
+            told[type(error)] = told.get(type(error), 0) + 1
+    with capsys.disabled():
+        print(f"\nstages that raised: {told.get(ZeroDivisionError, 0)} of 50 ended with their own error, 0 hung")
+    assert told == {ZeroDivisionError: 50}
+
+
+def test_a_stage_that_diverges_ends_the_run():
+    model = small_model("float")
+    with (
+        pytest.raises(Exception, match="not finite|is nan|is inf") as caught,
+        ParallelWrapper(model, 2, 2, optimizer=SGD(1e30), pipeline=Pipeline(2), timeout_s=20) as wrapper,
+    ):
+        wrapper.fit(Loader(small_dataset(200), 4), 3)
+    assert type(caught.value).__name__ == "DivergedError"
+
+
+# by hand, and from the command line -----------------------------------------------------------------------------------
+
+
+def test_stages_by_hand():
+    """As the wrapper makes them: nothing but groups tells a stage from a replica."""
+
+    def task(world):
+        model = small_model()
+        groups = Groups.grid(world, 2)
+        cut = Pipeline(2).cut(model.network, 2)
+        stage = Stage(model, clipped(), groups, create_backend("numpy", "double"), cut, 4)
+        trainer = Trainer(stage, groups=groups, synchronizer=ParameterAveraging(1))
+        trainer.fit(Loader(small_dataset(61), 6, seed=3), 1)
+        assert stage.scores is not None and stage.number == world.rank % 2
+        return model.params.master
+
+    found = on_threads(4, task)
+    whole = trained(small_model(), None, 2, synchronizer=ParameterAveraging(1))
+    assert close(found[0], whole)
+
+
+def test_one_worker_needs_no_synchronizer():
+    assert close(trained(small_model(), Pipeline(2), synchronizer=Synchronizer()), trained(small_model(), None))
+
+
+SMALL_RUN = ("data=synthetic", "data.limit=300", "epochs=1", "batch_size=16", "backend=numba")
+
+
+def test_the_command_tells_of_its_stages(tmp_path):
+    stdout, _ = run(tmp_path, *SMALL_RUN, "parallel=pipeline", "parallel.pipeline.stages=2")
+    assert "1 worker of 2 stages on cpu" in stdout and "stages: conv1 pool1 conv2 pool2 | dense1 output" in stdout
+    assert re.search(r"pipeline: [\d.]+ times the speed of one worker, bound [\d.]+ \(a micro-batch takes", stdout)
+    assert re.search(r"^pipeline +[\d.]+ times one worker, bound [\d.]+$", stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network can be cut into 4 at most"),
+        ("parallel.pipeline.stages=[[conv1],[output]]", "layer 'pool1' is in no stage"),
+        ("parallel.pipeline.micro_batches=0", "parallel.pipeline.micro_batches=0: must be an integer of at least 1"),
+        ("parallel.pipeline=2", "parallel.pipeline=2: must be a Pipeline"),
+    ],
+)
+def test_the_command_refuses_what_cannot_work(setting, told, tmp_path):
+    _, stderr = run(tmp_path, *SMALL_RUN, "parallel=hybrid", setting, code=2)
+    assert told in stderr and len(stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("CUPYNET_DATA" not in os.environ, reason="needs MNIST below CUPYNET_DATA")
+@pytest.mark.parametrize("experiment", ["model_parallel", "hybrid_parallel"])
+def test_an_epoch_of_mnist(experiment, tmp_path):
+    data = str(Path(os.environ["CUPYNET_DATA"]).resolve())
+    stdout, _ = run(tmp_path, f"experiment={experiment}", "epochs=1", "data.fallback=null", CUPYNET_DATA=data)
+    accuracy = float(re.search(r"test accuracy +([\d.]+) %", stdout)[1])
+    assert accuracy > 95

@@ -1,0 +1,249 @@
+"""Other workers go on from a checkpoint: with the mean of the replicas, and nothing left out."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from cupynet.core.errors import ConfigError
+from cupynet.data import Loader
+from cupynet.optim import Nesterov, OneCycle
+from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, ThresholdEncoding
+from cupynet.runs.checkpoints import Checkpoints, read
+from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper
+from cupynet.training.resize import filled, mean
+from tests.training.conftest import WAYS, StopAfter, fingerprint, small_dataset, small_model
+
+DATA = small_dataset(57)  # 15 batches of 4
+LOADER = Loader(DATA, 4, seed=3)
+
+
+class Rates(Callback):
+    """The learning rates of reports, with their iterations."""
+
+    def __init__(self):
+        self.rates = []
+
+    def on_report(self, trainer, report):
+        self.rates.append((report.iteration, report.learning_rate))
+
+
+def wrapper_of(folder, workers, way=None, *callbacks, every=100, dtype="double", **options):
+    folder.mkdir(exist_ok=True)
+    return ParallelWrapper(
+        small_model(dtype),
+        workers,
+        synchronizer=ParameterAveraging(5) if way is None else way,
+        optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
+        callbacks=[Checkpoint(every_iterations=every, keep_last=100), NonFinite("skip"), *callbacks, History()],
+        report_every=1,
+        run=folder,
+        **options,
+    )
+
+
+def left_by(folder, workers, iteration, way=None, **options):
+    with wrapper_of(folder, workers, way, StopAfter(iteration), every=iteration, **options) as wrapper:
+        wrapper.fit(LOADER, 3)
+    return Checkpoints(folder / "checkpoints").path(iteration)
+
+
+def states(wrapper):
+    found = {}
+    wrapper.on_workers(lambda trainer: found.update({trainer.rank: trainer.state()}))
+    return [found[rank] for rank in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_goes_on_with_other_workers(tmp_path, way, workers):
+    path = left_by(tmp_path, 3, 7, WAYS[way])
+    with wrapper_of(tmp_path, workers, WAYS[way]) as wrapper:
+        wrapper.restore(path)
+        found = states(wrapper)
+        weights = [np.concatenate([w.ravel() for w in state["replica"]["weights"].values()]) for state in found]
+        assert all(np.array_equal(weights[0], each) for each in weights) and wrapper.trainer.iteration == 7
+        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch, evaluate_on=DATA)
+        assert wrapper.trainer.epoch == 3 and np.isfinite(wrapper.trainer.evaluation.loss)
+        assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", WAYS)
+def test_several_go_on_from_what_one_left(tmp_path, way, workers):
+    path = left_by(tmp_path, 1, 7, WAYS[way])
+    with wrapper_of(tmp_path, workers, WAYS[way]) as wrapper:
+        wrapper.restore(path)
+        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
+        assert wrapper.trainer.epoch == 3 and len({fingerprint(each) for each in wrapper.replicas()}) == 1
+
+
+def test_the_mean_is_that_of_the_next_average(tmp_path):
+    """After 4 of 5 rounds between averages; in the last round of the first epoch some had no batch, and one a short."""
+    path = left_by(tmp_path, 4, 4)
+    stored = read(path)
+    with wrapper_of(tmp_path / "same", 4) as wrapper:
+        wrapper.restore(path)
+        parts = states(wrapper)
+    counts = [part["synchronizer"]["tally"]["samples"] for part in parts]
+    assert counts == [16, 16, 13, 12] and len(stored.state["workers"]) == 4
+    with wrapper_of(tmp_path / "two", 2) as wrapper:
+        wrapper.restore(path)
+        for state in states(wrapper):
+            for kind, of in (("weights", lambda s: s["weights"]), ("momentum", lambda s: s["optimizer"]["velocity"])):
+                for name, found in of(state["replica"]).items():
+                    wanted = sum(n * of(part["replica"])[name] for n, part in zip(counts, parts, strict=True)) / 57
+                    assert np.allclose(found, wanted, rtol=0, atol=1e-15), (kind, name)
+            assert state["synchronizer"]["tally"]["rounds"] == 0
+
+
+@pytest.mark.parametrize(("workers", "again"), [(3, 2), (2, 0), (1, 0), (5, 3)])
+def test_nothing_is_left_out_and_little_is_trained_twice(tmp_path, caplog, workers, again):
+    """Four workers leave after 2 rounds of 15 batches: 8 are done. Three go on behind the sixth: 2 again."""
+    path = left_by(tmp_path, 4, 2, ParameterAveraging(1))
+    seen: list[int] = []
+    with wrapper_of(tmp_path, workers, ParameterAveraging(1)) as wrapper, caplog.at_level(logging.INFO):
+        wrapper.restore(path)
+        assert (wrapper.trainer.epoch, wrapper.trainer.round) == (0, 8 // workers)
+
+        def watch(trainer):
+            original = trainer.replica.gradient
+
+            def gradient(batch):
+                if batch is not None and batch.epoch == 0:
+                    seen.append(batch.index)
+                return original(batch)
+
+            trainer.replica.gradient = gradient
+
+        wrapper.on_workers(watch)
+        wrapper.fit(LOADER, 1)
+    assert sorted(seen) == list(range(8 - again, 15))
+    (told,) = [record.getMessage() for record in caplog.records if " on from what 4 left" in record.getMessage()]
+    assert f"; {again} batches of epoch 1 are trained on once more" in told if again else "once more" not in told
+    assert workers != 3 or told == (
+        "workers: 3 go on from what 4 left: all begin with the mean of their weights, by the samples that each had "
+        "seen since they last met; 2 batches of epoch 1 are trained on once more"
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_an_epoch_whose_last_round_was_done_is_done(tmp_path, workers):
+    """Four workers make 4 rounds of 15 batches: as rounds of fewer that is more than an epoch has."""
+    callbacks = [Checkpoint(every_iterations=4, every_epochs=100, keep_last=100, path=tmp_path)]
+    options = {"synchronizer": ParameterAveraging(1), "optimizer": Nesterov(0.1)}
+    with ParallelWrapper(small_model(), 4, callbacks=callbacks, **options) as wrapper:
+        wrapper.fit(LOADER, 3)
+    assert read(tmp_path / "step-00000004").state["epoch"] == 0
+    with ParallelWrapper(small_model(), workers, **options) as wrapper:
+        wrapper.restore(tmp_path / "step-00000004")
+        wrapper.fit(LOADER, 2)
+        rounds = -(-15 // workers)
+        assert (wrapper.trainer.epoch, wrapper.trainer.iteration) == (2, 4 + rounds)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 6])
+def test_what_was_spent_is_counted_once(tmp_path, workers):
+    """A worker that was not there before has spent nothing; what all count alike, such as images, all know."""
+    path = left_by(tmp_path, 4, 4)
+    with wrapper_of(tmp_path / "same", 4) as wrapper:
+        wrapper.restore(path)
+        before = [state["clock"] for state in states(wrapper)]
+    with wrapper_of(tmp_path / "other", workers) as wrapper:
+        wrapper.restore(path)
+        clocks = [state["clock"] for state in states(wrapper)]
+    assert [clock["samples"] for clock in clocks] == [16, 16, 13, 12, 0, 0][:workers]
+    for name in ("compute_s", "data_s", "averaging_s", "bytes_sent"):
+        assert sum(clock[name] for clock in clocks) == pytest.approx(sum(clock[name] for clock in before[:workers]))
+    assert {clock["images"] for clock in clocks} == {57}
+
+
+def test_the_learning_rate_goes_on_at_the_same_part_of_training(tmp_path):
+    """3 epochs of 4 rounds with four workers, left after the first; of 15 with one: its 4 rounds count as 16."""
+    path, seen = left_by(tmp_path, 4, 4), Rates()
+    with wrapper_of(tmp_path, 1, None, seen) as wrapper:
+        wrapper.restore(path)
+        wrapper.fit(LOADER, 2)
+    schedule = OneCycle(0.1)
+    schedule.span(4 - 16, 4 + 30)
+    assert [rate for _, rate in seen.rates] == [pytest.approx(schedule(4 + i)) for i in range(30)]
+    assert [iteration for iteration, _ in seen.rates] == list(range(5, 35))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_stages_go_on_as_the_same_stages(tmp_path, workers):
+    options = {"pipeline": Pipeline(2, 2), "timeout_s": 20}
+    path = left_by(tmp_path, 2, 4, **options)
+    with wrapper_of(tmp_path, workers, **options) as wrapper:
+        wrapper.restore(path)
+        first, second = ({id(w): w for w in wrapper.replicas()[i::2]}.values() for i in (0, 1))
+        assert len({fingerprint(each) for each in first}) == len({fingerprint(each) for each in second}) == 1
+        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch, evaluate_on=DATA)
+        assert wrapper.trainer.epoch == 3
+    for whole in (3, 4):  # of which the one could be counted as replicas of two stages, and the other cannot
+        path = left_by(tmp_path / str(whole), whole, 4)
+        with wrapper_of(tmp_path / str(whole), 1, **options) as wrapper, pytest.raises(ConfigError) as caught:
+            wrapper.restore(path)
+        assert str(caught.value).endswith(
+            "its replicas were cut into 1 stage, and here into 2 stages: cut them as then, "
+            "parallel.pipeline.stages=1 (in Python Pipeline(stages=1))"
+        )
+
+
+def test_residuals_are_shared_out():
+    """What is still to be sent is a mean over the workers: the mean of their residuals, for each of the others."""
+    trees = [{"residual": {"a": np.array([1.0, 3.0])}, "n": 5}, {"residual": {"a": np.array([3.0, 5.0])}, "n": 7}]
+    assert mean(trees, [0.5, 0.5])["residual"]["a"].tolist() == [2.0, 4.0] and mean(trees, [0.5, 0.5])["n"] == 5
+    assert mean([{"a": np.array([1.0])}, {"a": np.array([np.nan])}], [1.0, 0.0])["a"].tolist() == [1.0]
+    assert GradientSharing(ThresholdEncoding()).merge_weight({}) == 1
+
+
+def test_what_one_worker_does_not_keep_is_begun_anew():
+    assert filled({"a": 1, "b": {}}, {"a": 2, "b": {"c": 3}, "d": 4}) == {"a": 1, "b": {"c": 3}, "d": 4}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ("float", "float", "goes on exactly: same workers, backend, dtype, processor and BLAS"),
+        ("float", "double", "weights are taken over exactly, what follows is computed otherwise"),
+        ("double", "float", "weights and optimizer state are rounded to 32 bits, what follows is computed otherwise"),
+        ("half", "float", "weights are taken over exactly, what follows is computed otherwise"),
+    ],
+)
+def test_the_log_says_what_is_exact(tmp_path, caplog, then, now, said):
+    path = left_by(tmp_path, 2, 7, dtype=then)
+    with wrapper_of(tmp_path, 2, dtype=now) as wrapper, caplog.at_level(logging.INFO):
+        wrapper.restore(path)
+        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
+        assert np.isfinite(wrapper.model.params.master).all()
+    (told,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"{path}: ")]
+    assert told.endswith(said)
+    assert (f"dtype {now}, then {then}" in told) == (then != now)
+
+
+def test_a_checkpoint_that_does_not_say_what_made_it(tmp_path, caplog):
+    path = left_by(tmp_path, 2, 7)
+    stored = read(path)
+    state = {key: value for key, value in stored.state.items() if key != "made_by"}
+    Checkpoints(path.parent).save(7, state, stored.arrays)
+    with wrapper_of(tmp_path, 2) as wrapper, caplog.at_level(logging.INFO):
+        wrapper.restore(path)
+    assert "maybe not bit for bit: it does not say with which workers, backend, dtype" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_one_from_before_epochs_had_a_loss_is_gone_on_with(tmp_path, workers):
+    path = left_by(tmp_path, 2, 7)
+    stored = read(path)
+    for worker in stored.state["workers"]:
+        del worker["numbers"]["losses"]
+    Checkpoints(path.parent).save(7, stored.state, stored.arrays)
+    with wrapper_of(tmp_path, workers) as wrapper:
+        wrapper.restore(path)
+        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
+        assert wrapper.trainer.epoch == 3 and np.isfinite(wrapper.history.epochs["loss"]).all()

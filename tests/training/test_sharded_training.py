@@ -1,0 +1,64 @@
+"""The recipe for shards, and training on what it writes, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_train import run, run_folder
+from tests.mpi import needs_mpi, under_mpiexec
+from tests.test_documentation import run_guide
+
+TRAIN = ["data=shards", "data.folder=../shards", "batch_size=32", "epochs=1", "callbacks.progress.style=lines"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the page's recipe writes: four shards of 300 digits."""
+    folder = tmp_path_factory.mktemp("guide")
+    with pytest.MonkeyPatch.context() as patch:
+        run_guide("cupynet/data/README.md", folder, patch)
+    assert sorted(path.name for path in (folder / "shards").iterdir()) == ["0", "1", "2", "3", "test"]
+    (folder / "threads").mkdir()
+    run(folder / "threads", *TRAIN, "workers=4")
+    return folder
+
+
+def test_every_image_is_trained_on_and_evaluation_repeats(folder: Path) -> None:
+    trained = run_folder(folder / "threads")
+    summary = json.loads((trained / "summary.json").read_text())
+    found = {key: summary[key] for key in ("dataset", "fallback", "workers", "images", "iterations")}
+    assert found == {"dataset": "shards", "fallback": False, "workers": 4, "images": 300, "iterations": 3}
+    stdout, _ = run(folder / "threads", str(trained), command="evaluate")
+    assert "the same as in summary.json" in stdout
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(4, marks=needs_mpi)])
+def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> None:
+    (folder / "ranks").mkdir()
+    done = under_mpiexec(ranks, "-m", "cupynet", "train", *TRAIN, "parallel.launcher=mpi", cwd=folder / "ranks")
+    assert done.returncode == 0, done.stderr
+    weights = [(run_folder(folder / name) / "weights.safetensors").read_bytes() for name in ("threads", "ranks")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["workers=2"], 2, "has 4 shards, one for each worker, and workers=2: set workers=4"),
+        (["workers=4", "data.folder=nowhere"], 65, "nowhere: cannot be read"),
+        (["workers=4", "data.limit=5"], 2, "data.limit"),
+        (["workers=4", "data=synthetic", "data.shards=../shards", "data.storage=sharded"], 2, "data=shards data.fol"),
+    ],
+)
+def test_what_cannot_work_is_refused_and_leaves_nothing(
+    arguments: list[str], code: int, said: str, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "shards").symlink_to(folder / "shards")
+    chosen = [each for each in TRAIN if "folder" not in each or "data=synthetic" not in arguments]
+    stdout, stderr = run(tmp_path / "here", *chosen, *arguments, code=code)
+    assert said in stderr and stderr.count("\n") == 1 and stdout == ""
+    assert not list((tmp_path / "here").iterdir())
