@@ -1,6 +1,6 @@
 """cupynet: convnets from scratch on NumPy and CuPy, trained by replicas in parallel whose parameters are averaged.
 
-The public names are found here but live in their rooms, and a room is imported when one of its names is first used:
+The public names are found here and loaded from their packages when they are first used:
 `import cupynet` alone costs nothing and imports neither NumPy nor numba.
 """
 
@@ -116,8 +116,8 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.parallel import TargetSparsity as TargetSparsity
     from cupynet.parallel import ThresholdEncoding as ThresholdEncoding
     from cupynet.parallel import When as When
-    from cupynet.runs.run import Run as Run
-    from cupynet.runs.run import Summary as Summary
+    from cupynet.runs import Run as Run
+    from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
     from cupynet.training import Checkpoint as Checkpoint
     from cupynet.training import EarlyStopping as EarlyStopping
@@ -138,7 +138,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
 __version__ = "0.1.0"
 
 # fmt: off
-_ROOMS = {
+_PACKAGES = {
     "backend": ("Backend", "create_backend"),
     "nn": ("Image", "Flat", "Context", "Params", "Layer", "Sequential", "Conv2D", "MaxPool2D", "Dense", "Activation",
            "Flatten", "BatchNorm", "LayerNorm", "Dropout", "AvgPool2D", "GlobalAvgPool2D", "Residual", "Concat",
@@ -156,26 +156,26 @@ _ROOMS = {
                  "Checkpoint", "EarlyStopping", "EarlyStoppingResult", "NonFinite", "StopReason", "Report",
                  "EpochRecord", "WeightAverage", "Profile"),
     "runs": ("Run", "Summary"),
-    "files": ("save_weights", "load_weights"),
+    "core.files": ("save_weights", "load_weights"),
     "interop": ("import_torch", "import_keras", "export_torch", "export_onnx"),
-    "trained": ("load_model",),
-    "errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",
+    "config.load_model": ("load_model",),
+    "core.errors": ("CupynetError", "ConfigError", "DivergedError", "DataError", "DeviceError", "OutputError",
                "Interrupted"),
 }
 # fmt: on
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_PACKAGE_OF = {name: package for package, names in _PACKAGES.items() for name in names}
 
-__all__ = list(_ROOM_OF)
+__all__ = list(_PACKAGE_OF)
 
 
 def __getattr__(name: str) -> object:
-    """Find a public name in its room (PEP 562); the next use finds it here, without this function."""
-    if name not in _ROOM_OF:
+    """Load a public name from its package (PEP 562)."""
+    if name not in _PACKAGE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
+    value: object = getattr(import_module(f"{__name__}.{_PACKAGE_OF[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOM_OF})
+    return sorted({*globals(), *_PACKAGE_OF})

@@ -1,0 +1,54 @@
+"""Users' files and stored runs of an earlier version keep working, though classes have moved since.
+
+`targets_52b31d6.json` has the parts of every file of conf/ at that commit, and `run_52b31d6` a run that it trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupynet import load_model
+from cupynet.config.instantiate import build
+from cupynet.config.removed import without_removed
+from tests.commands.test_train import run
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NODES: dict[str, Any] = json.loads((GOLDEN / "targets_52b31d6.json").read_text())
+STORED = GOLDEN / "run_52b31d6"
+
+
+def classes(node: Any, made: Any) -> list[tuple[str, str]]:
+    """The `_target_` of each part directly in `node`, and the class of what was made of it."""
+    if "_target_" in node:
+        return [(node["_target_"], type(made).__name__)]
+    return [(part["_target_"], type(made[name]).__name__) for name, part in node.items() if part is not None]
+
+
+@pytest.mark.parametrize("file", NODES)
+def test_every_part_of_the_former_conf_is_built(file: str) -> None:
+    group = file.split("/")[0]
+    node = without_removed({group: NODES[file]})[group]  # as settings of a stored run are read
+    found = classes(node, build(node, group))
+    assert found and all(target.rpartition(".")[2] == made for target, made in found)
+
+
+def test_a_stored_run_is_evaluated(tmp_path: Path) -> None:
+    out, _ = run(tmp_path, str(STORED), "--json", command="evaluate")
+    found, stored = json.loads(out), json.loads((STORED / "summary.json").read_text())
+    assert found["accuracy"] == stored["test_accuracy"] > 0.97
+    assert found["loss"] == pytest.approx(stored["test_loss"], rel=1e-6)
+
+
+def test_a_stored_run_is_loaded_and_reported(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(STORED, folder)
+    assert load_model(folder).params.count == json.loads((folder / "summary.json").read_text())["parameters"]
+    run(tmp_path, str(folder), command="report")
+    assert (folder / "report.html").stat().st_size > 10_000
+    out, _ = run(tmp_path, str(folder), command="compare")
+    assert "97.67" in out
