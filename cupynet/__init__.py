@@ -103,6 +103,7 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.optim import Warmup as Warmup
     from cupynet.parallel import Adaptive as Adaptive
     from cupynet.parallel import AdaptiveThreshold as AdaptiveThreshold
+    from cupynet.parallel import AveragingSchedule as AveragingSchedule
     from cupynet.parallel import DiLoCo as DiLoCo
     from cupynet.parallel import ElasticAveraging as ElasticAveraging
     from cupynet.parallel import FixedThreshold as FixedThreshold
@@ -115,7 +116,6 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.parallel import Synchronizer as Synchronizer
     from cupynet.parallel import TargetSparsity as TargetSparsity
     from cupynet.parallel import ThresholdEncoding as ThresholdEncoding
-    from cupynet.parallel import When as When
     from cupynet.runs import Run as Run
     from cupynet.runs import Summary as Summary
     from cupynet.training import Callback as Callback
@@ -149,9 +149,9 @@ _PACKAGES = {
     "data": ("Source", "MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "Synthetic", "Idx", "Npz", "Folder", "Data",
              "Dataset", "Loader", "Batch", "Prefetcher", "Sharded", "Shards", "ShardedLoader",
              "Augmentation", "Draws", "Shift", "Rotate", "Elastic", "CutOut", "HorizontalFlip"),
-    "parallel": ("Synchronizer", "ParameterAveraging", "When", "PostLocal", "Adaptive", "Outer", "SlowMo", "DiLoCo",
-                 "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold", "FixedThreshold",
-                 "TargetSparsity", "Pipeline"),
+    "parallel": ("Synchronizer", "ParameterAveraging", "AveragingSchedule", "PostLocal", "Adaptive", "Outer",
+                 "SlowMo", "DiLoCo", "ElasticAveraging", "GradientSharing", "ThresholdEncoding", "AdaptiveThreshold",
+                 "FixedThreshold", "TargetSparsity", "Pipeline"),
     "training": ("ParallelWrapper", "Trainer", "Replica", "Evaluation", "Callback", "History", "Progress",
                  "Checkpoint", "EarlyStopping", "EarlyStoppingResult", "NonFinite", "StopReason", "Report",
                  "EpochRecord", "WeightAverage", "Profile"),

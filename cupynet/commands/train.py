@@ -384,7 +384,7 @@ def _advice(experiment: Experiment, wrapper: ParallelWrapper, data: Data, spent:
     from cupynet.training import advise
 
     placement, synchronizer = wrapper.placement, experiment.synchronizer
-    frequency = synchronizer.when if isinstance(synchronizer, ParameterAveraging) else synchronizer.frequency
+    frequency = synchronizer.schedule if isinstance(synchronizer, ParameterAveraging) else synchronizer.frequency
     return advise(
         spent,
         frequency,

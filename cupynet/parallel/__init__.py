@@ -17,7 +17,7 @@ from cupynet.parallel.synchronizers.elastic import ElasticAveraging
 from cupynet.parallel.synchronizers.gradients import GradientSharing
 from cupynet.parallel.synchronizers.outer import DiLoCo, Mean, Outer, SlowMo
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
-from cupynet.parallel.synchronizers.schedule import Adaptive, PostLocal, When
+from cupynet.parallel.synchronizers.schedule import Adaptive, AveragingSchedule, PostLocal
 from cupynet.parallel.synchronizers.threshold import (
     AdaptiveThreshold,
     FixedThreshold,
@@ -62,7 +62,7 @@ __all__ = [
     "Threshold",
     "ThresholdEncoding",
     "Traffic",
-    "When",
+    "AveragingSchedule",
     "WorkerTimeout",
     "is_finite",
     "job",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from cupynet.core.checks import percent
-from cupynet.parallel import PipelineSpeed, When
+from cupynet.parallel import AveragingSchedule, PipelineSpeed
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
@@ -23,7 +23,7 @@ BURST = 2.0  # times the loss at chance: fresh networks are above it, but not so
 
 def advise(
     spent: Spent,
-    frequency: int | str | When | None = None,
+    frequency: int | str | AveragingSchedule | None = None,
     *,
     rounds: int | None = None,
     evaluated_every: int = 1,
@@ -69,10 +69,10 @@ def rarer(share: float, frequency: int, most: int = MOST_RARELY) -> tuple[int, f
 
 
 def _averaging(
-    spent: Spent, frequency: int | str | When | None, most: int, stages: int, cores: int | None
+    spent: Spent, frequency: int | str | AveragingSchedule | None, most: int, stages: int, cores: int | None
 ) -> tuple[float, str]:
     """Count what averaging costs the worker that waits least: the last one to arrive does not wait at all."""
-    if isinstance(frequency, When):
+    if isinstance(frequency, AveragingSchedule):
         frequency = frequency.frequency
     ranks, share = len(spent.rounds_s), min(spent.share("averaging_s"))
     text = f"averaging costs {percent(share, 0)} of the time"

@@ -23,6 +23,7 @@ from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer, Schedule
 from cupynet.parallel import (
+    AveragingSchedule,
     Communicator,
     Launcher,
     MpiLauncher,
@@ -31,7 +32,6 @@ from cupynet.parallel import (
     PipelineSpeed,
     Synchronizer,
     ThreadLauncher,
-    When,
 )
 from cupynet.runs.checkpoints import Checkpoints, Stored
 from cupynet.runs.history import Columns
@@ -112,7 +112,7 @@ class ParallelWrapper:
         self,
         model: Model,
         workers: int | None = None,
-        averaging_frequency: int | str | When = 3,
+        averaging_frequency: int | str | AveragingSchedule = 3,
         prefetch_buffer: int = 24,
         report_score_after_averaging: bool = True,
         average_updaters: bool = True,

@@ -20,8 +20,8 @@ from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, d
 from cupynet.parallel.synchronizers.half_precision import RESOLUTION, WIRES, half_mean
 from cupynet.parallel.synchronizers.outer import Mean, Outer, outer_step
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
-from cupynet.parallel.synchronizers.round_statistics import Tally
-from cupynet.parallel.synchronizers.schedule import When, rule
+from cupynet.parallel.synchronizers.round_statistics import RoundStatistics
+from cupynet.parallel.synchronizers.schedule import AveragingSchedule, averaging_schedule
 
 Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # as `Average` has it: the divergence, and by layer
 UNMEASURED: Spread = (math.nan, {})
@@ -53,7 +53,7 @@ class ParameterAveraging(Synchronizer):
 
     def __init__(
         self,
-        frequency: int | str | When = 1,
+        frequency: int | str | AveragingSchedule = 1,
         *,
         average_updaters: bool = True,
         report_score: bool = True,
@@ -61,14 +61,14 @@ class ParameterAveraging(Synchronizer):
         wire: str = "exact",
         outer: str | Outer = "mean",
     ) -> None:
-        self.when = rule(frequency)
-        self.frequency, self.measures = self.when.frequency, self.when.measures
+        self.schedule = averaging_schedule(frequency)
+        self.frequency, self.measures = self.schedule.frequency, self.schedule.measures
         self.average_updaters = flag("average_updaters", average_updaters)
         self.report_score = flag("report_score", report_score)
         self.measure_every = integer("measure_every", measure_every, 0)
         self.wire = one_of("wire", wire, WIRES)
         self.outer = outer_step(outer)
-        self._tally = Tally(score=self.report_score)
+        self._statistics = RoundStatistics(score=self.report_score)
         self._measured = -1  # the last stretch of `measure_every` iterations that was measured in
         self._common: list[Array] = []  # what was shared after the last average, where that is needed
 
@@ -88,23 +88,23 @@ class ParameterAveraging(Synchronizer):
             self._remember(replica)
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        self._tally.add(replica, samples)
+        self._statistics.add(replica, samples)
         return samples > 0
 
     def looks(self, iteration: int) -> bool:
-        return self.communicator.size > 1 and self.when.due(iteration)
+        return self.communicator.size > 1 and self.schedule.due(iteration)
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
-        due = self.when.after(iteration)
-        return self._average(replica, iteration) if due and self._tally.rounds else None
+        due = self.schedule.after(iteration)
+        return self._average(replica, iteration) if due and self._statistics.rounds else None
 
     def changed(self, replica: ReplicaView) -> None:
-        if not self._tally.rounds:  # else the last average sees it
+        if not self._statistics.rounds:  # else the last average sees it
             super().changed(replica)
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        average = self._average(replica, None) if self._tally.rounds and self.when.at(moment) else None
-        self.when.ended(moment)
+        average = self._average(replica, None) if self._statistics.rounds and self.schedule.at(moment) else None
+        self.schedule.ended(moment)
         return average
 
     def shared(self, replica: ReplicaView) -> list[Array]:
@@ -112,7 +112,7 @@ class ParameterAveraging(Synchronizer):
 
     @property
     def evaluates(self) -> bool:
-        return self.when.evaluates
+        return self.schedule.evaluates
 
     @property
     def shares_gradients(self) -> bool:
@@ -120,26 +120,26 @@ class ParameterAveraging(Synchronizer):
 
     @property
     def identical(self) -> bool:
-        return self._tally.rounds == 0 or self.communicator.size == 1
+        return self._statistics.rounds == 0 or self.communicator.size == 1
 
     def describe(self) -> str:
         outer = "" if isinstance(self.outer, Mean) else f", outer step {self.outer}"
-        return f"averaged {self.when}{outer}{', sent as half' * (self.wire == 'half')}"
+        return f"averaged {self.schedule}{outer}{', sent as half' * (self.wire == 'half')}"
 
     def state(self) -> dict[str, Any]:
         common = {str(i): by_name(self._replica, vector) for i, vector in enumerate(self._common)}
         return {
             "measured": self._measured,
-            "tally": self._tally.state(),
-            "when": self.when.state(),
+            "tally": self._statistics.state(),
+            "when": self.schedule.state(),
             "outer": self.outer.state() if self.communicator.size > 1 else {},
             "common": common,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._measured = state["measured"]
-        self._tally.restore(state["tally"])
-        self.when.restore(state["when"])
+        self._statistics.restore(state["tally"])
+        self.schedule.restore(state["when"])
         if self.communicator.size > 1:
             self.outer.restore(state["outer"])
         for i, vector in enumerate(self._common):
@@ -149,23 +149,23 @@ class ParameterAveraging(Synchronizer):
         return float(state["tally"]["samples"])
 
     def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**state, "tally": Tally(score=self.report_score).state()}
+        return {**state, "tally": RoundStatistics(score=self.report_score).state()}
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
         """One average. iteration: the one it follows; None at the end of an epoch or of the fit."""
-        score = self._tally.meet(replica, self.communicator, iteration)
+        score = self._statistics.gather(replica, self.communicator, iteration)
         measure = self._measure(iteration)
         if self.communicator.size == 1:
             average = Average(score, 0.0 if measure else math.nan)
         else:
             average = Average(score, *self._meet(replica, measure=measure))
-        self._tally.clear()
-        self.when.averaged(average.divergence)
+        self._statistics.clear()
+        self.schedule.averaged(average.divergence)
         return average
 
     def _measure(self, iteration: int | None) -> bool:
         """Whether the average after `iteration` measures the divergence."""
-        if self.when.measures:
+        if self.schedule.measures:
             return True
         if not self.measure_every or iteration is None:
             return self.measure_every > 0
@@ -177,8 +177,8 @@ class ParameterAveraging(Synchronizer):
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
         """All replicas become one: the mean, then the outer step; the layers see it."""
         own = replica.params.master.copy() if measure else None
-        self._mean(self.shared(replica), self._tally.samples, exact=replica.params.running)
-        samples, mean = self._tally.samples, replica.params.master
+        self._mean(self.shared(replica), self._statistics.samples, exact=replica.params.running)
+        samples, mean = self._statistics.samples, replica.params.master
         found = UNMEASURED if own is None else spread(self.communicator, replica, own, mean, samples)
         if self._common:
             self.outer.step(self._common[0], replica.params.master)

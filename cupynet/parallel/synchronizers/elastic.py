@@ -12,7 +12,7 @@ from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.averaging import UNMEASURED, ParameterAveraging, Spread, spread
 from cupynet.parallel.synchronizers.base import Average, Moment
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
-from cupynet.parallel.synchronizers.schedule import When
+from cupynet.parallel.synchronizers.schedule import AveragingSchedule
 
 SHARE = 0.9  # of the way to the mean of the replicas, which the centre goes where nothing is said: the paper's beta
 
@@ -39,7 +39,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def __init__(
         self,
-        frequency: int | str | When = 1,
+        frequency: int | str | AveragingSchedule = 1,
         pull: float | None = None,
         *,
         average_updaters: bool = True,
@@ -86,7 +86,7 @@ class ElasticAveraging(ParameterAveraging):
             self.communicator.allreduce_mean([centre], self._seen)
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        gather = self._apart and self.when.at(moment)
+        gather = self._apart and self.schedule.at(moment)
         average = super().finish(replica, moment)
         if gather:
             if self.communicator.size > 1:
@@ -105,7 +105,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def describe(self) -> str:
         pull = f"{self._alpha:.3g}" if self._alpha else "0.9 / workers"
-        return f"pulled to a centre by {pull} {self.when}{', sent as half' * (self.wire == 'half')}"
+        return f"pulled to a centre by {pull} {self.schedule}{', sent as half' * (self.wire == 'half')}"
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "apart": self._apart, "seen": self._seen}
@@ -124,8 +124,8 @@ class ElasticAveraging(ParameterAveraging):
         """Replica and centre pull at each other."""
         own, (centre,) = replica.params.master, self._common
         mean: Array = own.copy()
-        self._mean([mean], self._tally.samples)
-        found = spread(self.communicator, replica, own, mean, self._tally.samples) if measure else UNMEASURED
+        self._mean([mean], self._statistics.samples)
+        found = spread(self.communicator, replica, own, mean, self._statistics.samples) if measure else UNMEASURED
         own += self._alpha * (centre - own)
         centre += self._alpha * self.communicator.size * (mean - centre)
         replica.params.publish()

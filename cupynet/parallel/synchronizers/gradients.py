@@ -17,7 +17,7 @@ from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, is_finite, refuse_divergence
 from cupynet.parallel.synchronizers.half_precision import WIRES, half_mean
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
-from cupynet.parallel.synchronizers.round_statistics import Tally
+from cupynet.parallel.synchronizers.round_statistics import RoundStatistics
 from cupynet.parallel.synchronizers.threshold import Message, ThresholdEncoding, encoding
 
 _encoding = encoding  # the constructor's argument has its name
@@ -70,7 +70,7 @@ class GradientSharing(Synchronizer):
             raise ConfigError(f"wire={wire}: is for exact gradients, and encoded updates are few bytes: leave it out")
         self.report_score = flag("report_score", report_score)
         self.score_every = integer("score_every", score_every, 1)
-        self._tally = Tally(score=self.report_score)
+        self._statistics = RoundStatistics(score=self.report_score)
         self._next = 0  # iteration
         self._samples = 0  # of this worker's batch
 
@@ -109,7 +109,7 @@ class GradientSharing(Synchronizer):
         return super().shared(replica) if self._encoder is None else [replica.params.master]
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        self._tally.add(replica, samples)
+        self._statistics.add(replica, samples)
         self._samples = samples
         if self.communicator.size == 1 or self._encoder is not None:
             return samples > 0
@@ -123,7 +123,7 @@ class GradientSharing(Synchronizer):
         return self._score(replica, iteration) if (iteration + 1) % self.score_every == 0 else None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        return self._score(replica, None) if self._tally.rounds and moment != "epoch" else None
+        return self._score(replica, None) if self._statistics.rounds and moment != "epoch" else None
 
     def describe(self) -> str:
         what = f"gradients{' sent as half' * (self.wire == 'half')}"
@@ -132,7 +132,7 @@ class GradientSharing(Synchronizer):
         return f"{what}, {'averaged' if self.reduce == 'mean' else 'added up'} in every iteration"
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"next": self._next, "tally": self._tally.state()}
+        found: dict[str, Any] = {"next": self._next, "tally": self._statistics.state()}
         if self._encoder is not None:
             residual = by_name(self._replica, self._encoder.residual)
             found["encoding"] = {**self._encoder.state(), "residual": residual}
@@ -140,14 +140,14 @@ class GradientSharing(Synchronizer):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
-        self._tally.restore(state["tally"])
+        self._statistics.restore(state["tally"])
         if self._encoder is not None:
             self._encoder.restore(state["encoding"])
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
             self._remember(self._replica)  # of which the state is already that of then
 
     def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**state, "tally": Tally(score=self.report_score).state()}
+        return {**state, "tally": RoundStatistics(score=self.report_score).state()}
 
     def _share_gradients(self, params: Params, samples: int) -> None:
         """Overwrite the gradients with those of all workers, (P,); and the buffers with their mean."""
@@ -182,6 +182,6 @@ class GradientSharing(Synchronizer):
 
     def _score(self, replica: ReplicaView, iteration: int | None) -> Average:
         """What all replicas have seen since the last score."""
-        score = self._tally.meet(replica, self.communicator, iteration)
-        self._tally.clear()
+        score = self._statistics.gather(replica, self.communicator, iteration)
+        self._statistics.clear()
         return Average(score, math.nan)

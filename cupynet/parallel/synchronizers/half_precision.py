@@ -1,4 +1,4 @@
-"""How vectors travel to their mean: as they are, or in half as many bytes."""
+"""Means of vectors that are sent in half precision."""
 
 from __future__ import annotations
 

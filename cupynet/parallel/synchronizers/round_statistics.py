@@ -1,4 +1,4 @@
-"""What a replica has done since the last time all of them met, and what they tell each other of it when they meet."""
+"""Rounds, samples and losses of a replica since the last average."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cupynet.parallel.synchronizers.base import is_finite, refuse_divergence
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
 
 
-class Tally:
-    """Counts from one meeting to the next.
+class RoundStatistics:
+    """Counts since the last average.
 
     Args:
-        score: add up losses too.
+        score: True to sum losses too.
 
     Attributes:
-        rounds: since then; the same on every worker.
-        samples: of this replica since then.
+        rounds: rounds since then; the same on every worker.
+        samples: samples that this replica has trained on since then.
     """
 
     def __init__(self, *, score: bool) -> None:
@@ -29,15 +29,15 @@ class Tally:
         self._losses: Array = 0.0
 
     def add(self, replica: ReplicaView, samples: int) -> None:
-        """A round of this replica, with the batch of so many samples."""
+        """Count a round of this replica, with a batch of so many samples."""
         self.rounds, self.samples = self.rounds + 1, self.samples + samples
         if self.score and samples and replica.losses is not None:
             self._scored, self._losses = self._scored + samples, self._losses + replica.losses
 
-    def meet(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
-        """The mean loss of all samples of all replicas since the last meeting; NaN where nobody has it.
+    def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
+        """Return the mean loss of all samples of all replicas since the last average; NaN if no worker has it.
 
-        iteration: the one after which they meet; None at the end of an epoch or of the fit.
+        iteration: the one that was just trained; None at the end of an epoch or of the fit.
 
         Raises:
             DivergedError: on every worker alike, if any replica is not finite.
@@ -50,16 +50,16 @@ class Tally:
         return sum(total for _, total, _ in gathered) / scored if scored else math.nan
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset all counts."""
         self.rounds = self.samples = self._scored = 0
         self._losses = 0.0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it: numbers by name."""
+        """Return the state for a checkpoint: numbers by name."""
         counts = {"rounds": self.rounds, "samples": self.samples}
         return {**counts, "scored": self._scored, "losses": float(self._losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         self.rounds, self.samples = state["rounds"], state["samples"]
         self._scored, self._losses = state["scored"], state["losses"]

@@ -1,7 +1,7 @@
-"""When replicas are averaged: every k iterations, at the ends of epochs, once at the end, or by a rule that learns.
+"""Averaging schedules: every k iterations, at the end of each epoch, once at the end, or adaptive.
 
-A rule is asked alike on every worker and decides alike: from iterations, moments and measurements that all have in
-common. So workers need not talk in order to know that they are about to.
+Every worker asks its own schedule, and all decide alike: from iterations, moments and measurements that they share.
+So no communication is needed to know that an average is due.
 """
 
 from __future__ import annotations
@@ -15,55 +15,54 @@ from cupynet.parallel.synchronizers.base import Moment
 MOMENTS = ("epoch", "end")
 
 
-class When:
-    """A rule of when replicas are averaged.
+class AveragingSchedule:
+    """Decides when replicas are averaged.
 
-    A subclass says after which iterations; whatever it says, the end of a fit averages too, and so does the end of an
-    epoch that is evaluated.
+    A subclass decides after which iterations. The end of a fit and the end of an evaluated epoch always average.
 
     Attributes:
-        frequency: iterations between averages, or `epoch`, or `end`; None where it is neither.
-        measures: whether every average must measure the divergence, because the rule learns from it.
+        frequency: iterations between averages, or `epoch`, or `end`; None if it is neither.
+        measures: True if every average must measure the divergence, because the schedule adapts to it.
     """
 
     frequency: int | str | None = None
     measures = False
 
     def after(self, iteration: int) -> bool:
-        """Whether iteration `iteration` (from 0) is followed by an average; asked once after each."""
+        """Return True if an average follows iteration `iteration` (from 0). Called once after each."""
         raise NotImplementedError
 
     def due(self, iteration: int) -> bool:
-        """Whether `after` will say so of this iteration, without telling the rule that it is over.
+        """Return True if `after` will return True for this iteration, or if that is not known yet.
 
-        True where a rule does not know: replicas that run ahead of the host are waited for then.
+        Replicas that run ahead of the host are then waited for. The schedule's state does not change.
         """
         return True
 
     def at(self, moment: Moment) -> bool:
-        """Whether a moment asks for an average of replicas that have trained since the last one."""
+        """Return True if replicas that have trained since the last average are averaged at this moment."""
         return moment != "epoch"
 
     @property
     def evaluates(self) -> bool:
-        """Whether an evaluation asks for an average, however far the training is: whether every epoch can have one."""
+        """Return True if every epoch can be evaluated, because an evaluation causes an average."""
         return self.at("evaluation")
 
     def averaged(self, divergence: float) -> None:
-        """An average has been made that found this divergence; NaN where it was not measured."""
+        """Take note of an average and its divergence; NaN if it was not measured."""
 
     def ended(self, moment: Moment) -> None:
-        """A moment is over, and so is its average if there was one."""
+        """Take note that a moment has passed, with its average if there was one."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it: numbers by name."""
+        """Return the state for a checkpoint: numbers by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
 
 
-class Every(When):
+class Every(AveragingSchedule):
     """After iterations k, 2k, 3k ... of the whole training.
 
     Args:
@@ -85,7 +84,7 @@ class Every(When):
         return self.after(iteration)
 
 
-class AtEpochs(When):
+class AtEpochs(AveragingSchedule):
     """After every epoch."""
 
     frequency = "epoch"
@@ -103,7 +102,7 @@ class AtEpochs(When):
         return True
 
 
-class AtEnd(When):
+class AtEnd(AveragingSchedule):
     """Once, at the end of a fit: before that replicas differ, so that no epoch but the last can be evaluated."""
 
     frequency = "end"
@@ -121,7 +120,7 @@ class AtEnd(When):
         return moment == "fit"
 
 
-class PostLocal(When):
+class PostLocal(AveragingSchedule):
     """In every iteration until some epochs are complete, then less often (post-local SGD, Lin et al. 2018, 1808.07217).
 
     Early in training replicas move fast and apart: averaged often then, they may be left alone for longer afterwards.
@@ -135,9 +134,9 @@ class PostLocal(When):
         ConfigError: an argument cannot work.
     """
 
-    def __init__(self, epochs: int, frequency: int | str | When) -> None:
+    def __init__(self, epochs: int, frequency: int | str | AveragingSchedule) -> None:
         self.epochs = integer("PostLocal epochs", epochs, 0)
-        self.later = rule(frequency)
+        self.later = averaging_schedule(frequency)
         self.measures = self.later.measures
         self._complete = 0
         self._rounds = 0  # of the epoch that is not complete
@@ -181,7 +180,7 @@ class PostLocal(When):
         self.later.restore(state["later"])
 
 
-class Adaptive(When):
+class Adaptive(AveragingSchedule):
     """As often as keeps the replicas about as far apart as is wished, after Jiang & Agrawal 2020.
 
     Each average measures the divergence (`Average.divergence`). A period that ended below the target is followed by a
@@ -233,12 +232,12 @@ class Adaptive(When):
         self.period, self._rounds = state["period"], state["rounds"]
 
 
-def rule(frequency: int | str | When) -> When:
+def averaging_schedule(frequency: int | str | AveragingSchedule) -> AveragingSchedule:
     """A number of iterations, `epoch` or `end` as a rule; a rule as it is. Else a ConfigError."""
-    if isinstance(frequency, When):
+    if isinstance(frequency, AveragingSchedule):
         return frequency
     if isinstance(frequency, type):  # the class of a rule, where one of its objects is needed
-        return instance("averaging_frequency", frequency, When, "PostLocal(2, 10)")
+        return instance("averaging_frequency", frequency, AveragingSchedule, "PostLocal(2, 10)")
     if isinstance(frequency, str):
         if frequency not in MOMENTS:
             also = f"must be an integer of at least 1, epoch or end{guess(frequency, MOMENTS)}"

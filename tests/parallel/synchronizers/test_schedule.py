@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from cupynet.core.errors import ConfigError
-from cupynet.parallel import Adaptive, PostLocal, When
-from cupynet.parallel.synchronizers.schedule import rule
+from cupynet.parallel import Adaptive, AveragingSchedule, PostLocal
+from cupynet.parallel.synchronizers.schedule import averaging_schedule
 
 
-def averages(when: When, rounds: int, start: int = 0, divergence: float = math.nan) -> list[int]:
+def averages(when: AveragingSchedule, rounds: int, start: int = 0, divergence: float = math.nan) -> list[int]:
     """After which iterations, counted from 1, a rule averages."""
     found = []
     for iteration in range(start, start + rounds):
@@ -32,22 +32,22 @@ def averages(when: When, rounds: int, start: int = 0, divergence: float = math.n
     ],
 )
 def test_numbers_and_names(frequency: Any, found: list[int], moments: list[str], words: str) -> None:
-    when = rule(frequency)
+    when = averaging_schedule(frequency)
     assert averages(when, 7) == found
     assert [m for m in ("epoch", "evaluation", "fit") if when.at(m)] == moments
     assert (str(when), when.frequency, when.measures) == (words, frequency, False)
-    assert rule(when) is when
+    assert averaging_schedule(when) is when
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, True, None, "never", "Epoch", PostLocal])
 def test_what_is_no_rule_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="averaging_frequency"):
-        rule(wrong)
+        averaging_schedule(wrong)
 
 
 def test_the_nearest_name_is_offered() -> None:
     with pytest.raises(ConfigError, match="averaging_frequency='epochs': must be .*did you mean 'epoch'"):
-        rule("epochs")
+        averaging_schedule("epochs")
 
 
 def test_post_local_changes_at_the_end_of_an_epoch() -> None:
