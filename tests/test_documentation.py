@@ -341,7 +341,7 @@ def test_the_example_from_deeplearning4j_runs_and_is_the_experiment(
         for what in (
             lambda w: str(w.model.summary()),
             lambda w: w.placement.workers,
-            lambda w: vars(w.plan.synchronizer)["when"],
+            lambda w: vars(w.plan.synchronizer)["schedule"],
         ):
             assert str(what(wrapper)) == str(what(other))
         for name in ("momentum", "l2", "max_grad_norm", "weight_decay"):
