@@ -75,7 +75,8 @@ def optional(rule: Rule, null: str) -> Rule:
         try:
             return None if value is None else rule(key, value)
         except checks.Refusal as wrong:
-            raise refusal(key, shown(value, written), f"{wrong.reason}, or null for {null}") from None
+            what, sep, hint = wrong.reason.partition(";")
+            raise refusal(key, shown(value, written), f"{what}, or null for {null}{sep}{hint}") from None
 
     return checked
 

@@ -222,5 +222,5 @@ class Table:
             screen.print(
                 f"best: job {self.best.number} ({settings}), {self._split} accuracy {accuracy}", soft_wrap=True
             )
-            command = shlex.join(["python", "-m", "cupynet", "compare", near(sweep)])
+            command = shlex.join(["cupynet", "compare", near(sweep)])
             screen.print(f"Compare the jobs: {command}", soft_wrap=True)

@@ -338,7 +338,7 @@ def repeat(data: RunData, settings: list[str]) -> str:
     """Return the command line that repeats this run."""
     processes = finite(data.start.get("processes"))
     words = [] if processes is None else ["mpiexec", "-n", f"{processes:.0f}"]
-    words += ["python", "-m", "cupynet", "train"]
+    words += ["cupynet", "train"]
     folder = data.start.get("config_dir")
     words += [f"--config-dir={folder}"] if isinstance(folder, str) else []
     return shlex.join([*words, *(setting for setting in settings if not setting.startswith("resume="))])

@@ -124,8 +124,12 @@ SPOILT = {
     "another network": (lambda run: without(run, "conv1.weight"), DataError, "these weights are of another network: "),
     "no settings": (lambda run: shutil.rmtree(run / ".hydra"), ConfigError, "is not the folder of a run: there is no"),
     "no JSON": (lambda run: (run / "summary.json").write_text("{"), DataError, "summary.json: cannot be read"),
-    "no image": (lambda run: rewritten(run, image_shape=["a"]), DataError, "what it says of its images cannot be"),
-    "no numbers": (lambda run: rewritten(run, normalize={"mean": [0]}), DataError, "what it says of its images cannot"),
+    "no image": (lambda run: rewritten(run, image_shape=["a"]), DataError, "description of images is not valid"),
+    "no numbers": (
+        lambda run: rewritten(run, normalize={"mean": [0]}),
+        DataError,
+        "description of images is not valid",
+    ),
     "channels": (
         lambda run: rewritten(run, normalize={"mean": [0, 1], "deviation": [1, 1]}),
         DataError,
@@ -134,17 +138,17 @@ SPOILT = {
     "no digits": (
         lambda run: rewritten(run, normalize={"mean": ["a"], "deviation": [1]}),
         DataError,
-        "what it says of its images cannot",
+        "description of images is not valid",
     ),
     "no deviation": (
         lambda run: rewritten(run, normalize={"mean": [0], "deviation": [0]}),
         DataError,
-        "what it says of its images cannot",
+        "description of images is not valid",
     ),
     "one deviation": (
         lambda run: rewritten(run, normalize={"mean": [0, 1], "deviation": [1]}),
         DataError,
-        "what it says of its images cannot",
+        "description of images is not valid",
     ),
     "names": (lambda run: rewritten(run, class_names=["cat"]), DataError, "names 1 class, and its network has 10"),
     "trust": (

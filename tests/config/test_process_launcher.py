@@ -72,7 +72,7 @@ def test_a_job_that_is_killed_ends_no_other(tmp_path: Path) -> None:
     assert "SIGKILL" in found["1"]["error"] and "how unexpected" in found["2"]["error"]
     assert "signal 40" in found["3"]["error"]
     assert found["0"]["test_accuracy"] and found["4"]["test_accuracy"]
-    assert "cupynet: job 2: " in stderr and "Traceback" in stderr and "cupynet.reporting.comparison sweep" in stdout
+    assert "cupynet: job 2: " in stderr and "Traceback" in stderr and "cupynet compare sweep" in stdout
 
 
 def test_a_backend_that_is_not_here_ends_its_own_job_only(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_group_can_be_made_in_python() -> None:
 
 
 def test_settings_are_light() -> None:
-    code = "import cupynet.config.schema, sys; assert not {'numpy', 'numba', 'hydra', 'omegaconf'} & set(sys.modules)"
+    code = "import cupynet.config.schema, sys; assert not {'numpy', 'numba'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

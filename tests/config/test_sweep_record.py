@@ -50,7 +50,7 @@ def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pyte
     failed, best, compare = lines[5:]
     assert failed.startswith("job 0") and "65" in failed and failed.endswith("train-images: is damaged")
     assert best.startswith("best: job 2 (workers=2 parallel.averaging_frequency=1)") and "96.00 %" in best
-    assert shlex.split(compare)[-4:] == ["python", "-m", "cupynet", "compare", str(tmp_path)]
+    assert shlex.split(compare)[-3:] == ["cupynet", "compare", str(tmp_path)]
     assert max(map(len, lines[:6])) <= 80
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import logging
 import os
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cupynet.__main__
 from cupynet.core.errors import ConfigError, annotate
 from cupynet.core.exits import Console, LogFile, out_of_memory, say_error, steady_streams, tell
 from tests.commands.test_train import QUICK, environment, run_folder
@@ -201,10 +201,9 @@ class CUDARuntimeError(RuntimeError):
 
 @pytest.mark.parametrize("command", ["report", "compare", "doctor", "predict", "export", "evaluate"], ids=str)
 def test_a_wrong_option_is_told_in_one_line(command, capsys, monkeypatch):
-    path = f"cupynet.{command}" if command not in ("report", "compare", "doctor") else f"cupynet.{command}.__main__"
-    monkeypatch.setattr(sys, "argv", [command, "--speed"])
+    monkeypatch.setattr(sys, "argv", ["cupynet", command, "--speed"])
     with pytest.raises(SystemExit) as left:
-        importlib.import_module(path).main()
+        cupynet.__main__.main()
     said = capsys.readouterr().err
     assert left.value.code == 2 and said.startswith("cupynet: ") and said.count("\n") == 1 and "--help" in said
 
@@ -278,10 +277,9 @@ def test_a_run_out_of_memory_says_what_to_lower(tmp_path):
 )
 def test_a_variable_without_a_value_names_no_file(command: list[str], monkeypatch, capsys) -> None:
     """It would be this folder, or a file without a name."""
-    main = importlib.import_module(f"cupynet.{command[0]}{'.__main__' * (command[0] in ('report', 'compare'))}").main
-    monkeypatch.setattr(sys, "argv", ["cupynet", *command[1:]])
+    monkeypatch.setattr(sys, "argv", ["cupynet", *command])
     with pytest.raises(SystemExit) as left:
-        main()
+        cupynet.__main__.main()
     told = capsys.readouterr().err
     assert left.value.code == 2 and "must be the name of a file or a folder, not ''" in told and told.count("\n") == 1
 

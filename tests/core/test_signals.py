@@ -209,12 +209,12 @@ def test_nor_does_one_matter_while_python_ends(tmp_path):
     """It gives back what it handles before all objects are gone."""
     late = (
         "import os, signal, sys\n"
-        "from cupynet import interrupts\n"
+        "from cupynet.core import signals\n"
         "class Late:\n"
-        "    def __del__(self, kill=os.kill, own=os.getpid(), numbers=interrupts.NUMBERS):\n"
+        "    def __del__(self, kill=os.kill, own=os.getpid(), numbers=signals.NUMBERS):\n"
         "        [kill(own, number) for number in numbers]\n"
         "late = Late()\n"
-        "interrupts.command(lambda: sys.exit(int(sys.argv[1])))\n"
+        "signals.command(lambda: sys.exit(int(sys.argv[1])))\n"
     )
     (tmp_path / "late.py").write_text(late)
     for code in (0, 3):

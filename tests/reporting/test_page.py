@@ -397,7 +397,7 @@ def test_the_command_that_repeats_a_run_is_quoted_for_a_shell(tmp_path):
     line = again(folder)
     assert "$(rm" in line
     kept = [settings[0], *settings[2:]]
-    assert shlex.split(line) == ["python", "-m", "cupynet", "train", "--config-dir=my conf", *kept]
+    assert shlex.split(line) == ["cupynet", "train", "--config-dir=my conf", *kept]
     mpi = start(overrides=["parallel.launcher=mpi"], processes=6)
     (folder / "started.json").write_text(json.dumps(mpi))
     assert again(folder).startswith("mpiexec -n 6 cupynet train ")

@@ -107,7 +107,7 @@ def summary(folder: Path, study: Study, plan: Plan, test: Mapping[str, float]) -
     """Return lines about the best trial, and the command that trains it again."""
     best = study.ranked[0]
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
-    command = shlex.join(["python", "-m", "cupynet", "train", *config_dir, *plan.overrides(best.params)])
+    command = shlex.join(["cupynet", "train", *config_dir, *plan.overrides(best.params)])
     return [
         f"best trial      {best.number}, validation {study.objective} {figure_text(best.value, study.objective)}",
         f"test images     accuracy {percent(test['accuracy'])}, loss {test['loss']:.4g} (evaluated by this trial only)",

@@ -51,7 +51,7 @@ def search(plan: Plan, folder: Path) -> float:
                 test = _test(folder_of(folder, best.number), plan)
         except (KeyboardInterrupt, Interrupted) as stopped:
             interrupted = stopped if isinstance(stopped, Interrupted) else Interrupted.by(stopped)
-            command = shlex.join(["python", "-m", "cupynet", "tune", f"resume={near(folder)}"])
+            command = shlex.join(["cupynet", "tune", f"resume={near(folder)}"])
             done = f"{len(study.counted)} of {settings.trials} trials are done. Resume with: {command}"
             raise Interrupted(interrupted.signal_number, done) from None
         summary = "\n".join(results.summary(folder, study, plan, test))
