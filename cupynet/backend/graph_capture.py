@@ -69,7 +69,7 @@ class Recorder(Protocol):
         """
 
     def judge(self, loss: object, squared_norm: object, samples: int, scaling: Scaling) -> None:
-        """Whether the step is made: see the kernel of that name in updates.cu.
+        """Whether the step is made: see the kernel of that name in update.cu.
 
         Args:
             loss: the sum of its losses, 0-d on the device. squared_norm: of its gradient, likewise.

@@ -2,7 +2,7 @@
 
 Four counters and a key of two numbers, of 32 bits each, give four numbers. There is no state: whoever asks for the same
 place gets the same bits, in whatever order, on whatever backend. This is the text of it; `kernels/random.py` and
-`cuda/kernels/random.cu` are the same for compiled loops and for GPUs, and are compared with it bit for bit.
+`cuda/kernels/dropout.cu` are the same for compiled loops and for GPUs, and are compared with it bit for bit.
 """
 
 from __future__ import annotations

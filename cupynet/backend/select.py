@@ -109,7 +109,7 @@ def _missing(name: str, device: int = 0) -> str | None:
         if importlib.util.find_spec("numba") is None:
             return "numba is not installed"
         try:
-            importlib.import_module("cupynet.backend.cpu.kernels.loops")
+            importlib.import_module("cupynet.backend.cpu.kernels.jit")
         except (ImportError, RuntimeError) as error:  # too old for this NumPy
             reason = str(error).partition("\n")[0]
             return f"numba cannot be used ({reason})"

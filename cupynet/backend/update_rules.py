@@ -1,9 +1,8 @@
-"""By which rules an update moves weights that are looked at one by one: the steps of optimizers, as array code.
+"""Update rules: the steps of optimizers that treat each weight by itself, as array code.
 
-All share what comes before the rule (the gradient's factor, clipping by value, penalties) and what comes behind it, so
-each is one pass over flat vectors, see `Backend.move_weights`. Here g is the slope, gradient and penalties; a step is
-what the weight goes down by. Means that forget are written as m += (1 - beta) · (g - m): 1 - beta is what is passed, as
-beta in single precision says little about it.
+`UpdateOps.move_weights` applies what all share: the scale of the gradient, clipping by value, penalties, decay. A rule
+gets the slope g, which includes penalties, and returns the step that is subtracted from the weight. Moving averages are
+written as m += (1 - beta) · (g - m), and 1 - beta is passed, because beta in single precision would lose its digits.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ class Move:
 
     Attributes:
         rate: the learning rate.
-        scale: the factor that gradients are multiplied with first.
-        clip: what is larger than this, either way, becomes this; then penalties are added.
+        scale: the factor of gradients.
+        clip: the largest magnitude of a gradient; penalties are added afterwards.
         l1, l2: the factors of sign(w) and of w that are added to the gradient.
-        decay: beside its step, a weight loses this fraction times the rate (Loshchilov & Hutter 2019).
-        numbers: of this iteration, as the rule asks for them; 1 where it does not.
-        factors: of the rule.
+        decay: decoupled weight decay: w loses rate * decay * w (Loshchilov & Hutter 2019).
+        numbers: what `Optimizer.numbers` returns for this iteration after the rate; 1 by default.
+        factors: `Optimizer.factors`, set by the optimizer's constructor; a, b, c in the kernels.
     """
 
     rate: float
@@ -47,14 +46,14 @@ class Move:
 
 @dataclass(frozen=True)
 class Rule:
-    """A step from a slope and vectors of its own.
+    """The step of an optimizer.
 
     Attributes:
-        name: also of its kernels.
-        states: the names of its vectors.
-        step: (xp, move, g, *states) -> the step; changes its vectors, and may change g.
-        moves: whether weights move at once. Else the step and the decay of the weight, without the learning rate, take
-            the gradient's place.
+        name: a backend that has kernels of this name uses them; else `step` runs as array code.
+        states: the names of the optimizer's vectors.
+        step: (xp, move, g, *states) -> the step. It updates the vectors in place, and may change g.
+        moves: True to move the weights at once. If False, the step and the decay of the weight, without the learning
+            rate, replace the gradient.
     """
 
     name: str
@@ -139,6 +138,8 @@ def _lamb(xp: ModuleType, move: Move, g: Array, m: Array, v: Array) -> Array:
     return first * m / (xp.sqrt(v) * second + epsilon)
 
 
+# Each has kernels of its name: in cpu/kernels/update.py (`UPDATES`) and in cuda/kernels/update.cu (a struct, and a
+# WITH_ line for the number of its vectors). tests/backend compares all three.
 RULES = {
     rule.name: rule
     for rule in (

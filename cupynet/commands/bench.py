@@ -4,7 +4,7 @@ Each operation against the ceiling that a large product sets on this machine; th
 whole loop as `cupynet train` runs it; whole runs with two threads and with two ranks of mpiexec; with `peers=torch`
 PyTorch on the same network, alone and as two processes that are averaged, in turn with the loop. With
 `workers_memory=true` the memory of runs with up to 32 workers, and nothing else. With `gpu=true` what one GPU does
-(bench_gpu.py), and nothing else.
+(bench/gpu.py), and nothing else.
 Nothing is asserted: figures are for reading, and on a machine that others use too only ratios within one run count.
 """
 

@@ -2,7 +2,7 @@
 
 `Settings` holds plain Python values. It is also the schema of the configuration (config/), which checks names and
 types. A rule checks a value if nothing else does so before the run has a folder. Parts are not described here: the
-constructor of a layer or an optimizer validates its arguments (parts.py).
+constructor of a layer or an optimizer validates its arguments (instantiate.py).
 """
 
 from __future__ import annotations

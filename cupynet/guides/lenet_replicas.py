@@ -2,7 +2,7 @@
 
     python -m cupynet.guides.lenet_replicas
 
-Each worker runs `train` in a thread of its own. `Trainer.fit` is this loop with checkpoints, callbacks and evaluation.
+Each worker runs `train` in its own thread. `Trainer.fit` is this loop with checkpoints, callbacks and evaluation.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 from cupynet.optim.adaptive import AdaDelta, AdaGrad, Adam, AdaMax, AdamW, AMSGrad, Nadam, RMSProp
 from cupynet.optim.counted import Exponential, Inverse, Map, Sigmoid, Step
 from cupynet.optim.lamb import LAMB
-from cupynet.optim.optimizers import SGD, Momentum, Nesterov, Optimizer
+from cupynet.optim.optimizers import SGD, ByRule, Momentum, Nesterov, Optimizer
 from cupynet.optim.plateau import ReduceOnPlateau
 from cupynet.optim.schedules import Constant, Cosine, OneCycle, Polynomial, Scaled, Schedule, Warmup, scale_factor
 
 __all__ = [
+    "ByRule",
     "AMSGrad",
     "AdaDelta",
     "AdaGrad",

@@ -149,12 +149,15 @@ class Optimizer:
             params.publish()
 
     def update(self, params: Params, segment: Segment, move: Move) -> bool | None:
-        """Update one stretch of the vector; True where the copy that layers read of it (`params.stored`) is new too."""
+        """Update one segment of the weights. Return True if the copy that layers read (`params.stored`) is updated too.
+
+        A subclass applies all of `move` (scale, clip, l1, l2, decay) and sets the gradient to zero; `ByRule` does.
+        """
         raise NotImplementedError
 
 
 class ByRule(Optimizer):
-    """An optimizer that looks at each weight by itself, by a rule of the backend; its state are the rule's vectors.
+    """An optimizer that treats each weight by itself. Its state is the vectors of its rule.
 
     Attributes:
         rule: see `cupynet.backend.update_rules`.

@@ -1,9 +1,10 @@
 """Training: the loop that every worker runs, what watches it, and the wrapper that is the way in."""
 
 from cupynet.training.advice import advise, unlearned
-from cupynet.training.callbacks.base import Callback, History
+from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.checkpoint import Checkpoint
 from cupynet.training.callbacks.early_stopping import EarlyStopping, EarlyStoppingResult
+from cupynet.training.callbacks.history import History
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB
 from cupynet.training.callbacks.memory_pools import Pools
 from cupynet.training.callbacks.nonfinite import NonFinite

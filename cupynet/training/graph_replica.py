@@ -4,7 +4,7 @@ A step of a small network is a few dozen kernels of a few microseconds each: lau
 longer than the GPU needs to run them. The gradient, the update, and both as one are captured for each batch size when
 it comes for the second time. The first time the operations are launched one by one: that loads kernels and allocates.
 
-Steps of both can run ahead: the device decides whether a step is made (`judge` in updates.cu), and the host reads the
+Steps of both can run ahead: the device decides whether a step is made (`judge` in update.cu), and the host reads the
 outcome when it must know, at an average, a report or the end of an epoch. From the first loss or gradient on that is
 not finite the replica stands still until then, so that nothing of it is used and the batch can be found.
 """

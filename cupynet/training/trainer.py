@@ -1,8 +1,11 @@
 """The training loop: the same code on every worker.
 
-A round is one iteration of every replica. Worker r of W trains on batches r, r + W, r + 2W ... of an epoch; in the last
-round some may have none, and make the same calls all the same. The trainer owns rounds, position, events and stopping;
-the replica computes, and the synchronizer keeps replicas together (`averages` at the end of epochs and fits).
+A round is one iteration of every replica. Worker r of W trains on batches r, r + W, r + 2W ... of an epoch. In the last
+round some workers may have no batch; they still make the same calls. The trainer owns rounds, position, events and
+stopping; the replica computes, and the synchronizer keeps replicas together (`averages` at the end of epochs and fits).
+
+On a GPU a replica may run ahead: it launches the steps of several rounds before the host knows their losses. `settle`
+waits for them, before an average, a report or the end of an epoch.
 """
 
 from __future__ import annotations
@@ -40,30 +43,29 @@ class Trainer:
     """Trains one replica, alone or with others.
 
     Args:
-        replica: what is trained.
-        groups: the other workers; alone by default.
-        synchronizer: keeps the replicas together; not needed by one alone.
-        callbacks: this worker's own, see `Callback`.
-        prefetch_buffer: batches made ahead for this worker by a thread; 0 for none.
-        data_on_device, shared: whether images stay on a GPU, and what the workers of this process share there, see
-            `Backend.transfer`.
-        report_every: iterations between reports; 0 for none.
-        run: where callbacks write.
+        replica: the replica to train.
+        groups: the communicators of this worker; by default it is alone.
+        synchronizer: keeps the replicas together; optional for a single worker.
+        callbacks: the callbacks of this worker, see `Callback`.
+        prefetch_buffer: number of batches that a thread prepares ahead for this worker; 0 disables it.
+        data_on_device, shared: keep images on the GPU, and the data that workers of this process share, see
+            `Device.transfer`.
+        report_every: iterations between reports; 0 disables them.
+        run: the run that callbacks write to.
 
     Attributes:
-        iteration, epoch, round: where training is: iterations so far, counted in rounds; complete epochs so far, and
-            complete rounds of the one after them.
+        iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
+            current epoch.
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
-        averaged: whether the last average of the fit has been made.
-        deal: how the epoch that `round` counts in is dealt out to workers.
-        statistics: what this worker counted, and where its time went.
-        total_iterations: what `iteration` will be at the end of this `fit`.
-        total_epochs: what `epoch` will be at the end of this `fit`.
-        evaluation: of the last complete epoch, or of the weights that a callback chose at the end; None if there was
-            none.
+        averaged: True after the last average of the fit.
+        deal: how the batches of the current epoch are assigned to workers.
+        statistics: counts and times of this worker.
+        total_iterations, total_epochs: `iteration` and `epoch` at the end of this fit.
+        evaluation: the evaluation of the last complete epoch, or of the weights that a callback chose at the end; None
+            if there is none.
         stopped: why the last fit ended early; None if it did not.
-        spent: what all workers had spent at the end of the last fit; None before.
-        skipped_steps: of all replicas, as the gradient overflowed; known at the end of a fit.
+        spent: the times of all workers at the end of the last fit; None before.
+        skipped_steps: steps that any replica skipped because a gradient overflowed; set at the end of a fit.
     """
 
     def __init__(
@@ -117,18 +119,18 @@ class Trainer:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a fit has begun that has not ended: one that runs, or whose state was restored."""
+        """True while a fit is in progress, either running or restored from a checkpoint."""
         return self.fit_start is not None
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Let all workers end their fit after the same round, soon; from any thread, a callback or a signal handler."""
+        """Request that all workers stop after the same round. Callable from any thread, callback or signal handler."""
         wish = Stop(reason, text)
         self.consensus.wish = self.consensus.wish or wish
 
     def diverged(self, text: str) -> None:
-        """Tell callbacks that a fit has ended because a number was not finite, of this worker's or of another's.
+        """Notify callbacks that the fit ended on a value that is not finite, on this or another worker.
 
-        From the thread that called the fit, when all workers have left it: nothing can be exchanged any more.
+        Call it from the thread that called `fit`, after all workers have left it; workers can no longer communicate.
         """
         self.backend.activate()
         self.emit("on_diverged", text)
@@ -136,22 +138,22 @@ class Trainer:
         self.backend.deactivate()
 
     def close(self) -> None:
-        """Close all callbacks, even if one of them fails; once."""
+        """Close all callbacks once, even if one of them fails."""
         self._closing.close()
 
     def state(self) -> dict[str, Any]:
-        """Return where training is, after any round: what a checkpoint of this worker must hold to continue exactly.
+        """Return the state of this worker, from which training continues bit for bit. Call it after any round.
 
-        Numbers, and arrays on the host, by name, in dictionaries. It causes no average.
+        Nested dictionaries of numbers and of arrays on the host. It does not cause an average.
         """
         self._catch_up()
         return trainer_state.state_of(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; the next `fit` continues there, its learning-rate schedule too.
+        """Restore what `state` returned. The next `fit` continues there, and so does its learning-rate schedule.
 
         Raises:
-            ConfigError: it is the state of another network, optimizer or synchronizer, or of too few workers.
+            ConfigError: the state is of another network, optimizer or synchronizer, or of too few workers.
         """
         trainer_state.restore(self, state)
 
@@ -168,19 +170,19 @@ class Trainer:
     ) -> None:
         """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
 
-        An epoch that a stop broke off is continued, if `train` has as many samples in batches of the same size as then;
-        else it begins again. A learning-rate schedule stretches over this fit, and begins again in the next.
+        An interrupted epoch resumes if `train` has the same number of samples and batch size; otherwise it restarts. A
+        learning-rate schedule spans this fit, and starts again in the next.
 
         Args:
             train: the batches of all workers.
-            epochs: how many more; 0 only if the state of an unfinished fit was restored, which is ended then.
-            evaluate_on: what is evaluated, in parallel, every `evaluate_every` epochs and after the last.
-            split: what to call it, `test` or `validation`.
+            epochs: additional epochs to train; 0 is allowed only to finish a restored, unfinished fit.
+            evaluate_on: the data set to evaluate in parallel, every `evaluate_every` epochs and after the last.
+            split: the name of that data set, `test` or `validation`.
 
         Raises:
             ConfigError: an argument is not valid, or the data do not fit the network.
-            DivergedError: a loss or a gradient is not finite, found before anything of it is used, see `NonFinite`; or
-                a weight, found in the next round or when replicas are averaged.
+            DivergedError: a loss or a gradient is not finite, detected before use (see `NonFinite`); or a weight is
+                not, detected in the next round or at the next average.
         """
         fit = Fit(train, epochs, evaluate_on, evaluate_every, split, unfinished=self.unfinished)
         fit.check_choosers([*self.callbacks, self.schedule], self.synchronizer, self.replicas.size)
@@ -325,7 +327,7 @@ class Trainer:
         """Wait for the steps that run ahead, and count them; False if there are none.
 
         Raises:
-            DivergedError: the replica stands still since one of them.
+            DivergedError: the replica halted at one of those steps.
         """
         found = self.replica.settle()
         if found is None:
@@ -335,7 +337,7 @@ class Trainer:
             batch = self._feed.reload(self.epoch, self.round - (self.iteration - found.halted))
             raise self._guard.halted(self, batch)
         self.replica.losses = found.losses
-        for number in range(found.rounds):  # which of them the samples are of is not known, and does not matter
+        for number in range(found.rounds):  # how the samples divide into rounds does not matter
             self.synchronizer.before_update(self.replica, 0 if number else found.samples)
         self.statistics.count(found.samples, found.losses)
         return True

@@ -15,7 +15,8 @@ from cupynet.nn import Model, check_batches
 from cupynet.optim import Optimizer, Scaled, scale_factor
 from cupynet.parallel import Communicator, Groups, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
-from cupynet.training.callbacks.base import Callback, Rows
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import STYLES, Progress
 from cupynet.training.graph_replica import replica_of

@@ -28,7 +28,7 @@ def test_the_numbers_are_those_of_the_authors(counters: str, key: str, expected:
 
 
 def test_compiled_numbers_are_those_of_the_authors() -> None:
-    random = pytest.importorskip("cupynet.backend.cpu.kernels.random")
+    random = pytest.importorskip("cupynet.backend.cpu.kernels.dropout")
     for counters, key, expected in KNOWN:
         given = (np.uint64(word) for word in (*words(counters), *words(key)))
         assert [int(each) for each in random.four(*given)] == words(expected)

@@ -241,11 +241,11 @@ def test_numba_compiles_in_threads(monkeypatch):
     pytest.importorskip("numba")
     (found,) = machine.check_numba([])
     assert found.state == "ok" and "kernels are kept in " in found.text
-    from cupynet.backend.cpu.kernels import loops, updates
+    from cupynet.backend.cpu.kernels import update as update_kernels
 
-    monkeypatch.setattr(loops.squared_norm._cache, "trouble", "no folder")  # type: ignore[attr-defined]
+    monkeypatch.setattr(update_kernels.squared_norm._cache, "trouble", "no folder")  # type: ignore[attr-defined]
     assert "compiled kernels are not kept" in next(machine.check_numba([])).text
-    monkeypatch.setattr(updates, "sgd", lambda *_: None)
+    monkeypatch.setattr(update_kernels, "sgd", lambda *_: None)
     (found,) = machine.check_numba([])
     assert (found.state, found.code) == ("problem", 1)
 

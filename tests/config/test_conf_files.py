@@ -262,9 +262,9 @@ def test_one_setting_turns_whatever_has_a_k(name: str, frequency: int | None) ->
     built = build(settings.parallel.synchronizer, "parallel.synchronizer")
     assert built.frequency == frequency
     if name == "post_local":
-        assert built.when.later.frequency == 7
+        assert built.schedule.later.frequency == 7
     if name == "adaptive":
-        assert built.when.first == 7
+        assert built.schedule.first == 7
 
 
 def test_what_is_named_shortly_is_what_its_file_describes() -> None:

@@ -243,7 +243,7 @@ KERNELS = [
     Fault(
         "kernel-max-pool-gradient-counts-overlaps-once",
         "kernels",
-        "cupynet/backend/cpu/kernels/loops.py",
+        "cupynet/backend/cpu/kernels/pool.py",
         "target[c] += gradient[c] if place[c] == ky * kernel_size[1] + kx else 0",
         "target[c] = gradient[c] if place[c] == ky * kernel_size[1] + kx else target[c]",
         (f"{OPERATIONS}[max_pool2d_backward-float-numba]",),
@@ -251,7 +251,7 @@ KERNELS = [
     Fault(
         "kernel-relu-passes-at-zero",
         "kernels",
-        "cupynet/backend/cpu/kernels/loops.py",
+        "cupynet/backend/cpu/kernels/activation.py",
         "dy[i] = dy[i] if y[i] > 0 else 0",
         "dy[i] = dy[i] if y[i] >= 0 else 0",
         (f"{OPERATIONS}[relu_backward-float-numba]", "tests/nn/test_dense.py::test_relu_has_no_gradient_at_zero"),
@@ -259,7 +259,7 @@ KERNELS = [
     Fault(
         "kernel-bias-gradient-without-the-last-rows",
         "kernels",
-        "cupynet/backend/cpu/kernels/loops.py",
+        "cupynet/backend/cpu/kernels/dense.py",
         "for start in range(0, dy.shape[0], 64):",
         "for start in range(0, dy.shape[0] - 63, 64):",
         (f"{OPERATIONS}[dense_backward-float-numba]",),
@@ -267,7 +267,7 @@ KERNELS = [
     Fault(
         "kernel-mean-of-replicas-in-single",
         "kernels",
-        "cupynet/backend/cpu/kernels/loops.py",
+        "cupynet/backend/cpu/kernels/update.py",
         "tile = np.empty(2048, np.float64)",
         "tile = np.empty(2048, np.float32)",
         (
@@ -278,7 +278,7 @@ KERNELS = [
     Fault(
         "kernel-moments-forget-the-spread-of-blocks",
         "kernels",
-        "cupynet/backend/cpu/kernels/norms.py",
+        "cupynet/backend/cpu/kernels/norm.py",
         "spread[c] += square[c] + delta * delta * start * weight",
         "spread[c] += square[c]",
         (f"{OPERATIONS}[channel_moments-float-numba]",),
@@ -286,7 +286,7 @@ KERNELS = [
     Fault(
         "kernel-layer-norm-gradient-without-the-mean",
         "kernels",
-        "cupynet/backend/cpu/kernels/norms.py",
+        "cupynet/backend/cpu/kernels/norm.py",
         "gradient[c] = inverse * (gradient[c] * scale[c] - first - normal * second)",
         "gradient[c] = inverse * (gradient[c] * scale[c] - normal * second)",
         (f"{OPERATIONS}[normalize_rows_backward-float-numba]",),
@@ -305,7 +305,7 @@ KERNELS = [
     Fault(
         "kernel-dropout-wrong-place-in-large-examples",
         "kernels",
-        "cupynet/backend/cpu/kernels/random.py",
+        "cupynet/backend/cpu/kernels/dropout.py",
         "begin = lane * quarter + start",
         "begin = lane * count + start",
         ("tests/nn/test_dropout.py",),
@@ -313,7 +313,7 @@ KERNELS = [
     Fault(
         "kernel-gradients-clipped-from-above-alone",
         "kernels",
-        "cupynet/backend/cpu/kernels/updates.py",
+        "cupynet/backend/cpu/kernels/update.py",
         "    g = -clip if g < -clip else g\n",
         "",
         (f"{OPERATIONS}[move_weights-float-numba]",),
@@ -321,7 +321,7 @@ KERNELS = [
     Fault(
         "kernel-adamax-forgets-faster",
         "kernels",
-        "cupynet/backend/cpu/kernels/updates.py",
+        "cupynet/backend/cpu/kernels/update.py",
         "u, size = b * largest[i], abs(g) + c",
         "u, size = b * b * largest[i], abs(g) + c",
         (f"{OPERATIONS}[move_weights-float-numba]",),
@@ -348,7 +348,7 @@ KERNELS = [
     Fault(
         "kernel-tanh-gradient-not-squared",
         "kernels",
-        "cupynet/backend/cpu/kernels/curves.py",
+        "cupynet/backend/cpu/kernels/activation.py",
         "dy[i] *= one - y[i] * y[i]",
         "dy[i] *= one - y[i]",
         (f"{OPERATIONS}[pointwise_backward-float-numba]",),
@@ -386,7 +386,7 @@ CUDA = [
     Fault(
         "cuda-nesterov-looks-ahead-too-far",
         "cuda",
-        "cupynet/backend/cuda/kernels/updates.cu",
+        "cupynet/backend/cuda/kernels/update.cu",
         "return own - k.a * v;",
         "return own - v;",
         (f"{OPERATIONS}[move_weights-float-standin]",),
@@ -410,7 +410,7 @@ CUDA = [
     Fault(
         "cuda-pool-gradient-misses-a-window",
         "cuda",
-        "cupynet/backend/cuda/kernels/pooling.cu",
+        "cupynet/backend/cuda/kernels/pool.cu",
         "          if (won[at] == static_cast<W>(place)) sum += wide(gradient[at]);",
         "          if (won[at] == static_cast<W>(place)) sum = wide(gradient[at]);",
         (f"{OPERATIONS}[max_pool2d_backward-float-standin]",),
@@ -426,7 +426,7 @@ CUDA = [
     Fault(
         "cuda-loss-scale-doubles-without-end",
         "cuda",
-        "cupynet/backend/cuda/kernels/updates.cu",
+        "cupynet/backend/cuda/kernels/update.cu",
         "controls[STEADY] >= grow_after && scale < most",
         "controls[STEADY] >= grow_after",
         ("tests/training/test_graph_replica.py::test_the_loss_scale_is_found_on_the_device",),

@@ -16,9 +16,11 @@ import pytest
 from cupynet import Conv2D, Dense, Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, create_backend
 from cupynet.runs.run import Run
 from tests import warm
+from tests.backends import every_backend
 from tests.commands.test_train import environment
 from tests.gradients import check_layer
 from tests.guides.extending.gradient_mean import GradientMean
+from tests.guides.extending.lion import Lion
 from tests.guides.extending.residual import Residual
 from tests.guides.extending.scale import Scale
 from tests.guides.extending.stop_at import StopAt
@@ -30,6 +32,7 @@ EXAMPLES = Path(__file__).parent / "extending"
 QUICK = ("data=synthetic", "data.train=600", "data.test=100", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")
 COMMANDS = {
     "gradient_mean": (*QUICK, "parallel.synchronizer._target_=gradient_mean.GradientMean"),
+    "lion": (*QUICK[:-1], "optimizer._target_=lion.Lion", "optimizer.learning_rate=0.001", "++optimizer.beta2=0.98"),
     "residual": (*QUICK, "model.layers.pool2._target_=residual.Residual", "model.layers.pool2.kernel=5"),
     "scale": (*QUICK, "model.layers.pool2._target_=scale.Scale"),
     "stop_at": (*QUICK, "+callbacks.stop._target_=stop_at.StopAt", "+callbacks.stop.loss=100"),
@@ -53,6 +56,7 @@ def test_an_example_trains_by_the_command_line(name: str, tmp_path: Path) -> Non
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     expected = {
         "gradient_mean": ("synchronizer", "kept together by GradientMean"),
+        "lion": ("backend", "numba"),  # a rule without a kernel runs as array code
         "residual": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 5 * 5 * 50 * 50 + 50),
         "scale": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 8 * 8 * 50),
         "stop_at": ("epochs", 1),  # 13 rounds: no report, and so no stop
@@ -92,6 +96,26 @@ def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:
     with ParallelWrapper(alone, 1, optimizer=optimizer) as wrapper:
         wrapper.fit(Loader(data, 12, seed=3), 1).fit(Loader(data, 12, seed=3), 2)
     assert np.abs(shared.params.master - alone.params.master).max() <= 1e-12
+
+
+@every_backend
+def test_the_optimizer_follows_its_formula(name: str) -> None:
+    model = small_model("float", name)
+    optimizer = Lion(0.01, weight_decay=0.1)
+    optimizer.init(model.params, model.backend)
+    weights, mean = (model.backend.to_host(model.params.master).copy(), 0.0)
+    decayed = np.zeros(weights.size)
+    for segment in model.params.segments:
+        decayed[segment.part] = 0.1 * segment.decay
+    rng = np.random.default_rng(1)
+    for iteration in range(3):
+        gradient = rng.normal(size=weights.size)
+        model.params.grad[...] = model.backend.asarray(gradient, model.params.grad.dtype)
+        optimizer.step(model.params, iteration)
+        weights = weights - 0.01 * (np.sign(0.9 * mean + 0.1 * gradient) + decayed * weights)
+        mean = 0.99 * mean + 0.01 * gradient
+        found = model.backend.to_host(model.params.master)
+        np.testing.assert_allclose(found, weights, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])

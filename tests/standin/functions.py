@@ -107,7 +107,7 @@ FUNCTIONS |= {
     name: _of_elements(getattr(np, name))
     for name in (
         "abs", "add", "divide", "equal", "exp", "expm1", "greater", "isfinite", "isnan", "less", "log", "log1p",
-        "logical_and", "logical_not", "maximum", "minimum", "multiply", "negative", "power", "sqrt", "square",
+        "logical_and", "logical_not", "maximum", "minimum", "multiply", "negative", "power", "sign", "sqrt", "square",
         "subtract", "tanh",
     )
 }  # fmt: skip

@@ -139,7 +139,7 @@ def test_other_workers_go_on_with_the_sums_of_those_that_were(size):
     whole = records(keeps, data, report_every=3)[0][0]  # 12 batches, of which 6 are done when the states are taken
     states = regrouped([keep.state for keep in keeps], size, 1, ParameterAveraging(1))
     (found,) = records([Callback() for _ in range(size)], data, report_every=3, states=states)[0]
-    again = 6 % size  # batches that are trained on twice, see regroup.py
+    again = 6 % size  # batches that are trained on twice, see resize.py
     assert found.loss == pytest.approx(whole.loss, rel=1e-12 if not again else 0.1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.device import NumbaDevice
-from cupynet.backend.cpu.kernels import curves, loops
+from cupynet.backend.cpu.kernels import activation as activation_kernels
 from cupynet.backend.reference.activation import ActivationOps
 
 
@@ -14,17 +14,17 @@ class NumbaActivation(NumbaDevice, ActivationOps):
     def relu_backward(self, dy: Array, y: Array) -> Array:
         if not self._stores(dy, y) or dy.shape != y.shape:
             return super().relu_backward(dy, y)
-        loops.relu_backward(dy.reshape(-1), y.reshape(-1))
+        activation_kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
-        if not self._stores(x, out) or x.shape != out.shape or name not in curves.FORWARD:
+        if not self._stores(x, out) or x.shape != out.shape or name not in activation_kernels.FORWARD:
             return super().pointwise(name, x, out, slope)
-        curves.FORWARD[name](x.reshape(-1), out.reshape(-1), x.dtype.type(slope))
+        activation_kernels.FORWARD[name](x.reshape(-1), out.reshape(-1), x.dtype.type(slope))
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
-        if not self._stores(dy, kept) or dy.shape != kept.shape or name not in curves.BACKWARD:
+        if not self._stores(dy, kept) or dy.shape != kept.shape or name not in activation_kernels.BACKWARD:
             return super().pointwise_backward(name, dy, kept, slope)
-        curves.BACKWARD[name](dy.reshape(-1), kept.reshape(-1), dy.dtype.type(slope))
+        activation_kernels.BACKWARD[name](dy.reshape(-1), kept.reshape(-1), dy.dtype.type(slope))
         return dy

@@ -9,7 +9,8 @@ from cupynet.backend.array import Array
 from cupynet.backend.cpu.dense import NumbaDense
 from cupynet.backend.cpu.device import window_numbers
 from cupynet.backend.cpu.direct_conv import DirectConvolution, passes
-from cupynet.backend.cpu.kernels import depthwise, loops
+from cupynet.backend.cpu.kernels import conv as conv_kernels
+from cupynet.backend.cpu.kernels import depthwise
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 from cupynet.core.errors import ConfigError
@@ -26,7 +27,7 @@ class NumbaConv(NumbaDense, ConvOps):
         rows, cols = window.output(height, width)
         columns = self.borrow((n * rows * cols, window.places * channels))
         windows = columns.reshape(n * rows, cols, window.kernel[0], window.kernel[1] * channels)
-        loops.im2col(x.reshape(n, height, width * channels), windows, rows, window.stride, channels)
+        conv_kernels.im2col(x.reshape(n, height, width * channels), windows, rows, window.stride, channels)
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
@@ -38,7 +39,7 @@ class NumbaConv(NumbaDense, ConvOps):
         shapes.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
         x = self.borrow(shape)
         windows = columns.reshape(n * rows, cols, window.kernel[0], window.kernel[1] * channels)
-        loops.col2im(windows, x.reshape(n, height, width * channels), rows, window.stride, channels)
+        conv_kernels.col2im(windows, x.reshape(n, height, width * channels), rows, window.stride, channels)
         return x
 
     def _direct(self, x: Array, weight: Array, window: Window) -> DirectConvolution | None:

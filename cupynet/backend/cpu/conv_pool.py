@@ -19,7 +19,8 @@ import numpy as np
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
-from cupynet.backend.cpu.kernels import loops, outer, rows, windows
+from cupynet.backend.cpu.kernels import dense as dense_kernels
+from cupynet.backend.cpu.kernels import outer, rows, windows
 from cupynet.backend.cpu.kernels.patches import Block, Passed, Patches
 from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
 from cupynet.core.errors import ConfigError
@@ -168,7 +169,7 @@ class ConvPool(FusedPair):
         self._add_weight_gradient(images.reshape(len(x), self.size[0] * self.patches.step), passed, weight, weight_grad)
         if bias_grad is not None:
             shapes.shape_of("conv2d and max_pool2d", "the bias's gradient", bias_grad, (self.filters,))
-            loops.add_column_sums(wide.reshape(-1, self.filters), bias_grad)
+            dense_kernels.add_column_sums(wide.reshape(-1, self.filters), bias_grad)
         dx = None
         if need_dx:
             factors = self._read(weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.device import NumbaDevice
-from cupynet.backend.cpu.kernels import loops
+from cupynet.backend.cpu.kernels import dense as dense_kernels
 from cupynet.backend.reference.dense import DenseOps
 
 
@@ -14,4 +14,4 @@ class NumbaDense(NumbaDevice, DenseOps):
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
         if not self._compiles(grad, dy) or grad.shape != dy.shape[1:]:
             return super()._add_column_sums(grad, dy)
-        loops.add_column_sums(dy, grad)
+        dense_kernels.add_column_sums(dy, grad)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels import loops
+from cupynet.backend.cpu.kernels import images as images_kernels
 from cupynet.backend.device import Device
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.window import Window
@@ -43,11 +43,11 @@ class NumbaDevice(Device):
         rows.flags.writeable = False  # of this view: files are mapped read-only, and both kinds run the same code
         target = batch.reshape(len(samples), -1)
         if len(pixels.scale) == 1:
-            loops.gather_scale(rows, samples, wide(pixels.scale[0]), wide(pixels.shift[0]), target)
+            images_kernels.gather_scale(rows, samples, wide(pixels.scale[0]), wide(pixels.shift[0]), target)
         else:
             repeats = rows.shape[1] // len(pixels.scale)  # tables of a whole image: the loop has no inner one
             scale, shift = (np.tile(np.array(each, wide), repeats) for each in (pixels.scale, pixels.shift))
-            loops.gather_scale_each(rows, samples, scale, shift, target)
+            images_kernels.gather_scale_each(rows, samples, scale, shift, target)
         return batch
 
 

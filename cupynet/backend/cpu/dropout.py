@@ -9,7 +9,7 @@ import numpy as np
 from cupynet.backend import philox, shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.device import NumbaDevice
-from cupynet.backend.cpu.kernels import random
+from cupynet.backend.cpu.kernels import dropout as dropout_kernels
 from cupynet.backend.reference.dropout import DropoutOps
 
 
@@ -30,5 +30,5 @@ class NumbaDropout(NumbaDevice, DropoutOps):
             philox.dropped_below(rate),
             x.dtype.type(1 / (1 - rate)),
         )
-        random.dropout(x.reshape(flat), out.reshape(flat), samples, *draw)
+        dropout_kernels.dropout(x.reshape(flat), out.reshape(flat), samples, *draw)
         return out

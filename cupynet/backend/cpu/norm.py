@@ -7,7 +7,7 @@ import numpy as np
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.activation import NumbaActivation
-from cupynet.backend.cpu.kernels import norms
+from cupynet.backend.cpu.kernels import norm as norm_kernels
 from cupynet.backend.reference.norm import NormOps
 
 
@@ -18,7 +18,7 @@ class NumbaNorm(NumbaActivation, NormOps):
         if not self._normalises(x):
             return super().channel_moments(x)
         moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
-        norms.channel_moments(x.reshape(-1, x.shape[-1]), moments)
+        norm_kernels.channel_moments(x.reshape(-1, x.shape[-1]), moments)
         return moments
 
     def normalize(
@@ -28,7 +28,7 @@ class NumbaNorm(NumbaActivation, NormOps):
             return super().normalize(x, mean, variance, scale, shift, epsilon, relu=relu)
         y, factor = self.borrow(x.shape), scale / np.sqrt(variance + epsilon)
         rows = x.shape[-1]
-        norms.normalize(x.reshape(-1, rows), mean, factor, shift, y.reshape(-1, rows), relu)
+        norm_kernels.normalize(x.reshape(-1, rows), mean, factor, shift, y.reshape(-1, rows), relu)
         return y
 
     def normalize_sums(
@@ -40,9 +40,9 @@ class NumbaNorm(NumbaActivation, NormOps):
             return super().normalize_sums(dy, x, y, mean, variance, epsilon)
         sums, flat = self.borrow((2, x.shape[-1]), self.policy.accumulate), (-1, x.shape[-1])
         if y is None:
-            norms.normalize_sums(dy.reshape(flat), x.reshape(flat), mean, sums)
+            norm_kernels.normalize_sums(dy.reshape(flat), x.reshape(flat), mean, sums)
         else:
-            norms.normalize_relu_sums(dy.reshape(flat), x.reshape(flat), y.reshape(flat), mean, sums)
+            norm_kernels.normalize_relu_sums(dy.reshape(flat), x.reshape(flat), y.reshape(flat), mean, sums)
         sums[1] /= np.sqrt(variance + epsilon)
         return sums
 
@@ -56,14 +56,14 @@ class NumbaNorm(NumbaActivation, NormOps):
         inverse, flat = 1 / np.sqrt(variance + epsilon), (-1, x.shape[-1])
         factor = scale * inverse
         slope, offset = factor * inverse * sums[1] * (1 / count), factor * sums[0] * (1 / count)
-        norms.normalize_backward(dy.reshape(flat), x.reshape(flat), mean, factor, slope, offset)
+        norm_kernels.normalize_backward(dy.reshape(flat), x.reshape(flat), mean, factor, slope, offset)
         return dy
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
         if not self._normalises(x, scale, shift):
             return super().normalize_rows(x, scale, shift, epsilon)
         y, moments = self.borrow(x.shape), self.borrow((len(x), 2), self.policy.accumulate)
-        norms.normalize_rows(x, scale, shift, x.dtype.type(epsilon), y, moments)
+        norm_kernels.normalize_rows(x, scale, shift, x.dtype.type(epsilon), y, moments)
         return y, moments
 
     def normalize_rows_backward(
@@ -73,7 +73,7 @@ class NumbaNorm(NumbaActivation, NormOps):
         shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
         if not self._normalises(x, scale, scale_grad, shift_grad) or not self._stores(dy, moments):
             return super().normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx=need_dx)
-        norms.normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx)
+        norm_kernels.normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx)
         return dy if need_dx else None
 
     def _normalises(self, x: Array, *vectors: Array) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.device import NumbaDevice, window_numbers
-from cupynet.backend.cpu.kernels import loops
+from cupynet.backend.cpu.kernels import pool as pool_kernels
 from cupynet.backend.reference.pool import PoolOps
 from cupynet.backend.window import Window
 
@@ -19,7 +19,7 @@ class NumbaPool(NumbaDevice, PoolOps):
         shapes.windows("max_pool2d", x.shape, window, pool=True)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
         winners = self.borrow(y.shape, self.winner_dtype(window))
-        loops.max_pool(x, y, winners, *window_numbers(window))
+        pool_kernels.max_pool(x, y, winners, *window_numbers(window))
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
@@ -29,7 +29,7 @@ class NumbaPool(NumbaDevice, PoolOps):
         shapes.shape_of("max_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
         shapes.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow(shape)
-        loops.max_pool_backward(dy, winners, dx, *window_numbers(window))
+        pool_kernels.max_pool_backward(dy, winners, dx, *window_numbers(window))
         return dx
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:
@@ -37,7 +37,7 @@ class NumbaPool(NumbaDevice, PoolOps):
             return super().avg_pool2d(x, window)
         shapes.windows("avg_pool2d", x.shape, window, pool=True)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
-        loops.avg_pool(x, y, *window_numbers(window))
+        pool_kernels.avg_pool(x, y, *window_numbers(window))
         return y
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
@@ -46,5 +46,5 @@ class NumbaPool(NumbaDevice, PoolOps):
         shapes.windows("avg_pool2d_backward", shape, window, pool=True)
         shapes.shape_of("avg_pool2d_backward", "dy", dy, (shape[0], *window.output(*shape[1:3]), shape[3]))
         dx = self.borrow(shape)
-        loops.avg_pool_backward(dy, dx, *window_numbers(window))
+        pool_kernels.avg_pool_backward(dy, dx, *window_numbers(window))
         return dx

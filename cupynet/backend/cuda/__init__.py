@@ -1,9 +1,9 @@
-"""The GPU: the only room of the package that imports CuPy, and only when it is used.
+"""The GPU: the only package that imports CuPy, and only when it is used.
 
-`backend` has the operations, `kernels/` their CUDA C++, `launch` the way from one to the other; `cublas` makes the
-products; `convpool` is a convolution and its max-pool as one; `recording` makes one launch of all those of a step.
-`resident` gathers batches from images that stay here, `ring` sends them ahead through `staging`. `devices` says what
-there is, `pools` what memory they hold, `failures` why they cannot go on.
+`device` has arrays, streams and transfers; the operations are in files of the same names as in reference/, their CUDA
+C++ in `kernels/`, and `launch` calls it. `cublas` makes products; `conv_pool` is a convolution and its max-pool as one;
+`graph_capture` records a step as one launch. `resident` gathers batches from images kept on the GPU, `ring` sends them
+ahead through `staging`. `devices` lists GPUs, `pools` manages their memory, `failures` diagnoses their errors.
 """
 
 from cupynet.backend.cuda.backend import CupyBackend

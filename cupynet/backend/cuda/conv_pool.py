@@ -1,7 +1,7 @@
 """Convolution, bias, activation and max-pool on the GPU: a product, then the other three in one pass.
 
 The raw product is given back at once; what is kept is the im2col rows and the winners. A winner that ReLU has closed is
-noted as no place at all, so the backward pass reads neither the activation nor its output (kernels/pooling.cu).
+noted as no place at all, so the backward pass reads neither the activation nor its output (kernels/pool.cu).
 """
 
 from __future__ import annotations

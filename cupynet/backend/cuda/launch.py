@@ -47,20 +47,20 @@ _IMAGES = "int32 " * 12  # N, then the geometry: H W C, rows cols, kernel, strid
 # be null; S, A and W stand for the types of an instance: what is stored and accumulated in, and the winners' integer.
 TAKES = {
     "images": {"load_images": "in:uint8 in:int64? in:A in:A out:S int32 int32 int32"},
-    "windows": {
+    "conv": {
         "im2col": f"in:S out:S {_IMAGES} int32 int32",
         "col2im": f"in:S out:S {_IMAGES} int32 int32",
         "depthwise": f"in:S in:S out:S {_IMAGES} int32 int32 int32",
         "depthwise_input": f"in:S in:S out:S {_IMAGES} int32 int32 int32",
         "depthwise_weight": f"in:S in:S out:A {_IMAGES} int32 int32 int32 int32",
     },
-    "pooling": {
+    "pool": {
         "max_pool": f"in:S in:S? out:S out:W {_IMAGES} int32",
         "max_pool_backward": f"in:S in:W out:S {_IMAGES}",
         "avg_pool": f"in:S out:S {_IMAGES}",
         "avg_pool_backward": f"in:S out:S {_IMAGES}",
     },
-    "activations": {
+    "activation": {
         "add_bias": "out:S in:S int64 int32 int32",
         "relu": "out:S int64",
         "relu_backward": "out:S in:S int64",
@@ -81,14 +81,14 @@ TAKES = {
         "normalize_rows_sums": "in:S in:S in:A out:A int64 int32 int64 int32",
         "normalize_rows_backward": "out:S in:S in:A in:S int64 int32",
     },
-    "norms": {
+    "norm": {
         "normalize": "in:S in:A in:A in:S in:S out:S A int64 int32 int32",
         "normalize_backward": "out:S in:S in:A in:A in:S in:A A A int64 int32",
         "track_moments": "out:A out:A in:A A A int64",
     },
-    "random": {"dropout": "in:S out:S in:int64 in:int64 uint32 uint32 uint32 A int32 int32"},
+    "dropout": {"dropout": "in:S out:S in:int64 in:int64 uint32 uint32 uint32 A int32 int32"},
     "averages": {"weighted_sum": f"out:S {'in:S? ' * TERMS}{'float64 ' * TERMS}int32 int64"},
-    "updates": {
+    "update": {
         **{
             f"{rule.name}_update": f"{'out:A ' * (2 + len(rule.states))}out:S? {'A ' * 12}in:float64? int64"
             for rule in RULES.values()

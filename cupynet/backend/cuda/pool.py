@@ -21,7 +21,7 @@ class CudaPool(CudaWindows, PoolOps):
         return self._pool(x, None, window, self.winner_dtype(window), relu=False)
 
     def _pool(self, x: Array, bias: Array | None, window: Window, numbers: Any, *, relu: bool) -> tuple[Array, Array]:
-        """The pool of x + bias behind a ReLU or not, and its winners in the integers `numbers`; see pooling.cu."""
+        """The pool of x + bias behind a ReLU or not, and its winners in the integers `numbers`; see pool.cu."""
         n, _, _, channels = x.shape
         y = self.borrow((n, *window.output(*x.shape[1:3]), channels))
         winners = self.borrow(y.shape, numbers)

@@ -8,7 +8,7 @@ from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.dense import MOST_PARTS
 from cupynet.backend.cuda.device import SIXTEEN, CudaDevice
-from cupynet.backend.cuda.launch import KIND_OF, MOST_BLOCKS_DOWN, TERMS
+from cupynet.backend.cuda.launch import INSTANCES, KIND_OF, MOST_BLOCKS_DOWN, TERMS
 from cupynet.backend.reference.update import UpdateOps
 from cupynet.backend.update_rules import Layers, Move, Rule
 
@@ -68,7 +68,8 @@ class CudaUpdate(CudaDevice, UpdateOps):
     ) -> None:
         vectors = weight, grad, *states
         shapes.alike(rule.name, *vectors, *(() if stored is None else (stored,)))
-        if not self._updates(*vectors) or not self._copies(stored):
+        known = f"{rule.name}_update_{self._kind}" in INSTANCES
+        if not known or not self._updates(*vectors) or not self._copies(stored):
             self._not_steered(rule.name)
             return super().move_weights(rule, weight, grad, states, move, stored)
         arguments = *vectors, stored, *move.in_order(), self.controls

@@ -94,7 +94,7 @@ class Pointwise:
     derivative: Function
 
 
-# The order is that of the enumeration in cuda/kernels/activations.cu.
+# The order is that of the enumeration in cuda/kernels/activation.cu.
 POINTWISE = {
     "leaky_relu": Pointwise(
         lambda xp, x, slope: xp.where(x > 0, x, x * slope),

@@ -163,15 +163,15 @@ def check_numba(asked: list[str]) -> Iterator[Finding]:
 
     import numpy as np
 
-    from cupynet.backend.cpu.kernels import loops, updates
+    from cupynet.backend.cpu.kernels import update as update_kernels
     from cupynet.backend.update_rules import Move
 
     def work(of: int) -> bool:
         """Another type for each, so that both compile."""
         vector = np.full(8, 2, (np.float32, np.float64)[of % 2])
         numbers = Move(rate=0.5).in_order()
-        updates.sgd(vector, np.ones_like(vector), tuple(vector.dtype.type(each) for each in numbers))
-        return bool((vector == 1.5).all() and loops.squared_norm(vector) == 18)
+        update_kernels.sgd(vector, np.ones_like(vector), tuple(vector.dtype.type(each) for each in numbers))
+        return bool((vector == 1.5).all() and update_kernels.squared_norm(vector) == 18)
 
     began = time.perf_counter()
     with ThreadPoolExecutor(4) as pool:
@@ -180,7 +180,7 @@ def check_numba(asked: list[str]) -> Iterator[Finding]:
     if not right:
         yield Finding("numba", "problem", f"{version} computes wrongly", "take backend=numpy, or another numba", 1)
         return
-    seconds, cache = time.perf_counter() - began, loops.squared_norm._cache  # type: ignore[attr-defined]
+    seconds, cache = time.perf_counter() - began, update_kernels.squared_norm._cache  # type: ignore[attr-defined]
     where = "compiled kernels are not kept" if cache.trouble else f"kernels are kept in {cache.cache_path}"
     yield Finding("numba", "ok", f"{version} compiles in threads ({seconds:.1f} s), {where}")
 

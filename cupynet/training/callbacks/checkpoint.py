@@ -187,7 +187,7 @@ def _stages(count: int) -> str:
 def resumed(trainer: Trainer, stored: Stored | None) -> None:
     """Let this worker go on from the checkpoint that rank 0 has read; each calls it, the others with None.
 
-    By as many workers as it is of it is taken over exactly; with others see regroup.py. Rank 0 says so in the log.
+    By as many workers as it is of it is taken over exactly; with others see resize.py. Rank 0 says so in the log.
 
     Raises:
         ConfigError: it is of another network, optimizer or synchronizer, or its replicas had other stages.
@@ -282,7 +282,7 @@ def seen_by(model: Model) -> dict[str, Any]:
 def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
     """The weights and buffers that a checkpoint has come to: of replicas that differ the mean.
 
-    Each counts what it would in their next average, see regroup.py. DataError.
+    Each counts what it would in their next average, see resize.py. DataError.
     """
     workers, arrays = _content(stored)
     try:

@@ -19,7 +19,7 @@ pytest.importorskip("numba")
 
 import numba
 
-from cupynet.backend.cpu.kernels import cache, loops
+from cupynet.backend.cpu.kernels import cache, jit
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -28,7 +28,7 @@ import logging, sys, time
 logging.basicConfig(level="WARNING", format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
 import numpy as np
 from cupynet.backend import create_backend, select_backend
-from cupynet.backend.cpu.kernels import loops
+from cupynet.backend.cpu.kernels import jit as loops
 assert select_backend("auto", gpu_priority=-1) == ("numba", None), select_backend("auto", gpu_priority=-1)
 backend = create_backend("numba")
 for dtype in (np.float32, np.float64):
@@ -36,7 +36,7 @@ for dtype in (np.float32, np.float64):
     assert backend.squared_norm(gradient) == 12
     backend.clip_norm(gradient, np.float32(12), 1.0)
     assert np.allclose(gradient, 1 / np.sqrt(3))
-print("hits", *loops.squared_norm.stats.cache_hits.values())
+print("hits", *update_kernels.squared_norm.stats.cache_hits.values())
 """
 
 
@@ -69,9 +69,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_what_was_compiled_is_kept(folder, caplog):
-    assert works(loops.kernel(double_all))
+    assert works(jit.kernel(double_all))
     assert len(files(folder, "nbi")) == len(files(folder, "nbc")) == 1
-    again: Any = loops.kernel(double_all)
+    again: Any = jit.kernel(double_all)
     assert works(again) and sum(again.stats.cache_hits.values()) == 1
     assert warnings(caplog) == []
 
@@ -118,33 +118,33 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_written_anew(folder, caplog, ending, damage):
-    assert works(loops.kernel(double_all))
+    assert works(jit.kernel(double_all))
     (path,) = files(folder, ending)
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    assert works(loops.kernel(double_all))
+    assert works(jit.kernel(double_all))
     (text,) = warnings(caplog)
     assert text.startswith(f"damaged kernels in {path.parent} are compiled anew (")
-    again: Any = loops.kernel(double_all)
+    again: Any = jit.kernel(double_all)
     assert works(again) and sum(again.stats.cache_hits.values()) == 1
     assert len(warnings(caplog)) == 1
 
 
 def test_another_kernel_under_the_same_name_is_not_run(folder, caplog):
     """Of two processes that begin at once, one's list may name the other's code."""
-    assert works(loops.kernel(double_all)) and works(loops.kernel(double_all), np.float32)
+    assert works(jit.kernel(double_all)) and works(jit.kernel(double_all), np.float32)
     one, other = files(folder, "nbc")
     shutil.copy(other, one)
-    assert works(loops.kernel(double_all)) and works(loops.kernel(double_all), np.float32)
+    assert works(jit.kernel(double_all)) and works(jit.kernel(double_all), np.float32)
     (text,) = warnings(caplog)
     assert "another kernel is in its place" in text
 
 
 def test_a_list_that_cannot_be_read_is_no_error(folder, caplog):
-    assert works(loops.kernel(double_all))
+    assert works(jit.kernel(double_all))
     (path,) = files(folder, "nbi")
     path.unlink()
     path.mkdir()
-    assert works(loops.kernel(double_all))
+    assert works(jit.kernel(double_all))
     assert [text.split()[0] for text in warnings(caplog)] == ["damaged", "compiled"]
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("numba")
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from cupynet.backend.cpu.kernels import loops, outer, rows, windows
+from cupynet.backend.cpu.kernels import jit, outer, rows, windows
 from cupynet.backend.cpu.kernels.vectors import multiply_add
 
 
@@ -24,7 +24,7 @@ def test_kernels_for_other_constants_have_other_cache_files() -> None:
     kernels += [outer.weight_gradient(4, 1, 3, filters) for filters in (8, 24)]
     names = {kernel._cache._impl.filename_base for kernel in kernels}  # type: ignore[attr-defined]
     assert len(names) == len(kernels)
-    assert all(loops.SOURCES in name for name in names)
+    assert all(jit.SOURCES in name for name in names)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors can multiply and add")
@@ -49,9 +49,9 @@ def test_nothing_is_compiled_before_training() -> None:
         "model = Model(Sequential(layers), Image(8, 8, 1), create_backend('numba'))\n"
         "model.summary()\n"
         "from cupynet.backend.cpu.kernels import loops\n"
-        "assert not loops.compiled()\n"
+        "assert not jit.compiled()\n"
         "import numpy\n"
         "model.predict(numpy.zeros((1, 8, 8, 1), numpy.uint8))\n"
-        "assert loops.compiled()\n"
+        "assert jit.compiled()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[3])

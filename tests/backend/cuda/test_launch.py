@@ -41,7 +41,7 @@ def test_the_places_of_controls_are_those_of_the_kernels() -> None:
 
 
 def test_activations_have_the_numbers_of_the_kernels() -> None:
-    words = re.search(r"enum Activation \{([^}]*)\}", (FOLDER / "activations.cu").read_text())
+    words = re.search(r"enum Activation \{([^}]*)\}", (FOLDER / "activation.cu").read_text())
     assert words is not None and [word.strip().lower() for word in words[1].split(",")] == list(NAMES)
 
 

@@ -1,5 +1,7 @@
-"""Compiled code for the CPU: the only folder that imports numba and LLVM.
+"""Compiled kernels for the CPU: the only folder that imports numba and LLVM.
 
-`loops` is plain loops; `windows`, `rows` and `outer` are the convolution under a max-pool, in vector registers;
-`vectors` is what these three are made of, and `patches` what they are told. `cache` keeps what was compiled.
+`conv`, `pool`, `activation`, `norm`, `dropout`, `dense` and `update` have the names of the operations; `images` makes
+batches. Convolutions without im2col: `windows` (forward, with its max-pool), `rows` and `outer` (its gradients),
+`tiles` (without a pool), `depthwise`; they are built from `vectors` and `patches`. `jit` compiles, `cache` keeps the
+result on disk.
 """

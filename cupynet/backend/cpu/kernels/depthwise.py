@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.loops import kernel
+from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.window import IntPair
 
 

@@ -21,7 +21,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.loops import kernel
+from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.cpu.kernels.vectors import (
     I64,
     constants,

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.loops import kernel
+from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.cpu.kernels.patches import Patches
 from cupynet.backend.cpu.kernels.vectors import (
     bytes_like,

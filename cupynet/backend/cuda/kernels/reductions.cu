@@ -149,7 +149,7 @@ __device__ void softmax_cross_entropy(
   }
 }
 
-// losses of one output z against a target of 0 or 1: its value, and its slope; as in `targets.py` ---------------------------
+// losses of one output z against a target of 0 or 1: its value, and its slope; as in `reference/loss.py` ---------------------------
 
 __device__ __forceinline__ float magnitude(float x) { return fabsf(x); }
 __device__ __forceinline__ double magnitude(double x) { return fabs(x); }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.loops import inlined, kernel
+from cupynet.backend.cpu.kernels.jit import inlined, kernel
 
 BLOCK = 64  # rows
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.loops import inlined, kernel
+from cupynet.backend.cpu.kernels.jit import inlined, kernel
 
 # Numbers, in this order: rate, first, second, third, scale, clip, l1, l2, decay, a, b, c; see `Move.in_order`.
 
@@ -173,3 +173,39 @@ UPDATES: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (sgd, momentum, nesterov, adam, nadam, amsgrad, adamax, adagrad, rmsprop, adadelta, lamb)
 }
+
+
+@kernel
+def mean_in_place(parts: Any, shares: Array) -> None:
+    """Overwrite all of `parts`, a tuple of vectors, with sum_r shares[r] · parts[r]; parts of share 0 are not read."""
+    tile = np.empty(2048, np.float64)  # shares in single precision do not add up to one: averages would drift
+    for start in range(0, parts[0].size, tile.size):
+        stop = min(start + tile.size, parts[0].size)
+        tile[:] = 0
+        for r in range(len(parts)):
+            if shares[r] > 0:
+                part, share = parts[r][start:stop], shares[r]
+                for i in range(part.size):
+                    tile[i] += share * part[i]
+        for r in range(len(parts)):
+            part = parts[r][start:stop]
+            for i in range(part.size):
+                part[i] = tile[i]
+
+
+@kernel
+def squared_norm(grad: Array) -> Any:
+    """The sum of squares of a vector."""
+    total = grad.dtype.type(0)
+    for i in range(grad.size):
+        total += grad[i] * grad[i]
+    return total
+
+
+@kernel
+def clip_norm(grad: Array, squared_norm: Any, largest: Any) -> None:
+    """Shorten a vector of this squared norm to the length `largest` if it is longer; NaN stays NaN."""
+    length = np.sqrt(squared_norm)
+    if not length <= largest:
+        for i in range(grad.size):
+            grad[i] *= largest / length

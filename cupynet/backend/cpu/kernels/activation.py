@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import overload
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.loops import kernel
+from cupynet.backend.cpu.kernels.jit import kernel
 
 # Nothing here is reassociated: n · ln 2 in two parts is not n times their sum.
 STRICT = {"fastmath": {"contract"}}
@@ -253,3 +253,10 @@ BACKWARD: dict[str, Callable[..., None]] = {
     "gelu": gelu_backward,
     "silu": silu_backward,
 }
+
+
+@kernel
+def relu_backward(dy: Array, y: Array) -> None:
+    """dy = dy where y > 0, else 0."""
+    for i in range(dy.size):
+        dy[i] = dy[i] if y[i] > 0 else 0

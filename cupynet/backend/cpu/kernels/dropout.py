@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.loops import kernel
+from cupynet.backend.cpu.kernels.jit import kernel
 from cupynet.backend.philox import FACTORS, STEPS
 
 LOW, HIGH = np.uint64(FACTORS[0]), np.uint64(FACTORS[1])

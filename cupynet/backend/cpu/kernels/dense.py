@@ -1,0 +1,22 @@
+"""Sums over the rows of a matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.backend.cpu.kernels.jit import kernel
+
+
+@kernel
+def add_column_sums(dy: Array, grad: Array) -> None:
+    """grad += the sum of the rows of dy, 64 at a time, so that long sums keep their digits; (R, O), (O,)."""
+    part = np.empty_like(grad)
+    for start in range(0, dy.shape[0], 64):
+        part[:] = 0
+        for r in range(start, min(start + 64, dy.shape[0])):
+            row = dy[r]
+            for j in range(part.size):
+                part[j] += row[j]
+        for j in range(part.size):
+            grad[j] += part[j]

@@ -1,0 +1,97 @@
+"""Max-pooling and average pooling, and their derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupynet.backend.array import Array
+from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.window import IntPair
+
+
+@kernel
+def seen(at: int, size: int, kernel_size: int, stride: int, zeros: int) -> Any:
+    """Of the `at`th window along an axis: where it begins in the image, and the first and the end of its own places
+    that lie there; `zeros` are before the image."""
+    start = at * stride - zeros
+    return start, max(0, -start), min(kernel_size, size - start)
+
+
+@kernel
+def max_pool(x: Array, y: Array, winners: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
+    """The largest of each window and its place ky·K_w + kx, the first among equals, and the first NaN of any."""
+    for n in range(y.shape[0]):
+        for row in range(y.shape[1]):
+            top, first_ky, end_ky = seen(row, x.shape[1], kernel_size[0], stride[0], zeros[0])
+            for col in range(y.shape[2]):
+                left, first_kx, end_kx = seen(col, x.shape[2], kernel_size[1], stride[1], zeros[1])
+                best, place = y[n, row, col], winners[n, row, col]
+                first = x[n, top + first_ky, left + first_kx]
+                for c in range(best.size):
+                    best[c] = first[c]
+                    place[c] = first_ky * kernel_size[1] + first_kx
+                for ky in range(first_ky, end_ky):
+                    for kx in range(first_kx, end_kx):
+                        candidate = x[n, top + ky, left + kx]
+                        for c in range(best.size):
+                            better = (not candidate[c] <= best[c]) & (best[c] == best[c])
+                            best[c] = candidate[c] if better else best[c]
+                            place[c] = ky * kernel_size[1] + kx if better else place[c]
+
+
+@kernel
+def max_pool_backward(
+    dy: Array, winners: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair
+) -> None:  # fmt: skip
+    """dx = 0, then each gradient is added at its window's winner."""
+    dx[...] = 0
+    for n in range(dy.shape[0]):
+        for row in range(dy.shape[1]):
+            top, first_ky, end_ky = seen(row, dx.shape[1], kernel_size[0], stride[0], zeros[0])
+            for col in range(dy.shape[2]):
+                left, first_kx, end_kx = seen(col, dx.shape[2], kernel_size[1], stride[1], zeros[1])
+                gradient, place = dy[n, row, col], winners[n, row, col]
+                for ky in range(first_ky, end_ky):
+                    for kx in range(first_kx, end_kx):
+                        target = dx[n, top + ky, left + kx]
+                        for c in range(gradient.size):
+                            target[c] += gradient[c] if place[c] == ky * kernel_size[1] + kx else 0
+
+
+@kernel
+def avg_pool(x: Array, y: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
+    """The mean of the pixels of the image in each window."""
+    real = y.dtype.type
+    for n in range(y.shape[0]):
+        for row in range(y.shape[1]):
+            top, first_ky, end_ky = seen(row, x.shape[1], kernel_size[0], stride[0], zeros[0])
+            for col in range(y.shape[2]):
+                left, first_kx, end_kx = seen(col, x.shape[2], kernel_size[1], stride[1], zeros[1])
+                mean, share = y[n, row, col], real(1 / ((end_ky - first_ky) * (end_kx - first_kx)))
+                for c in range(mean.size):
+                    mean[c] = 0
+                for ky in range(first_ky, end_ky):
+                    for kx in range(first_kx, end_kx):
+                        pixel = x[n, top + ky, left + kx]
+                        for c in range(mean.size):
+                            mean[c] += pixel[c]
+                for c in range(mean.size):
+                    mean[c] *= share
+
+
+@kernel
+def avg_pool_backward(dy: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
+    """dx = 0, then each pixel's share of each window's gradient is added."""
+    real = dy.dtype.type
+    dx[...] = 0
+    for n in range(dy.shape[0]):
+        for row in range(dy.shape[1]):
+            top, first_ky, end_ky = seen(row, dx.shape[1], kernel_size[0], stride[0], zeros[0])
+            for col in range(dy.shape[2]):
+                left, first_kx, end_kx = seen(col, dx.shape[2], kernel_size[1], stride[1], zeros[1])
+                gradient, share = dy[n, row, col], real(1 / ((end_ky - first_ky) * (end_kx - first_kx)))
+                for ky in range(first_ky, end_ky):
+                    for kx in range(first_kx, end_kx):
+                        target = dx[n, top + ky, left + kx]
+                        for c in range(gradient.size):
+                            target[c] += gradient[c] * share

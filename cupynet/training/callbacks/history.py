@@ -1,0 +1,117 @@
+"""The history of a run: a row for each report and each epoch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from cupynet.core.errors import ConfigError, OutputError
+from cupynet.runs.run import Run
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.evaluation import FEW_CLASSES
+from cupynet.training.events import EpochRecord, Report, TrainerView
+
+
+class History(Callback):
+    """Appends to `history.jsonl`: one JSON object per report and per epoch, each line flushed before training goes on.
+
+    Args:
+        path: of the file; that of the run by default.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._given = None if path is None else Path(path)
+        self.path = self._given
+        self._file: TextIO | None = None
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        path = self._given
+        if path is None and run is not None:
+            path = run.history_path
+        if path is None:
+            raise ConfigError("History needs a path where there is no run folder: History('history.jsonl')")
+        self.path = path
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def on_report(self, trainer: TrainerView, report: Report) -> None:
+        self._write(report_row(report))
+
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        self._write(epoch_row(record))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def state(self) -> dict[str, Any]:
+        return {"bytes": 0 if self._file is None else os.fstat(self._file.fileno()).st_size}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Rows that were written after the state was taken are cut off: they are going to be written again."""
+        if self._file is not None:
+            self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
+            self._file.seek(0, os.SEEK_END)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
+
+
+def report_row(report: Report) -> dict[str, Any]:
+    """A report as a row of a history: by name, what is no finite number is None."""
+    row: dict[str, Any] = _finite({"kind": "report", **asdict(report)})
+    return row
+
+
+def epoch_row(record: EpochRecord) -> dict[str, Any]:
+    """The end of an epoch as a row of a history. `confusion`, rows the actual class, is there for few classes alone."""
+    row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
+    row |= {name: getattr(record, name) for name in ("loss", "losses", "learning_rate", "images_per_s")}
+    row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
+    row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s", "waiting_s")}
+    if record.evaluation is not None:
+        split = record.split
+        row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
+        if record.evaluation.classes <= FEW_CLASSES:
+            row["confusion"] = record.evaluation.confusion.tolist()
+    finite: dict[str, Any] = _finite(row)
+    return finite
+
+
+class Rows(Callback):
+    """The history of this wrapper, kept in memory.
+
+    Attributes:
+        kept: rows as `History` writes them.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+
+    def on_report(self, trainer: TrainerView, report: Report) -> None:
+        self.kept.append(report_row(report))
+
+    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+        self.kept.append(epoch_row(record))
+
+
+def _finite(value: Any) -> Any:
+    """`value` for JSON: what is not a finite number is None there, in dictionaries and lists too."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
