@@ -27,7 +27,10 @@ COMMANDS = {
 
 def main() -> None:
     """Run `cupynet COMMAND ...`. Exit code 2 if there is no such command."""
-    name = _command()
+    typed = sys.argv[1] if len(sys.argv) > 1 else ""
+    name = _completed() if typed == "-sc" else typed
+    if name == typed:
+        del sys.argv[1:2]  # the command reads `sys.argv` as its own
     if name in COMMANDS:
         import_module(f"cupynet.{COMMANDS[name][0]}").main()
     elif name in ("", "-h", "--help"):
@@ -39,20 +42,20 @@ def main() -> None:
     else:
         from cupynet.core.checks import nearest
 
-        print(
-            f"cupynet: there is no command '{name}'{nearest(name, COMMANDS)}; cupynet --help lists them",
-            file=sys.stderr,
-        )
+        hint = nearest(name, COMMANDS)
+        print(f"cupynet: there is no command '{name}'{hint}: cupynet --help lists them", file=sys.stderr)
         raise SystemExit(2)
 
 
-def _command() -> str:
-    """Take the command's name out of `sys.argv`, which the command then reads as its own."""
+def _completed() -> str:
+    """Return the command whose settings the shell completes; if it completes the command itself, print the names."""
     words = os.environ.get("COMP_LINE", "").split()
-    if sys.argv[1:2] == ["-sc"] and len(words) > 1 and words[1] in COMMANDS:  # the shell completes `cupynet train ...`
+    if len(words) > 1 and words[1] in COMMANDS:
         os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
         return words[1]
-    return sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    start = words[1] if len(words) > 1 else ""
+    print(*(name for name in COMMANDS if name.startswith(start)))
+    raise SystemExit(0)
 
 
 def _help() -> str:

@@ -18,7 +18,7 @@ from tests.standin import installed, machine
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Drawing a page takes longer than training as little as most tests do: tests/report/ has it on.
+# Drawing a page takes longer than training as little as most tests do: tests/reporting/ has it on.
 os.environ["CUPYNET_REPORT"] = "false"
 
 # Central differences and the like: thousands of operations, of which nothing is learned but that they are the same.

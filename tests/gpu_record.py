@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cupynet.backend import cuda
-from cupynet.bench import records as gpu_records
+from cupynet.bench import records
 
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # as pytest has them; error: around a test
 
@@ -28,7 +28,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._began, self._fault = time.perf_counter(), cuda.probe()
-        self._where = gpu_records.where() if self._fault is None else {}
+        self._where = records.where() if self._fault is None else {}
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
@@ -38,7 +38,7 @@ class Recorder:
             return
         record = {**self._where, "pytest": pytest.__version__, "arguments": [*config.invocation_params.args]}
         record |= {"seconds": seconds, "exit_status": int(exitstatus), **counted(terminalreporter.stats)}
-        path = gpu_records.write(record, "gpu-tests")
+        path = records.write(record, "gpu-tests")
         for line in table(record):
             terminalreporter.write_line(line)
         terminalreporter.write_line(f"written to {path}")

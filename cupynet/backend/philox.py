@@ -1,7 +1,7 @@
 """Random numbers that follow from where they are used: Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers").
 
 Four counters and a key of two numbers, of 32 bits each, give four numbers. There is no state: whoever asks for the same
-place gets the same bits, in whatever order, on whatever backend. This is the text of it; `kernels/random.py` and
+place gets the same bits, in whatever order, on whatever backend. This is the text of it; `cpu/kernels/dropout.py` and
 `cuda/kernels/dropout.cu` are the same for compiled loops and for GPUs, and are compared with it bit for bit.
 """
 

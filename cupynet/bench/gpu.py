@@ -18,8 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynet.bench import measure
-from cupynet.bench import records as gpu_records
+from cupynet.bench import measure, records
 from cupynet.bench.measure import Row
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import BenchSettings
@@ -46,7 +45,7 @@ STEP_S = 1.0  # of one measurement of the step
 def record(settings: BenchSettings, data: Data, folder: Path) -> tuple[Row, Path]:
     """Measure everything; the record and the file that it was written to. folder: for the PyTorch module."""
     one = _on_one_device(settings)
-    result: Row = gpu_records.where(one.placement.devices[0])
+    result: Row = records.where(one.placement.devices[0])
     result |= {"dataset": data.name, "fallback": data.fallback, "batch_size": settings.batch_size}
     result |= {"dtype": settings.dtype, "tf32": settings.backend.tf32}
     result["model"] = one.model().summary().splitlines()
@@ -57,7 +56,7 @@ def record(settings: BenchSettings, data: Data, folder: Path) -> tuple[Row, Path
     result["epoch"] = epochs(one, data, settings.repeats)
     result["to_accuracy"] = [seconds_to_accuracy(settings, data, seed) for seed in range(settings.seeds)]
     result["loop_images_per_s"] = loops(settings, data)
-    return result, gpu_records.write(result)
+    return result, records.write(result)
 
 
 def _on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupynet import config
 from cupynet.config.schema import RateSettings
-from cupynet.core import signals as interrupts
+from cupynet.core import signals
 from cupynet.core.errors import ConfigError
 from cupynet.core.terminal import near
 
@@ -32,7 +32,7 @@ TALL = 1.25  # the picture ends at so many times the first loss: above that it h
 
 def main() -> None:
     """The command."""
-    interrupts.command(_command)
+    signals.command(_command)
 
 
 def _command() -> None:

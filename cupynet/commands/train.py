@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupynet.config import resume
 from cupynet.config.schema import Settings
-from cupynet.core import signals as interrupts
+from cupynet.core import signals
 from cupynet.core.errors import CupynetError, Interrupted
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """The command."""
-    interrupts.command(_command)
+    signals.command(_command)
 
 
 def _command() -> None:
@@ -84,7 +84,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 
     run = Run(folder, asdict(experiment.settings))
     try:
-        with interrupts.handled(interrupts.leave):
+        with signals.handled(signals.leave):
             return _train(experiment, run)
     except KeyboardInterrupt as stopped:
         raise Interrupted.by(stopped, _left(run)) from None
@@ -130,7 +130,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         if wrapper.placement.stages > 1 and wrapper.plan.pipeline is not None:
             log.info("stages: %s", wrapper.plan.pipeline.describe(wrapper.layers))
         told = _Told(wrapper, speaks=experiment.rank == 0)
-        with interrupts.handled(told):
+        with signals.handled(told):
             try:
                 _fit(experiment, wrapper, data, experiment.evaluation_loader(held_out), split)
             except CupynetError:
@@ -180,12 +180,12 @@ class _Told:
         from cupynet.training import StopReason
 
         if self.number:
-            interrupts.leave(number)
+            signals.leave(number)
             return
         self.number, name = number, signal.Signals(number).name
         self._wrapper.stop(name, StopReason.SIGNAL)
         if self._speaks:
-            interrupts.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
+            signals.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
 
 
 def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run) -> Start:

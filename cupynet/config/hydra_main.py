@@ -213,9 +213,9 @@ def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str
     else:
         code = next((code for code in command.codes if code), 0)
     if command.sweep is not None:
-        from cupynet.config import sweep as record
+        from cupynet.config import sweep_record
 
-        of_jobs = record.finish(command.sweep)  # also of those that other processes have run
+        of_jobs = sweep_record.finish(command.sweep)  # also of those that other processes have run
         code = code or of_jobs
     if not command.codes:
         command.clean_up()
@@ -243,7 +243,7 @@ class Entry(Callback):
         """Lock the folder of the sweep. SystemExit if it is taken."""
         if _command is None:
             return
-        from cupynet.config import sweep as record
+        from cupynet.config import sweep_record
 
         with _leaving():
             folder = _folder(config, "hydra.sweep.dir")
@@ -255,9 +255,9 @@ class Entry(Callback):
                 _log.warning("%s", hold.warning)
             if _command.schema is Settings:
                 resume.refuse_taken(folder)
-            record.begin(folder)
+            sweep_record.begin(folder)
             _command.sweep = folder
-            record.say(f"each job runs in a folder of {folder}")
+            sweep_record.say(f"each job runs in a folder of {folder}")
 
 
 @contextlib.contextmanager
@@ -344,7 +344,7 @@ class _Job(Generic[S, T]):
 
     def __call__(self, config: DictConfig) -> float | None:
         """Run the job. Its errors are reported here and never reach Hydra."""
-        from cupynet.config import sweep as record
+        from cupynet.config import sweep_record
 
         now = HydraConfig.get()
         folder, sweep = Path(now.runtime.output_dir), in_sweep()
@@ -356,7 +356,7 @@ class _Job(Generic[S, T]):
             for name in ("cupynet", "__main__"):
                 logging.getLogger(name).addHandler(RankConsole(rank))
         if sweep:
-            record.began(now.job.num, asked())
+            sweep_record.began(now.job.num, asked())
             quiet()
         with contextlib.ExitStack() as locks:
             try:
@@ -380,8 +380,10 @@ class _Job(Generic[S, T]):
                     raise SystemExit(code) from error  # which ends the sweep
             finally:
                 if sweep:
-                    ended = record.Job(now.job.num, record.split(asked()), folder, outcome.code, outcome.error)
-                    record.ended(Path(now.sweep.dir), ended)
+                    ended = sweep_record.Job(
+                        now.job.num, sweep_record.split(asked()), folder, outcome.code, outcome.error
+                    )
+                    sweep_record.ended(Path(now.sweep.dir), ended)
         if _command is not None:
             _command.codes.append(outcome.code)
         if not begun and not rank:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 # the packages of cupynet whose classes a stranger's settings may create
 PACKAGES = tuple(f"cupynet.{name}" for name in ("data", "nn", "optim", "parallel", "reporting.callback", "training"))
-# former names of classes that have moved: users' files and stored runs keep working
+# former public names of classes that have moved: users' files and stored runs keep working
 ALIASES = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from cupynet.config.composing import own_folder
 from cupynet.config.resume import quoted
-from cupynet.core import signals as interrupts
+from cupynet.core import signals
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError, Interrupted
 from cupynet.core.exits import say_error, tell
@@ -78,8 +78,8 @@ class ProcessLauncher(Launcher):
         for place in range(at_once):
             self._free.put(devices[place % len(devices)] if devices else None)
         with (
-            interrupts.handled(self._stop),
-            interrupts.lifeline() as self._lifeline,
+            signals.handled(self._stop),
+            signals.lifeline() as self._lifeline,
             ThreadPoolExecutor(at_once, "cupynet-job") as pool,
         ):
             list(pool.map(self._run, jobs))
@@ -97,26 +97,26 @@ class ProcessLauncher(Launcher):
     def _stop(self, number: int) -> None:
         """Pass a signal on to the jobs, which stop and save; no more begin."""
         if not self._signal:
-            interrupts.say(f"cupynet: {signal.Signals(number).name}: running jobs stop and save; again: at once\n")
+            signals.say(f"cupynet: {signal.Signals(number).name}: running jobs stop and save; again: at once\n")
         self._signal = self._signal or number
         for process in list(self._running):
             process.send_signal(number)
 
     def _run(self, job: _Job) -> None:
         """Run a job in its process, and record how it ended."""
-        from cupynet.config import sweep as record
+        from cupynet.config import sweep_record
 
         if self._signal:
             return
         device = self._free.get()
-        record.began(job.number, job.overrides)
+        sweep_record.began(job.number, job.overrides)
         try:
             job.code, error = self._process(job, device)
         finally:
             self._free.put(device)
-        ended = record.Job(job.number, record.split(job.overrides), job.folder, job.code, error)
+        ended = sweep_record.Job(job.number, sweep_record.split(job.overrides), job.folder, job.code, error)
         with self._recording:
-            record.ended(Path(str(self._config.hydra.sweep.dir)), ended)
+            sweep_record.ended(Path(str(self._config.hydra.sweep.dir)), ended)
 
     def _process(self, job: _Job, device: str | None) -> tuple[int, str]:
         """Run the process of a job; its exit code and what it printed of its error."""
@@ -126,7 +126,7 @@ class ProcessLauncher(Launcher):
         environment = {**os.environ, **({} if device is None else {VISIBLE: device})}
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         if self._lifeline:  # the jobs stop if this process is killed
-            environment[interrupts.LIFELINE], how["pass_fds"] = str(self._lifeline[0]), self._lifeline
+            environment[signals.LIFELINE], how["pass_fds"] = str(self._lifeline[0]), self._lifeline
         try:
             process = subprocess.Popen(
                 [*_program(), *kept, *ours, "hydra.mode=RUN"],
@@ -189,9 +189,9 @@ def _devices(config: DictConfig) -> list[str]:
 
 def _returned(job: _Job) -> JobReturn:
     """Return the result of a job for Hydra's sweeper: accuracy, or None if it failed."""
-    from cupynet.config import sweep as record
+    from cupynet.config import sweep_record
 
     done = JobReturn(overrides=job.overrides, cfg=job.config, status=JobStatus.COMPLETED)
     if job.code == 0:
-        done.return_value = record.Job(job.number, {}, job.folder, 0).accuracy
+        done.return_value = sweep_record.Job(job.number, {}, job.folder, 0).accuracy
     return done

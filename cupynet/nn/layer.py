@@ -90,6 +90,9 @@ class Layer:
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
+        for former, name in (("draws", "uses_rng"), ("meets", "syncs_replicas")):
+            if former in vars(cls):
+                raise ConfigError(f"{cls.__name__}.{former}: is called {name} now")
         if "build" in vars(cls):
             cls.build = _noted(cls.build)  # type: ignore[method-assign]
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from cupynet.bench import gpu as bench_gpu
-from cupynet.bench import measure
-from cupynet.bench import records as gpu_records
+from cupynet.bench import measure, records
 from cupynet.commands import bench
 from cupynet.config.schema import BenchSettings
 from cupynet.core.errors import ConfigError
@@ -284,7 +283,7 @@ def test_a_machine_without_a_gpu_is_not_measured_as_one(tmp_path: Path) -> None:
 def test_a_record_of_the_same_day_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = [
-        str(gpu_records.write({"device": {"name": "NVIDIA H200 (141GB)"}, "date": "2026-01-02", "turn": turn}))
+        str(records.write({"device": {"name": "NVIDIA H200 (141GB)"}, "date": "2026-01-02", "turn": turn}))
         for turn in range(3)
     ]
     stem = "outputs/records/gpu-nvidia-h200-141gb-2026-01-02"

@@ -21,10 +21,10 @@ TINY = ["data=synthetic", "data.train=64", "data.test=20", "epochs=1", "batch_si
 WATCHED = """
 import json, logging, os, sys, threading
 from threadpoolctl import threadpool_info
-from cupynet.config import sweep as record
+from cupynet.config import sweep_record
 from cupynet.commands.train import main
 
-began = record.began
+began = sweep_record.began
 def noted(*arguments):
     began(*arguments)
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -37,7 +37,7 @@ def noted(*arguments):
         "handlers": handlers, "open": len(logging._handlerList),
     }
     print("found", json.dumps(found))
-record.began = noted
+sweep_record.began = noted
 main()
 """
 
@@ -46,9 +46,9 @@ import json, sys, threading
 from tests.standin import installed
 with installed(2):
     import cupy
-    from cupynet.config import sweep as record
+    from cupynet.config import sweep_record
     from cupynet.commands.train import main
-    began = record.began
+    began = sweep_record.began
     def noted(*arguments):
         began(*arguments)
         pool = cupy.get_default_memory_pool()
@@ -59,7 +59,7 @@ with installed(2):
         found = {"free": free, "pinned": cupy.get_default_pinned_memory_pool().n_free_blocks(),
                  "threads": threading.active_count()}
         print("found", json.dumps(found))
-    record.began = noted
+    sweep_record.began = noted
     main()
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cupynet.config import sweep as record
+from cupynet.config import sweep_record
 from cupynet.config import sweep_table as table
 from cupynet.config.sweep_table import Column, as_csv, as_markdown, fitting, heading, shortened
 from tests.reporting.comparison.made import made
@@ -25,7 +25,9 @@ def job(sweep: Path, number: int, code: int = 0, error: str = "", **figures: obj
     """A job that has ended."""
     if code == 0:
         made(sweep / str(number), **figures)  # type: ignore[arg-type]
-    record.ended(sweep, record.Job(number, record.split(JOBS[number]), sweep / str(number), code, error))
+    sweep_record.ended(
+        sweep, sweep_record.Job(number, sweep_record.split(JOBS[number]), sweep / str(number), code, error)
+    )
 
 
 def rows(sweep: Path) -> list[dict[str, str]]:
@@ -38,7 +40,7 @@ def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pyte
     job(tmp_path, 2, test_accuracy=0.96)
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 2 and "job 1: test accuracy 95.00 %" in told[0] and "job 2: test accuracy 96.00 %" in told[1]
-    assert record.finish(tmp_path) == 65
+    assert sweep_record.finish(tmp_path) == 65
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["averaging_", "test", "test", "train"]
     assert lines[1].split() == ["job", "workers", "frequency", "accuracy", "loss", "images/s", "time"]
@@ -72,20 +74,20 @@ def test_rows_of_jobs_that_ended_at_the_same_time_are_there_at_the_end(tmp_path:
     early = (tmp_path / "sweep.csv").read_bytes()
     job(tmp_path, 2)
     (tmp_path / "sweep.csv").write_bytes(early)  # as by the process of the first job, if it writes last
-    record.finish(tmp_path)
+    sweep_record.finish(tmp_path)
     assert [row["job"] for row in rows(tmp_path)] == ["0", "2"]
 
 
 def test_a_sweep_in_the_folder_of_an_earlier_one_has_its_own_rows(tmp_path: Path) -> None:
     job(tmp_path, 0)
     job(tmp_path, 2, code=3)
-    record.begin(tmp_path)
+    sweep_record.begin(tmp_path)
     job(tmp_path, 1)
-    assert [row["job"] for row in rows(tmp_path)] == ["1"] and record.finish(tmp_path) == 0
+    assert [row["job"] for row in rows(tmp_path)] == ["1"] and sweep_record.finish(tmp_path) == 0
     elsewhere = tmp_path / "elsewhere"
-    shutil.move(tmp_path / record.ENDED, elsewhere)
-    (tmp_path / record.ENDED).symlink_to(elsewhere)
-    record.begin(tmp_path)
+    shutil.move(tmp_path / sweep_record.ENDED, elsewhere)
+    (tmp_path / sweep_record.ENDED).symlink_to(elsewhere)
+    sweep_record.begin(tmp_path)
     job(tmp_path, 2)
     assert [path.name for path in elsewhere.iterdir()] == ["1.json"]
 
@@ -94,15 +96,15 @@ def test_the_best_job_is_chosen_by_validation_images_if_all_have_some(tmp_path: 
     job(tmp_path, 0, validation_accuracy=0.0, test_accuracy=0.99)
     job(tmp_path, 1, validation_accuracy=0.5, test_accuracy=0.5, train_s=20.0)
     job(tmp_path, 2, validation_accuracy=0.5, test_accuracy=0.4, train_s=10.0)
-    jobs = record.jobs_of(tmp_path)
+    jobs = sweep_record.jobs_of(tmp_path)
     assert [each.accuracy for each in jobs] == [0.0, 0.5, 0.5]
-    assert record.Table(jobs).best is jobs[2]  # as good, and faster
+    assert sweep_record.Table(jobs).best is jobs[2]  # as good, and faster
     shutil.rmtree(tmp_path / "1")
     job(tmp_path, 1, test_accuracy=0.995)
-    jobs = record.jobs_of(tmp_path)
-    assert record.Table(jobs).best is jobs[1]
+    jobs = sweep_record.jobs_of(tmp_path)
+    assert sweep_record.Table(jobs).best is jobs[1]
     job(tmp_path, 1, code=3)  # whose folder has a summary
-    assert record.Table(record.jobs_of(tmp_path)).best.number == 2
+    assert sweep_record.Table(sweep_record.jobs_of(tmp_path)).best.number == 2
 
 
 def test_a_refused_job_has_no_result_whatever_its_folder_holds(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pyte
     (tmp_path / "sweep.csv").mkdir()
     job(tmp_path, 0)
     assert "warning: sweep.csv" in capsys.readouterr().err
-    assert record.finish(tmp_path) == 0
+    assert sweep_record.finish(tmp_path) == 0
 
 
 def test_a_table_that_cannot_be_shown_ends_nothing(
@@ -123,23 +125,27 @@ def test_a_table_that_cannot_be_shown_ends_nothing(
 ) -> None:
     job(tmp_path, 0)
     monkeypatch.setattr(table.Table, "add_row", None)
-    assert record.finish(tmp_path) == 0
+    assert sweep_record.finish(tmp_path) == 0
     assert "warning" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
-    assert record.finish(tmp_path / "other") == 0 and capsys.readouterr() == ("", "")
+    assert sweep_record.finish(tmp_path / "other") == 0 and capsys.readouterr() == ("", "")
 
 
 def test_overrides_as_settings() -> None:
-    assert record.split(["workers=1", "+model.x={a:1}", "++y=a=b"]) == {"workers": "1", "model.x": "{a:1}", "y": "a=b"}
+    assert sweep_record.split(["workers=1", "+model.x={a:1}", "++y=a=b"]) == {
+        "workers": "1",
+        "model.x": "{a:1}",
+        "y": "a=b",
+    }
 
 
 def test_a_wide_table_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(2):
         made(tmp_path / str(number))
         settings = {f"optimizer.averylongnameofasetting{place}": str(number) for place in range(5)}
-        record.ended(tmp_path, record.Job(number, settings, tmp_path / str(number), 0))
+        sweep_record.ended(tmp_path, sweep_record.Job(number, settings, tmp_path / str(number), 0))
     capsys.readouterr()
-    record.finish(tmp_path)
+    sweep_record.finish(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert "optimizer.averylong" in " ".join(lines) and "see sweep.csv" in " ".join(lines)
     assert max(len(line) for line in lines if not line.startswith(("best", "Compare", "no room"))) <= 80

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cupynet.core import signals as interrupts
+from cupynet.core import signals
 from cupynet.core.errors import Interrupted
 from cupynet.runs.checkpoints import Checkpoints
 from tests.commands.test_train import QUICK, environment, run
@@ -28,7 +28,7 @@ ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signa
 @pytest.mark.parametrize(("number", "code"), ALL)
 def test_each_has_its_exit_code(number, code):
     assert Interrupted(number).exit_code == code
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts.handled(interrupts.leave):
+    with pytest.raises(KeyboardInterrupt) as caught, signals.handled(signals.leave):
         os.kill(os.getpid(), number)
         time.sleep(5)
     assert Interrupted.by(caught.value).exit_code == code
@@ -39,7 +39,7 @@ def test_handlers_are_put_back_and_one_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         heard = []
-        with interrupts.handled(heard.append):
+        with signals.handled(heard.append):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGUSR1)
         assert heard == [signal.SIGUSR1]
@@ -51,7 +51,7 @@ def test_handlers_are_put_back_and_one_that_is_ignored_stays_so():
 
 def test_in_another_thread_nothing_changes():
     def task():
-        with interrupts.handled(found.append):
+        with signals.handled(found.append):
             found.append(signal.getsignal(signal.SIGTERM))
 
     found: list = []
@@ -66,14 +66,14 @@ def test_what_is_being_saved_is_saved(where):
     done = []
 
     def save():
-        with interrupts.undisturbed():
+        with signals.undisturbed():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.1)
-            with interrupts.undisturbed():  # a part of it
+            with signals.undisturbed():  # a part of it
                 done.append("part")
             done.append("whole")
 
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts.handled(interrupts.leave):
+    with pytest.raises(KeyboardInterrupt) as caught, signals.handled(signals.leave):
         if where == "in another":
             threading.Thread(target=save).start()
             threading.Event().wait(30)  # it is woken
@@ -85,22 +85,22 @@ def test_what_is_being_saved_is_saved(where):
 
 def test_who_asks_twice_during_a_save_is_let_go():
     waited = []
-    with pytest.raises(KeyboardInterrupt), interrupts.handled(interrupts.leave), interrupts.undisturbed():
+    with pytest.raises(KeyboardInterrupt), signals.handled(signals.leave), signals.undisturbed():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
         waited.append(5)
     assert waited == []
-    with interrupts.handled(interrupts.leave), interrupts.undisturbed():
+    with signals.handled(signals.leave), signals.undisturbed():
         pass  # nothing was left over
 
 
 def test_a_save_that_fails_is_told_of_though_a_signal_waited_for_it():
     with (
         pytest.raises(OSError, match="disk is full"),
-        interrupts.handled(interrupts.leave),
-        interrupts.undisturbed(),
+        signals.handled(signals.leave),
+        signals.undisturbed(),
     ):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.01)

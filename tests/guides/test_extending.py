@@ -1,6 +1,6 @@
 """What cupynet/guides/extending.md shows: one class in a file of one's own, named by `_target_`.
 
-Each example of tests/extending runs by the command line, as a user would, and does what it says.
+Each example of tests/guides/extending runs by the command line, as a user would, and does what it says.
 """
 
 from __future__ import annotations

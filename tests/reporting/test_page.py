@@ -135,7 +135,7 @@ def test_no_text_of_a_run_becomes_part_of_its_page(tmp_path):
 
 
 def test_a_log_is_escaped_too(tmp_path):
-    log = f"2026-05-01 12:00:00,000 ERROR cupynet.config.door: {HOSTILE}\n"
+    log = f"2026-05-01 12:00:00,000 ERROR cupynet.config.hydra_main: {HOSTILE}\n"
     folder = unfinished(tmp_path, log=log)
     check_alone(page(folder))
     assert "<script>alert('x')</script>" in made(folder).text
@@ -161,7 +161,7 @@ def test_the_mark_says_what_became_of_a_run(tmp_path, name):
 def test_a_run_without_results_was_killed_or_failed(tmp_path):
     data = read_run(unfinished(tmp_path, name="killed", rows=history(2)))
     assert state(data)[:2] == ("killed", "bad") and "2 of 3 epochs" in state(data)[2]
-    line = "2026-05-01 12:00:00,000 ERROR cupynet.config.door: iteration 7: the loss is not finite\n"
+    line = "2026-05-01 12:00:00,000 ERROR cupynet.config.hydra_main: iteration 7: the loss is not finite\n"
     data = read_run(unfinished(tmp_path, name="diverged", log=line + "Traceback\n  more\n"))
     assert state(data) == ("diverged", "bad", "iteration 7: the loss is not finite")
     data = read_run(unfinished(tmp_path, name="failed", log=line.replace("not finite", "odd")))
@@ -184,7 +184,7 @@ def test_a_checkpoint_to_resume_from_is_mentioned_if_there_is_one(tmp_path):
 
 
 def test_the_end_of_a_long_log_is_read(tmp_path):
-    line = "2026-05-01 12:00:00,000 {} cupynet.config.door: {}\n"
+    line = "2026-05-01 12:00:00,000 {} cupynet.config.hydra_main: {}\n"
     text = line.format("INFO", "epoch") * 30_000 + line.format("ERROR", "the disk is full")
     data = read_run(unfinished(tmp_path, log=text))
     assert state(data) == ("failed", "bad", "the disk is full")

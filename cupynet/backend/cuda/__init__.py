@@ -3,12 +3,12 @@
 `device` has arrays, streams and transfers; the operations are in files of the same names as in reference/, their CUDA
 C++ in `kernels/`, and `launch` calls it. `cublas` makes products; `conv_pool` is a convolution and its max-pool as one;
 `graph_capture` records a step as one launch. `resident` gathers batches from images kept on the GPU, `ring` sends them
-ahead through `staging`. `devices` lists GPUs, `pools` manages their memory, `failures` diagnoses their errors.
+ahead through `staging`. `devices` lists GPUs, `memory_pools` limits their memory, `failures` diagnoses their errors.
 """
 
 from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.backend.cuda.devices import device_count, inventory, memory, probe
-from cupynet.backend.cuda.pools import Pool, limit_pools, pinned_blocks, pool, trim_pools
+from cupynet.backend.cuda.memory_pools import Pool, limit_pools, pinned_blocks, pool, trim_pools
 
 __all__ = [
     "CupyBackend",

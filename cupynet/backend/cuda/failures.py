@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from cupynet.backend.cuda.pools import pool
+from cupynet.backend.cuda.memory_pools import pool
 from cupynet.backend.failure import Failure
 from cupynet.core.checks import amount, one_line
 

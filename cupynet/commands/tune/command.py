@@ -13,14 +13,14 @@ from pathlib import Path
 from cupynet import config
 from cupynet.commands.tune.arguments import Plan, for_hydra, prepare
 from cupynet.config.schema import TuneSettings
-from cupynet.core import signals as interrupts
+from cupynet.core import signals
 from cupynet.core.errors import CupynetError
 from cupynet.core.exits import steady_streams, tell
 
 
 def main() -> None:
     """Run the command."""
-    interrupts.command(_command)
+    signals.command(_command)
 
 
 def _command() -> None:

@@ -21,7 +21,7 @@ from cupynet.commands.tune.arguments import Plan
 from cupynet.commands.tune.results import folder_of, outcome_of, reason_of
 from cupynet.commands.tune.study import INTERRUPTED, PruningCallback, Study, open_study
 from cupynet.config import resume
-from cupynet.core import signals as interrupts
+from cupynet.core import signals
 from cupynet.core.checks import OBJECTIVES, one_line
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.exits import Console, out_of_memory
@@ -39,7 +39,7 @@ def search(plan: Plan, folder: Path) -> float:
     settings = plan.settings
     with open_study(folder / resume.STUDY, plan.space, settings) as study:
         try:
-            with interrupts.handled(interrupts.leave):
+            with signals.handled(signals.leave):
                 log.info("searched: %s", " ".join(settings.search))
                 log.info(
                     "%d trials (%d done), compared by validation %s; sampler %s, pruner %s",

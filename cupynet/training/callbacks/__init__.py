@@ -1,1 +1,6 @@
 """Callbacks: code that runs at events of training."""
+
+from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.history import History
+
+__all__ = ["Callback", "History"]

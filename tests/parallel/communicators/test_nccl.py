@@ -1,6 +1,6 @@
 """Sums over NCCL on the one GPU that most machines have: by a rank that is alone, and by two that share it.
 
-What several GPUs do is tested with them (test_communicator.py), and on the stand-in.
+What several GPUs do is tested with them (test_communicators.py), and on the stand-in.
 """
 
 from __future__ import annotations
