@@ -58,7 +58,7 @@ def prepare(settings: Settings) -> Experiment:
         settings = replace(settings, epochs=1, evaluate_every_epochs=1, report_every_iterations=1)
     stored, stages = None, None
     if settings.resume is not None:
-        from cupynet.training.callbacks.checkpoint import check_stages, found, stages_of
+        from cupynet.training.checkpointing import check_stages, found, stages_of
 
         stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet to warn in
         stages = stages_of(stored)

@@ -22,7 +22,7 @@ from cupynet.data import Source
 from cupynet.nn import Image, Layer, Loss, Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.run import Run, Summary
-from cupynet.training.callbacks.checkpoint import found, trained
+from cupynet.training.checkpointing import found, trained
 
 AnyRun: TypeAlias = "Run | str | Path"
 

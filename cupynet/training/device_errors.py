@@ -13,8 +13,10 @@ from cupynet.parallel import Placement
 
 
 @contextmanager
-def told(backend: Backend, placement: Placement, rank: int, batch_size: int | None) -> Iterator[None]:
-    """Raise DeviceError in place of what says that the device of worker `rank` has no memory left, or has failed.
+def translate_device_errors(
+    backend: Backend, placement: Placement, rank: int, batch_size: int | None
+) -> Iterator[None]:
+    """Raise DeviceError in place of an error that says that worker `rank`'s device is out of memory or has failed.
 
     The notes of where it happened are kept. Arrays that the calls in between held are let go of here, in the worker's
     own thread.

@@ -37,10 +37,10 @@ from cupynet.runs.checkpoints import Checkpoints, Stored
 from cupynet.runs.history import Columns
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.callbacks.checkpoint import found, resumed, save
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress
-from cupynet.training.device_errors import told
+from cupynet.training.checkpointing import found, resumed, save
+from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import StopReason
 from cupynet.training.fit import Fit, check_data, check_pixels
@@ -371,7 +371,7 @@ class ParallelWrapper:
         """
 
         def done(world: Communicator) -> T:
-            with told(self.model.backend, self.placement, world.rank, batch_size):
+            with translate_device_errors(self.model.backend, self.placement, world.rank, batch_size):
                 trainer = self._trainer(world)
                 result = task(trainer)
                 trainer.backend.synchronize()

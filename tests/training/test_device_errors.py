@@ -27,7 +27,7 @@ from cupynet.parallel import Placement, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators.devices import DeviceMeans
 from cupynet.parallel.communicators.nccl import NcclSum
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, TrainerView
-from cupynet.training.device_errors import told
+from cupynet.training.device_errors import translate_device_errors
 from tests.backends import on_devices
 from tests.standin.machine import active
 from tests.standin.test_training import images, network
@@ -391,7 +391,7 @@ def test_what_a_failed_call_held_is_let_go_of() -> None:
         backend.allocate((1 << 40,), np.float32)
 
     with pytest.raises(DeviceError, match="4.4 TB were asked for, and its pool, without a limit, holds") as caught:  # noqa: SIM117
-        with told(backend, Placement(1, (0,)), 0, None):
+        with translate_device_errors(backend, Placement(1, (0,)), 0, None):
             allocates()
     assert gone[0]() is None and caught.value.exit_code == 1
 

@@ -22,7 +22,7 @@ from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, Trainer
-from cupynet.training.callbacks.checkpoint import save
+from cupynet.training.checkpointing import save
 from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
 
 
