@@ -28,7 +28,7 @@ import logging, sys, time
 logging.basicConfig(level="WARNING", format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
 import numpy as np
 from cupynet.backend import create_backend, select_backend
-from cupynet.backend.cpu.kernels import jit as loops
+from cupynet.backend.cpu.kernels import update
 assert select_backend("auto", gpu_priority=-1) == ("numba", None), select_backend("auto", gpu_priority=-1)
 backend = create_backend("numba")
 for dtype in (np.float32, np.float64):
@@ -36,7 +36,7 @@ for dtype in (np.float32, np.float64):
     assert backend.squared_norm(gradient) == 12
     backend.clip_norm(gradient, np.float32(12), 1.0)
     assert np.allclose(gradient, 1 / np.sqrt(3))
-print("hits", *update_kernels.squared_norm.stats.cache_hits.values())
+print("hits", *update.squared_norm.stats.cache_hits.values())
 """
 
 

@@ -23,10 +23,10 @@ HOW = [("sm_75", ()), *((name, (QUICKLY,)) for name in LATER)]  # the oldest as 
 HOW += [pytest.param(name, (), marks=pytest.mark.slow) for name in LATER]
 
 FLAT = {  # kernels over whole vectors, or over stretches of them
-    "activations": ("relu", "relu_backward", "pointwise", "pointwise_backward"),
+    "activation": ("relu", "relu_backward", "pointwise", "pointwise_backward"),
     "averages": ("weighted_sum",),
     "reductions": ("sum_vector",),
-    "updates": (
+    "update": (
         *(f"{rule}_update" for rule in RULES),
         *("undo", "widen", "narrow", "clip_norm", "clip_norms", "stretch_squares", "trust_weights"),
     ),
@@ -145,7 +145,7 @@ def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
 
 @needs_nvrtc
 def test_a_mistake_is_seen() -> None:
-    text = source("updates")
+    text = source("update")
     wrong = text.replace("w -= step;", "w -= stop_;")
     assert wrong != text
     with pytest.raises(ValueError, match='identifier "stop_" is undefined'):

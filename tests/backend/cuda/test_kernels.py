@@ -135,12 +135,12 @@ def test_activations_of_any_length(kind: str, grid: Any, block: Any, start: int)
         x[::5] = np.nan
         before = np.array(x, np.float64)
         y = array(before, stored, 1 - start)
-        kernel("activations", f"relu_{kind}")(grid, block, (x, np.int64(size)))
+        kernel("activation", f"relu_{kind}")(grid, block, (x, np.int64(size)))
         np.testing.assert_array_equal(np.array(x, np.float64), np.maximum(before, 0))
         dy = array(rng.normal(size=size), stored, start)
         dy[1::4] = np.nan
         expected = np.where(before > 0, np.array(dy, np.float64), 0)
-        kernel("activations", f"relu_backward_{kind}")(grid, block, (dy, y, np.int64(size)))
+        kernel("activation", f"relu_backward_{kind}")(grid, block, (dy, y, np.int64(size)))
         np.testing.assert_array_equal(np.array(dy, np.float64), expected)
 
 
@@ -157,15 +157,15 @@ def test_activations_of_one_value_at_a_time(kind: str, grid: Any, block: Any, st
         x[::11] = np.nan
         exact = pointwise.forward(np, name, np.array(x, np.float64), 0.25)
         out = array(np.ones(size), stored, start)
-        kernel("activations", f"pointwise_{kind}")(grid, block, (x, out, which, slope, np.int64(size)))
+        kernel("activation", f"pointwise_{kind}")(grid, block, (x, out, which, slope, np.int64(size)))
         close(out, exact, kind, 4)
         kept = array(np.array(x if name in pointwise.OF_INPUT else exact), stored, 1 - start)
         dy = array(rng.normal(size=size), stored, start)
         factor = pointwise.derivative(np, name, np.array(kept, np.float64), 0.25)
         expected = np.array(dy, np.float64) * factor
-        kernel("activations", f"pointwise_backward_{kind}")(grid, block, (dy, kept, which, slope, np.int64(size)))
+        kernel("activation", f"pointwise_backward_{kind}")(grid, block, (dy, kept, which, slope, np.int64(size)))
         close(dy, expected, kind, 4)
-        kernel("activations", f"pointwise_{kind}")(grid, block, (x, x, which, slope, np.int64(size)))
+        kernel("activation", f"pointwise_{kind}")(grid, block, (x, x, which, slope, np.int64(size)))
         np.testing.assert_array_equal(np.array(x, np.float64), np.array(out, np.float64))
 
 
@@ -181,7 +181,7 @@ def test_a_bias_is_added_to_each_row(kind: str, grid: Any, block: Any, columns: 
         bias = array(rng.normal(size=columns), stored)
         expected = np.array(y, np.float64) + np.array(bias, np.float64)
         arguments = y, bias, np.int64(5), np.int32(columns), np.int32(relu)
-        kernel("activations", f"add_bias_{kind}")(grid, block, arguments)
+        kernel("activation", f"add_bias_{kind}")(grid, block, arguments)
         close(y, np.maximum(expected, 0) if relu else expected, kind)
 
 
@@ -194,8 +194,8 @@ def test_precisions_are_converted(kind: str, grid: Any, block: Any, start: int) 
         values = array(rng.normal(size=size) * 1000, wide, start)
         values[::7] = np.nan
         small, back = array(np.ones(size), stored), array(np.ones(size), wide, start)
-        kernel("updates", f"narrow_{kind}")(grid, block, (values, small, np.int64(size)))
-        kernel("updates", f"widen_{kind}")(grid, block, (small, back, np.int64(size)))
+        kernel("update", f"narrow_{kind}")(grid, block, (values, small, np.int64(size)))
+        kernel("update", f"widen_{kind}")(grid, block, (small, back, np.int64(size)))
         expected = values.astype(stored).astype(wide)
         np.testing.assert_array_equal(small.astype(wide), expected)
         np.testing.assert_array_equal(back, expected)
@@ -235,7 +235,7 @@ def test_updates_follow_the_rule(
         vectors, copy, arguments = update(one, kind, size, start, how, copied=copied)
         exact = {name: vector.astype(np.float64) for name, vector in vectors.items()}
         Reference("double").move_weights(one, exact["weight"], exact["grad"], [exact[name] for name in one.states], how)
-        kernel("updates", f"{rule}_update_{kind}")(grid, block, arguments)
+        kernel("update", f"{rule}_update_{kind}")(grid, block, arguments)
         for name, vector in vectors.items():
             close(vector, exact[name], "double" if wide == np.float64 else "float", 4)
         assert one.moves == (not vectors["grad"].any()) or not size
@@ -258,7 +258,7 @@ def test_updates_take_their_numbers_from_the_device(kind: str, grid: Any, block:
     given = Move(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=factors)
     told = Move(0.5, 0.5, l2=0.5, decay=0.25, factors=factors)
     there = {"RATE": 0.5, "FIRST": 0.5, "SECOND": 0.25, "THIRD": 2.0, "USED": 4.0, "SCALE": 77.0}
-    run = kernel("updates", f"{rule}_update_{kind}")
+    run = kernel("update", f"{rule}_update_{kind}")
     for size in SIZES:
         expected, expected_copy, arguments = update(one, kind, size, start, given)
         run(grid, block, arguments)
@@ -289,15 +289,15 @@ def test_layers_are_measured_and_clipped_each_by_itself(kind: str, grid: Any, bl
         grad, table = array(rng.normal(size=size), wide), stretches(size)
         exact = grad.astype(np.float64)
         sums, squares = array(np.ones((3, grid[0])), wide), array(np.ones(2), wide)
-        kernel("updates", f"stretch_squares_{kind}")(grid, block, (grad, table, sums, np.int32(3)))
+        kernel("update", f"stretch_squares_{kind}")(grid, block, (grad, table, sums, np.int32(3)))
         arguments = sums, table, squares, np.int32(3), np.int32(grid[0]), np.int32(2)
-        kernel("updates", f"layer_squares_{kind}")((1,), (32,), arguments)
+        kernel("update", f"layer_squares_{kind}")((1,), (32,), arguments)
         parts = [[exact[start:stop] for start, stop, of in table.tolist() if of == layer] for layer in (0, 1)]
         expected = [sum(float((part**2).sum()) for part in layer) for layer in parts]
         close(squares, expected, kind, 4)
         controls = controls_of(USED=2, SCALE=64)
         arguments = grad, squares, table, wide.type(0.5), controls, np.int32(3)
-        kernel("updates", f"clip_norms_{kind}")(grid, block, arguments)
+        kernel("update", f"clip_norms_{kind}")(grid, block, arguments)
         for layer, square in zip(parts, expected, strict=True):
             for part in layer:
                 part *= min(1.0, 1.0 / max(np.sqrt(square), 1e-30))
@@ -319,7 +319,7 @@ def test_weights_move_by_a_part_of_their_own_length(kind: str, grid: Any, block:
         exact = before.copy()
         for start, stop, layer in table.tolist() if go != 0 else []:
             exact[start:stop] -= 0.125 * (2.0, 1.0)[layer] * grad[start:stop]
-        kernel("updates", f"trust_weights_{kind}")(grid, block, arguments)
+        kernel("update", f"trust_weights_{kind}")(grid, block, arguments)
         close(weight, exact, "double" if wide == np.float64 else "float")
         for start, stop, _ in table.tolist() if go != 0 else []:
             assert not grad[start:stop].any()
@@ -332,7 +332,7 @@ def test_the_length_that_a_gradient_may_have_is_that_of_its_scale(kind: str) -> 
     _, wide = types(kind)
     grad = array([3.0, 4.0], wide)
     arguments = grad, array([25.0], wide), wide.type(0.5), controls_of(USED=4, SCALE=8), np.int64(2)
-    kernel("updates", f"clip_norm_{kind}")((1,), (32,), arguments)
+    kernel("update", f"clip_norm_{kind}")((1,), (32,), arguments)
     close(grad, [1.2, 1.6], kind)
 
 
@@ -342,7 +342,7 @@ def steps(kind: str, losses: list[float], squares: list[float], controls: Any, g
     for loss, square in zip(losses, squares, strict=True):
         how = np.int32(8), np.int32(grow_after), np.float64(1.0), np.float64(most)
         arguments = controls, array([loss], wide), array([square], wide), *how
-        kernel("updates", f"judge_{kind}")((2,), (32,), arguments)
+        kernel("update", f"judge_{kind}")((2,), (32,), arguments)
     return {place.name: float(controls[place]) for place in Control}
 
 
@@ -386,13 +386,13 @@ def test_what_is_not_finite_halts_and_nothing_is_counted_from_then_on(
 def test_numbers_travel_with_a_launch() -> None:
     controls = controls_of(RATE=1, SCALE=2)
     given = [np.float64(number) for number in (0.1, 0.2, 0.3, 0.4)]
-    kernel("updates", "steer_double")((2,), (32,), (controls, *given))
+    kernel("update", "steer_double")((2,), (32,), (controls, *given))
     assert [controls[place] for place in GIVEN] == given and controls[Control.SCALE] == 2
 
 
 def test_a_new_stretch_keeps_what_was_given() -> None:
     controls = controls_of(**{place.name: 7 for place in Control})
-    kernel("updates", "begin_double")((2,), (32,), (controls, np.float64(64), np.float64(32), np.float64(5)))
+    kernel("update", "begin_double")((2,), (32,), (controls, np.float64(64), np.float64(32), np.float64(5)))
     known = {Control.SCALE: 64, Control.USED: 32, Control.GO: 1, Control.STEADY: 5}
     assert [controls[place] for place in Control] == [7 if p in GIVEN else known.get(p, 0) for p in Control]
 
@@ -401,7 +401,7 @@ def test_a_new_stretch_keeps_what_was_given() -> None:
 def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero(rule: str) -> None:
     vectors, _, arguments = update(RULES[rule], "float", 1, 0, Move(0.5, factors=(0.5, 0.5, 0.5)), copied=False)
     vectors["weight"][0] = np.inf
-    kernel("updates", f"{rule}_update_float")((1,), (32,), arguments)
+    kernel("update", f"{rule}_update_float")((1,), (32,), arguments)
     assert vectors["weight"][0] == np.inf and np.isfinite(vectors["grad"]).all()
 
 
@@ -415,7 +415,7 @@ def test_gradients_are_clipped(kind: str, grid: Any, block: Any, start: int) -> 
         for squared, factor in ((4.0, 1.0), (16.0, 0.5), (np.nan, np.nan)):
             given = grad.astype(np.float64)
             arguments = grad, array([squared], wide), wide.type(2), NULL, np.int64(size)
-            kernel("updates", f"clip_norm_{kind}")(grid, block, arguments)
+            kernel("update", f"clip_norm_{kind}")(grid, block, arguments)
             close(grad, given * factor, kind)
 
 
@@ -582,10 +582,10 @@ def test_windows_become_rows_and_back(kind: str, grid: Any, block: Any, case: st
         expected = reference.im2col(x.astype(np.float64), window)
         columns = array(np.ones(expected.shape), stored)
         told = (*geometry(window, shape), *map(np.int32, window.dilation))
-        kernel("windows", f"im2col_{kind}")(grid, block, (x, columns, *told))
+        kernel("conv", f"im2col_{kind}")(grid, block, (x, columns, *told))
         np.testing.assert_array_equal(columns.astype(np.float64), expected)
         dx = array(np.ones(shape), stored)
-        kernel("windows", f"col2im_{kind}")(grid, block, (columns, dx, *told))
+        kernel("conv", f"col2im_{kind}")(grid, block, (columns, dx, *told))
         close(dx, reference.col2im(expected, shape, window), kind, 4)
 
 
@@ -606,19 +606,19 @@ def test_filters_that_see_one_channel(kind: str, grid: Any, block: Any, case: st
     y, columns = reference.conv2d(exact[0], filters, None, window)
     told = (*geometry(window, shape), *map(np.int32, (*window.dilation, repeat)))
     found = array(np.ones(y.shape), stored)
-    kernel("windows", f"depthwise_{kind}")(grid, block, (x, weight, found, *told))
+    kernel("conv", f"depthwise_{kind}")(grid, block, (x, weight, found, *told))
     close(found, y, kind, 10)
     dy, dx = array(rng.normal(size=y.shape), stored), array(np.ones(shape), stored)
     grad = np.zeros(filters.shape)
     expected = reference.conv2d_backward(
         np.array(dy, np.float64), columns, exact[0], filters, grad, None, window, need_dx=True
     )
-    kernel("windows", f"depthwise_input_{kind}")(grid, block, (dy, weight, dx, *told))
+    kernel("conv", f"depthwise_input_{kind}")(grid, block, (dy, weight, dx, *told))
     close(dx, expected, kind, 10)
     own = np.stack([grad[:, :, o // repeat, o] for o in range(channels * repeat)], axis=-1)
     for parts in (1, 3):
         sums = array(np.ones((parts, *own.shape)), wide)
-        kernel("windows", f"depthwise_weight_{kind}")(grid, block, (x, dy, sums, *told, np.int32(parts)))
+        kernel("conv", f"depthwise_weight_{kind}")(grid, block, (x, dy, sums, *told, np.int32(parts)))
         close(sums.sum(axis=0), own, "double" if kind == "double" else "float", 20)
 
 
@@ -636,13 +636,13 @@ def test_pools_take_the_first_largest_and_the_first_nan(
     y, won = reference.max_pool2d(x.astype(np.float64), window)
     found, places = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.dtype(winners))
     told = geometry(window, shape)
-    kernel("pooling", f"max_pool_{kind}_{winners}")(grid, block, (x, NULL, found, places, *told, np.int32(0)))
+    kernel("pool", f"max_pool_{kind}_{winners}")(grid, block, (x, NULL, found, places, *told, np.int32(0)))
     np.testing.assert_array_equal(found.astype(np.float64), y)
     np.testing.assert_array_equal(places, won)
     dy = array(rng.integers(-3, 4, y.shape), stored)
     dy[rng.random(y.shape) < 0.1] = np.nan
     dx = array(np.ones(shape), stored)
-    kernel("pooling", f"max_pool_backward_{kind}_{winners}")(grid, block, (dy, places, dx, *told))
+    kernel("pool", f"max_pool_backward_{kind}_{winners}")(grid, block, (dy, places, dx, *told))
     expected = reference.max_pool2d_backward(dy.astype(np.float64), won, shape, window)
     np.testing.assert_array_equal(dx.astype(np.float64), expected)
 
@@ -656,10 +656,10 @@ def test_pools_of_means(kind: str, grid: Any, block: Any, case: str) -> None:
     x = array(rng.normal(size=shape), stored)
     y = reference.avg_pool2d(x.astype(np.float64), window)
     found, told = array(np.ones(y.shape), stored), geometry(window, shape)
-    kernel("pooling", f"avg_pool_{kind}")(grid, block, (x, found, *told))
+    kernel("pool", f"avg_pool_{kind}")(grid, block, (x, found, *told))
     close(found, y, kind, 4)
     dy, dx = array(rng.normal(size=y.shape), stored), array(np.ones(shape), stored)
-    kernel("pooling", f"avg_pool_backward_{kind}")(grid, block, (dy, dx, *told))
+    kernel("pool", f"avg_pool_backward_{kind}")(grid, block, (dy, dx, *told))
     close(dx, reference.avg_pool2d_backward(dy.astype(np.float64), shape, window), kind, 4)
 
 
@@ -677,7 +677,7 @@ def test_a_pool_may_add_the_bias_and_close_what_is_not_positive(
     y, won = Reference("double").max_pool2d(biased.astype(np.float64), window)
     found, places = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.dtype(winners))
     arguments = x, bias, found, places, *geometry(window, shape), np.int32(relu)
-    kernel("pooling", f"max_pool_{kind}_{winners}")((2, 1), (8,), arguments)
+    kernel("pool", f"max_pool_{kind}_{winners}")((2, 1), (8,), arguments)
     np.testing.assert_array_equal(found.astype(np.float64), np.maximum(y, 0) if relu else y)
     shut = ~(y > 0) if relu else np.zeros(y.shape, bool)
     np.testing.assert_array_equal(places, np.where(shut, closed, won.astype(int)))
@@ -690,8 +690,8 @@ def test_winners_of_windows_with_256_places() -> None:
     x[0, 15, 15, 0] = 1
     y, places, dx = array([1.0], np.float32), array([0], np.uint8), array(np.ones(256), np.float32)
     told = geometry(Window((16, 16)), x.shape)
-    kernel("pooling", "max_pool_float_uint8")((1, 1), (32,), (x, NULL, y, places, *told, np.int32(0)))
-    kernel("pooling", "max_pool_backward_float_uint8")((1, 1), (32,), (y, places, dx, *told))
+    kernel("pool", "max_pool_float_uint8")((1, 1), (32,), (x, NULL, y, places, *told, np.int32(0)))
+    kernel("pool", "max_pool_backward_float_uint8")((1, 1), (32,), (y, places, dx, *told))
     assert (y[0], places[0], dx[255], dx[:255].any()) == (1, 255, 1, False)
 
 
@@ -768,7 +768,7 @@ def test_running_estimates_learn_of_a_batch(kind: str, grid: Any, block: Any) ->
     mean, variance, moments = (array(rng.random(size), wide) for size in (37, 37, (2, 37)))
     expected = 0.75 * mean.astype(np.float64) + 0.25 * moments[0], 0.75 * variance + 0.25 * 1.5 * moments[1]
     arguments = mean, variance, moments, wide.type(0.75), wide.type(1.5), np.int64(37)
-    kernel("norms", f"track_moments_{kind}")(grid, block, arguments)
+    kernel("norm", f"track_moments_{kind}")(grid, block, arguments)
     close(mean, expected[0], kind)
     close(variance, expected[1], kind)
 
@@ -785,7 +785,7 @@ def test_channels_are_normalised(
     x, shift, mean, variance, scale, exact = normalised(kind, rows, columns, start)
     shift, y = array(shift[0], stored), array(np.zeros((rows, columns)), stored, 1 - start)
     arguments = x, mean, variance, scale, shift, y, wide.type(0.25), np.int64(rows), np.int32(columns), np.int32(relu)
-    kernel("norms", f"normalize_{kind}")(grid, block, arguments)
+    kernel("norm", f"normalize_{kind}")(grid, block, arguments)
     expected = exact[0] * exact[4] + np.array(shift, np.float64)
     close(y, np.maximum(expected, 0) if relu else expected, kind, 4)
 
@@ -823,7 +823,7 @@ def test_channels_are_differentiated(kind: str, grid: Any, block: Any, start: in
     x, dy, mean, variance, scale, exact = normalised(kind, rows, columns, start)
     sums = array(np.random.default_rng(2).normal(size=(2, columns)), wide)
     arguments = dy, x, mean, variance, scale, sums, wide.type(0.5), wide.type(0.25), np.int64(rows), np.int32(columns)
-    kernel("norms", f"normalize_backward_{kind}")(grid, block, arguments)
+    kernel("norm", f"normalize_backward_{kind}")(grid, block, arguments)
     rest = exact[1] - sums[0].astype(np.float64) / 2 - exact[0] * sums[1] / 2
     close(dy, exact[4] / np.sqrt(exact[3] + 0.25) * rest, kind, 8)
 
@@ -875,7 +875,7 @@ def test_what_is_dropped_is_what_the_reference_drops(
     out = x if in_place else array(np.full((3, size), np.nan), stored)
     draw = np.uint32(key & philox.MASK), np.uint32(key >> 32), np.uint32(philox.dropped_below(0.3)), wide.type(2)
     arguments = x, out, samples, epoch, *draw, np.int32(3), np.int32(size)
-    kernel("random", f"dropout_{kind}")(grid, block, arguments)
+    kernel("dropout", f"dropout_{kind}")(grid, block, arguments)
     np.testing.assert_array_equal(np.array(out, np.float64), expected)
 
 
@@ -890,5 +890,5 @@ def test_what_a_step_has_moved_is_taken_back_where_it_is_left_out(
     for size in SIZES:
         vector, kept = array(rng.normal(size=size), wide, start), array(rng.normal(size=size), wide)
         expected = np.array(vector if go else kept)
-        kernel("updates", f"undo_{kind}")(grid, block, (vector, kept, controls_of(GO=go), np.int64(size)))
+        kernel("update", f"undo_{kind}")(grid, block, (vector, kept, controls_of(GO=go), np.int64(size)))
         np.testing.assert_array_equal(vector, expected)

@@ -105,7 +105,7 @@ def test_each_file_is_compiled_once(xp: Recorded) -> None:
     for _ in range(2):
         own.flat("relu_float", 8, x, 8)
         own.flat("relu_backward_float", 8, x, x, 8)
-    assert xp.compiled == [source("activations")]
+    assert xp.compiled == [source("activation")]
 
 
 def other_device() -> Any:

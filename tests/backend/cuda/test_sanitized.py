@@ -70,7 +70,7 @@ PLANTED = """
 import numpy as np
 from tests.backend.cuda.test_kernels import array, kernel
 x = array(np.ones({has}), np.float32, {start})
-kernel("activations", "relu_float")((1,), (32,), (x, np.int64({told})))
+kernel("activation", "relu_float")((1,), (32,), (x, np.int64({told})))
 print("done")
 """
 
