@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from cupynet.core.errors import ConfigError
-from cupynet.reporting.folder import RunData, finite, mapping, numbers
+from cupynet.reporting.folder import RunData, finite
 
 # The colours of the light page (templates/style.css), which are replaced by its variables in an SVG. They can be told
 # apart with a colour vision deficiency: after Okabe and Ito (2008), "Color universal design". The last is for lines
@@ -126,7 +125,7 @@ def figures(charts: Iterable[Chart]) -> tuple[list[dict[str, Any]], str]:
 
 
 def svg(chart: Chart, name: str) -> str:
-    """Draw a chart as an `<svg>` element. name: unique in its page. Raises ConfigError without matplotlib."""
+    """Draw a chart as an `<svg>` element. name: unique in its page."""
     with _style():
         figure = _figure(1, 1)
         _draw(chart, figure.subplots())
@@ -136,7 +135,7 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def png(charts: Iterable[Chart]) -> bytes:
-    """Draw all charts as one picture on white paper. Raises ConfigError without matplotlib."""
+    """Draw all charts as one picture on white paper."""
     shown = [chart for chart in charts if chart.shown]
     rows, columns = max(math.ceil(len(shown) / 2), 1), max(min(len(shown), 2), 1)
     with _style():
@@ -170,10 +169,8 @@ def thinned(x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINT
 
 @contextmanager
 def _style() -> Iterator[None]:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
+    import matplotlib
+
     settings: dict[str, Any] = {
         "svg.fonttype": "none",  # text stays text
         "font.size": 10.5,
@@ -310,93 +307,93 @@ def _inline(text: str, name: str, label: str) -> str:
 
 def run_charts(data: RunData) -> list[Chart]:
     """Return the charts of a run, from its history."""
-    reports, epochs = data.reports, data.epochs
-    both = sorted([*reports, *epochs], key=lambda row: finite(row.get("iteration")) or 0.0)
-    return [
-        Chart("Loss", "iteration", "loss (nats for softmax)", _losses(reports, epochs), log=True),
-        Chart(
-            "Accuracy",
-            "epoch",
-            "accuracy (%)",
-            [
-                _over(epochs, f"{split}_accuracy", split, colour, x="epoch", width=2.0, points=True)
-                for split, colour in (("test", 1), ("validation", 3))
-            ],
-            percent=True,
-        ),
-        Chart("Learning rate", "iteration", "learning rate", [_over(both, "learning_rate", None)], zero=True),
-        _divergence([row for row in reports if finite(row.get("divergence")) is not None]),
-        Chart(
-            "Throughput",
-            "iteration",
-            "images/s, all replicas",
-            [
-                _over(reports, "images_per_s", "since the last report", BACKGROUND, width=1.2, behind=True),
-                Line("of the epoch", _values(epochs), [_per_s(row) for row in epochs], 0, 2.0, points=True),
-            ],
-            zero=True,
-        ),
-        _epoch_times([row for row in epochs if finite(row.get("train_s")) and numbers(row.get("compute_s"))]),
-    ]
+    builders = (_loss, _accuracy, _learning_rate, _divergence, _throughput, _epoch_times)
+    drawn = [data.section(build.__name__.strip("_").replace("_", " "), build) for build in builders]
+    return [chart for chart in drawn if chart is not None]
 
 
-def _values(rows: Sequence[dict[str, Any]], name: str = "iteration") -> list[float]:
+def _values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
     """Return a value of each row, NaN if it is not a finite number."""
     return [math.nan if (value := finite(row.get(name))) is None else value for row in rows]
 
 
-def _over(
+def _line_of(
     rows: Sequence[dict[str, Any]], key: str, name: str | None, colour: int = 0, x: str = "iteration", **look: Any
 ) -> Line:
     """Return the line of a value over the iterations, or over another value."""
     return Line(name, _values(rows, x), _values(rows, key), colour, **look)
 
 
-def _losses(reports: Sequence[dict[str, Any]], epochs: Sequence[dict[str, Any]]) -> list[Line]:
-    lines = [_over(reports, "loss", "worker 0", BACKGROUND, width=1.2, behind=True)]
-    losses = [numbers(row.get("losses")) for row in epochs]
+def _loss(data: RunData) -> Chart:
+    reports, epochs = data.reports, data.epochs
+    lines = [_line_of(reports, "loss", "worker 0", BACKGROUND, width=1.2, behind=True)]
+    losses = [row.get("losses") or [] for row in epochs]
     workers = max(map(len, losses), default=0)
     for worker in range(min(workers, MAX_WORKERS) if workers > 1 else 0):
         own = [found[worker] if worker < len(found) else None for found in losses]
-        lines.append(Line(None if worker else "each worker, by epoch", _values(epochs), own, 4, 1.2, dashed=True))
-    lines.append(_over(reports, "score_after_averaging", "all replicas, since the last average"))
-    lines.append(_over(epochs, "loss", "training, by epoch", 2, points=True))
+        name = None if worker else "each worker, by epoch"
+        lines.append(Line(name, _values(epochs, "iteration"), own, 4, 1.2, dashed=True))
+    lines.append(_line_of(reports, "score_after_averaging", "all replicas, since the last average"))
+    lines.append(_line_of(epochs, "loss", "training, by epoch", 2, points=True))
     for split, colour in (("validation", 3), ("test", 1)):
-        lines.append(_over(epochs, f"{split}_loss", split, colour, width=2.0, points=True))
-    return lines
+        lines.append(_line_of(epochs, f"{split}_loss", split, colour, width=2.0, points=True))
+    return Chart("Loss", "iteration", "loss (nats for softmax)", lines, log=True)
 
 
-def _divergence(reports: Sequence[dict[str, Any]]) -> Chart:
+def _accuracy(data: RunData) -> Chart:
+    lines = [
+        _line_of(data.epochs, f"{split}_accuracy", split, colour, x="epoch", width=2.0, points=True)
+        for split, colour in (("test", 1), ("validation", 3))
+    ]
+    return Chart("Accuracy", "epoch", "accuracy (%)", lines, percent=True)
+
+
+def _learning_rate(data: RunData) -> Chart:
+    rows = sorted([*data.reports, *data.epochs], key=lambda row: row["iteration"])
+    return Chart("Learning rate", "iteration", "learning rate", [_line_of(rows, "learning_rate", None)], zero=True)
+
+
+def _divergence(data: RunData) -> Chart:
     """Return the chart of how far the replicas are apart, overall and in the layers where most."""
-    by_layer = [mapping(row.get("divergence_by_layer")) for row in reports]
+    reports = [row for row in data.reports if row.get("divergence") is not None]
+    by_layer = [row.get("divergence_by_layer") or {} for row in reports]
     largest: dict[str, float] = {}
     for row in by_layer:
         for name, value in row.items():
-            largest[str(name)] = max(largest.get(str(name), 0.0), finite(value) or 0.0)
+            largest[name] = max(largest.get(name, 0.0), value or 0.0)
     kept = sorted(largest, key=lambda name: -largest[name])[:MAX_LAYERS]
     lines = [
-        Line(name, _values(reports), _values(by_layer, name), 1 + place, 1.1)
+        Line(name, _values(reports, "iteration"), _values(by_layer, name), 1 + place, 1.1)
         for place, name in enumerate(name for name in largest if name in kept)
     ]
-    lines.append(_over(reports, "divergence", "all weights", width=2.2))
+    lines.append(_line_of(reports, "divergence", "all weights", width=2.2))
     note = "The largest distance of a replica from the mean, relative to the mean, before an average."
     return Chart("Replica divergence", "iteration", "relative distance", lines, log=True, note=note)
 
 
+def _throughput(data: RunData) -> Chart:
+    lines = [
+        _line_of(data.reports, "images_per_s", "since the last report", BACKGROUND, width=1.2, behind=True),
+        Line("of the epoch", _values(data.epochs, "iteration"), list(map(_per_s, data.epochs)), 0, 2.0, points=True),
+    ]
+    return Chart("Throughput", "iteration", "images/s, all replicas", lines, zero=True)
+
+
 def _per_s(row: dict[str, Any]) -> float | None:
-    speed, samples, seconds = (finite(row.get(name)) for name in ("images_per_s", "samples", "train_s"))
+    speed, samples, seconds = row.get("images_per_s"), row.get("samples"), row.get("train_s")
     return speed if speed is not None else samples / seconds if samples is not None and seconds else None
 
 
-def _epoch_times(epochs: Sequence[dict[str, Any]]) -> Chart:
+def _epoch_times(data: RunData) -> Chart:
     """Return the chart of how the time of each epoch was spent, as a mean over its workers."""
+    epochs = [row for row in data.epochs if row.get("train_s") and row.get("compute_s")]
+    numbers, rest = _values(epochs, "epoch"), _values(epochs, "train_s")
     lines = []
-    rest = _values(epochs, "train_s")
     for key, name, colour in SECONDS:
-        means = [math.fsum(found) / max(len(found), 1) for found in (numbers(row.get(key)) for row in epochs)]
+        means = [math.fsum(found) / max(len(found), 1) for found in (row.get(key, ()) for row in epochs)]
         rest = [left - mean for left, mean in zip(rest, means, strict=True)]
         if any(mean > 0 for mean in means):
-            lines.append(Line(name, _values(epochs, "epoch"), means, colour))
+            lines.append(Line(name, numbers, means, colour))
     if lines:
-        lines.append(Line(OTHER[0], _values(epochs, "epoch"), [max(left, 0.0) for left in rest], OTHER[1]))
+        lines.append(Line(OTHER[0], numbers, [max(left, 0.0) for left in rest], OTHER[1]))
     return Chart("Where the time of an epoch goes", "epoch", "seconds", lines, zero=True, stacked=True)

@@ -1,7 +1,7 @@
 """Reads the folder of a run: finished, still training or killed, whole or in part.
 
-Its files may come from a stranger or from another version. A file counts if it can be read, and a value if it has the
-expected type; anything missing is None or empty.
+Its files may come from a stranger or from another version. A file counts if it can be read; what it says is not checked
+here. The page leaves out a section whose values are not as training writes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError, DataError
@@ -26,7 +26,6 @@ MAX_ARRAYS = 64 << 20  # bytes of a file of arrays that is read for a picture
 MAX_ROWS = 10_000  # of a history, approximately: 25 for each point of a chart
 REPORT = b'{"kind": "report"'  # start of a report's row
 RECORD = re.compile(r"\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)")  # a line of a log
-T = TypeVar("T")
 
 
 @dataclass
@@ -40,7 +39,7 @@ class RunData:
         summary: summary.json; empty if there is none.
         reports, epochs: the rows of history.jsonl.
         error: the error that ended the run; "" if none did.
-        damaged: the files that could not be read, and why.
+        damaged: what could not be read, and why.
     """
 
     run: Run
@@ -52,26 +51,26 @@ class RunData:
     error: str = ""
     damaged: list[str] = field(default_factory=list)
 
-    def read(self, path: Path, how: Callable[[Path], T]) -> T | None:
-        """Read a file of the folder; None if there is none. A file that cannot be read is added to `damaged`."""
+    def read(self, path: Path, how: Callable[[Path], Any]) -> Any:
+        """Read a file; None if there is none. A file that cannot be read is added to `damaged`."""
         try:
             return how(path) if is_plain(path) else None
         except (CupynetError, OSError, ValueError, RecursionError) as error:
             self.damaged.append(f"{path.name}: {one_line(error)}")
             return None
 
-    def get(self, name: str) -> Any:
+    def section(self, name: str, build: Callable[[RunData], Any]) -> Any:
+        """Build a part of the page; None if it fails because of values that training does not write."""
+        try:
+            return build(self)
+        except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+            self.damaged.append(f"{name}: {type(error).__name__}: {one_line(error)}")
+            return None
+
+    def get(self, name: str, default: Any = None) -> Any:
         """Return a value of the summary, or of the start if the summary does not have it."""
-        return self.summary.get(name, self.start.get(name))
-
-    def text(self, name: str) -> str:
-        """Return a value if it is a text, otherwise ""."""
-        value = self.get(name)
-        return value if isinstance(value, str) else ""
-
-    def number(self, name: str) -> float | None:
-        """Return a value if it is a finite number, otherwise None."""
-        return finite(self.get(name))
+        found = self.summary.get(name, self.start.get(name))
+        return default if found is None else found
 
 
 def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunData:
@@ -108,47 +107,6 @@ def is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def first_filters(data: RunData) -> tuple[str, Any] | None:
-    """Return the name and the weights (K_h, K_w, C, O) of the first convolution, in the order of the layers."""
-
-    def arrays(path: Path) -> dict[str, Any]:
-        return load_weights(path) if path.stat().st_size <= MAX_ARRAYS else {}
-
-    weights = data.read(data.run.weights_path, arrays) or {}
-    layers = [str(row.get("layer", "")) for row in rows_of(data.start.get("layers"))]
-    place = {name: index for index, name in enumerate(layers) if not name.startswith(" ")}  # others are inside these
-    found = [name for name, array in weights.items() if getattr(array, "ndim", 0) == 4]
-    found.sort(key=lambda name: (place.get(name.split(".")[0], len(place)), name))
-    return (found[0], weights[found[0]]) if found else None
-
-
-def example_images(data: RunData) -> Any:
-    """Return the images of the mistakes in the summary, (M, H, W, C) uint8; None if there are none."""
-
-    def images(path: Path) -> Any:
-        if path.stat().st_size > MAX_ARRAYS:
-            raise DataError(f"expected at most {MAX_ARRAYS:,} bytes")
-        found = load_weights(path).get("images")
-        if found is None or found.ndim != 4 or found.dtype.str != "|u1" or 0 in found.shape:
-            raise DataError("expected images (M, H, W, C) of bytes")
-        return found
-
-    return data.read(data.run.examples_path, images)
-
-
-def config_text(data: RunData) -> str:
-    """Return the stored settings as they were written."""
-
-    def text(path: Path) -> str:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MAX_TEXT)
-
-    return data.read(config_path(data.run), text) or ""
-
-
-# values -----------------------------------------------------------------------------------------------------------
-
-
 def finite(value: Any) -> float | None:
     """Return `value` as a float if it is a finite number, otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -159,28 +117,17 @@ def finite(value: Any) -> float | None:
         return None
 
 
-def numbers(value: Any) -> list[float]:
-    """Return `value` if it is a list of finite numbers, otherwise an empty list."""
-    found = [finite(each) for each in value] if isinstance(value, list) else []
-    return [each for each in found if each is not None] if None not in found else []
+def read_arrays(path: Path) -> dict[str, Any]:
+    """Return the arrays of a file by name. Raises DataError."""
+    if path.stat().st_size > MAX_ARRAYS:
+        raise DataError(f"expected at most {MAX_ARRAYS:,} bytes")
+    return load_weights(path)
 
 
-def texts(value: Any) -> list[str]:
-    """Return `value` if it is a list of texts, otherwise an empty list."""
-    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else []
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """Return `value` if it is a dictionary, otherwise an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def rows_of(value: Any) -> list[dict[str, Any]]:
-    """Return a list of dictionaries; an empty list if `value` is not a list."""
-    return [mapping(each) for each in value] if isinstance(value, list) else []
-
-
-# files ------------------------------------------------------------------------------------------------------------
+def read_text(path: Path) -> str:
+    """Return the text of a file, or the beginning of a long one."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(MAX_TEXT)
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -210,6 +157,5 @@ def _last_error(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_TEXT))
         lines = file.read(MAX_TEXT).decode("utf-8", "replace").splitlines()
-    records = (found for line in reversed(lines) if (found := RECORD.fullmatch(line)))
-    last = next(records, None)
+    last = next((found for line in reversed(lines) if (found := RECORD.fullmatch(line))), None)
     return last[2] if last is not None and last[1] == "ERROR" else ""

@@ -14,18 +14,7 @@ from cupynet import __version__
 from cupynet.core.checks import amount, percent
 from cupynet.core.files import write_whole
 from cupynet.reporting import charts, pictures
-from cupynet.reporting.folder import (
-    RunData,
-    config_text,
-    example_images,
-    finite,
-    first_filters,
-    mapping,
-    numbers,
-    read_run,
-    rows_of,
-    texts,
-)
+from cupynet.reporting.folder import RunData, config_path, read_arrays, read_run, read_text
 from cupynet.reporting.render import render
 
 PICTURED = ("Loss", "Accuracy")  # the charts in curves.png
@@ -61,24 +50,24 @@ def write_page(folder: str | Path, *, over: bool = False, error: str = "") -> tu
 
 def page_values(data: RunData) -> dict[str, Any]:
     """Return everything that the page shows but its charts."""
-    counts = _confusion(data)
-    names = _class_names(data, counts)
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
-    return {
-        "evaluation": None if counts is None else pictures.confusion(counts, names),
-        "evaluated": _evaluated(data),
-        "classes": [] if counts is None else _classes(data, names),
-        "mistakes": _mistakes(data, names),
-        "time": _time(data),
-        "layers": _layers(data),
-        "filters": _filters(data),
-        "settings": _settings(data),
-        "machine": _machine(data),
-        "files": _files(data),
-        "tiles": _tiles(data),
-        "footer": f"Made by cupynet {__version__} at {now} from {data.run}.",
-        **_head(data),  # last: it names the files that could not be read
+    sections = {
+        "evaluation": _evaluation,
+        "mistakes": _mistakes,
+        "time": _time,
+        "layers": _layers,
+        "filters": _filters,
+        "settings": _settings,
+        "machine": _machine,
+        "files": _files,
+        "tiles": _tiles,
     }
+    found = {name: data.section(name, build) for name, build in sections.items()}
+    found |= data.section("head", _head) or {"title": "a run", "marks": [], "notices": [], "progress": None}
+    found["notices"] += [(f"cannot be read: {text}", "warn") for text in data.damaged]
+    started = data.start.get("started")
+    over = f"cupynet · {'/'.join(data.run.folder.resolve().parts[-2:])}{f' · started {started}' if started else ''}"
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    return {**found, "over": over, "footer": f"Made by cupynet {__version__} at {now} from {data.run}."}
 
 
 # state --------------------------------------------------------------------------------------------------------------
@@ -86,12 +75,11 @@ def page_values(data: RunData) -> dict[str, Any]:
 
 def state(data: RunData) -> tuple[str, str, str]:
     """Return the state of a run in a word, the kind of mark it gets, and a sentence about it (or nothing)."""
-    done, asked = _epochs(data), finite(data.start.get("epochs"))
-    after = f"{done} epoch{'s' * (done != 1)}" if asked is None else f"{done} of {asked:.0f} epochs"
-    stopped = data.text("stopped_by")
+    done, asked = _epochs(data), data.start.get("epochs")
+    after = f"{done} epoch{'s' * (done != 1)}" if asked is None else f"{done} of {asked} epochs"
     if data.running:
         return "running", "live", f"{after} complete."
-    resumed = _last_iteration(data) > (data.number("iterations") or math.inf)  # since the results were saved
+    resumed = _last_iteration(data) > data.get("iterations", math.inf)  # since the results were saved
     if data.error and (resumed or not data.summary):
         diverged = "not finite" in data.error or "diverged" in data.error
         return "diverged" if diverged else "failed", "bad", data.error
@@ -101,7 +89,7 @@ def state(data: RunData) -> tuple[str, str, str]:
         return "killed", "bad", f"The run ended without a result, after {after}.{left}"
     if resumed:
         return "killed", "bad", "The run was resumed and then killed: the results are those from before."
-    reason = data.text("stop_reason")
+    reason, stopped = data.get("stop_reason"), data.get("stopped_by", "")
     if reason == "diverged":
         return "diverged", "bad", f"{stopped}: these are the best weights before."
     if reason == "early":
@@ -111,54 +99,50 @@ def state(data: RunData) -> tuple[str, str, str]:
     return "finished", "good", ""
 
 
-def _last_iteration(data: RunData) -> float:
-    rows = [*data.reports[-1:], *data.epochs[-1:]]
-    return max((finite(row.get("iteration")) or 0.0 for row in rows), default=0.0)
+def _last_iteration(data: RunData) -> int:
+    return max((row["iteration"] for row in (*data.reports[-1:], *data.epochs[-1:])), default=0)
 
 
 def _epochs(data: RunData) -> int:
     """Return the number of complete epochs."""
-    last = finite(data.epochs[-1].get("epoch")) if data.epochs else None
-    return int(last if last is not None else finite(data.summary.get("epochs")) or 0)
+    return int(data.epochs[-1]["epoch"] if data.epochs else data.summary.get("epochs", 0))
+
+
+def _results(data: RunData) -> dict[str, Any]:
+    """Return the summary; while a run trains it is that from before the run was resumed, and does not count."""
+    return {} if data.running else data.summary
 
 
 def _accuracy(data: RunData) -> tuple[str, float] | None:
     """Return the split and the accuracy that the page leads with: the summary's, or that of the last evaluation."""
-    for row in ({} if data.running else data.summary, *reversed(data.epochs)):
+    for row in (_results(data), *reversed(data.epochs)):
         for split in ("test", "validation"):
-            found = finite(row.get(f"{split}_accuracy"))
-            if found is not None:
-                return split, found
+            if row.get(f"{split}_accuracy") is not None:
+                return split, row[f"{split}_accuracy"]
     return None
 
 
 def _head(data: RunData) -> dict[str, Any]:
     word, kind, sentence = state(data)
-    dataset, asked, found = data.text("dataset") or "a run", finite(data.start.get("epochs")), _accuracy(data)
+    dataset, asked, found = data.get("dataset", "a run"), data.start.get("epochs"), _accuracy(data)
     if data.running:
         now = _epochs(data) + 1
-        title = f"{dataset}: epoch {now}" if not asked else f"{dataset}: epoch {min(now, asked):.0f}/{asked:.0f}"
+        title = f"{dataset}: epoch {min(now, asked)}/{asked}" if asked else f"{dataset}: epoch {now}"
     else:
         title = f"{dataset}: {word}" if found is None else f"{dataset}: {percent(found[1])} {found[0]} accuracy"
     marks = [(word, kind)]
-    if data.get("fallback") is True:
+    if data.get("fallback"):
         marks.append((f"fallback data: {dataset}, not the data set asked for", "bad"))
-    marks += [(text, "plain") for name in ("backend", "dtype") if (text := data.text(name))]
-    workers = data.number("workers")
-    if workers is not None:
-        marks.append((f"{workers:.0f} worker{'s' * (workers != 1)}", "plain"))
-    commit = data.text("commit")
-    if commit:
+    marks += [(text, "plain") for name in ("backend", "dtype") if (text := data.get(name))]
+    if workers := data.get("workers"):
+        marks.append((f"{workers} worker{'s' * (workers != 1)}", "plain"))
+    if commit := data.get("commit"):
         marks.append((f"commit {commit.partition('-')[0][:10]}", "plain"))
         marks += [("uncommitted changes", "warn")] if commit.endswith("-dirty") else []
-    started = data.text("started")
-    over = f"cupynet · {'/'.join(data.run.folder.resolve().parts[-2:])}{f' · started {started}' if started else ''}"
-    notices = [(sentence, kind)] if sentence else []
     return {
         "title": title,
-        "over": over,
         "marks": marks,
-        "notices": notices + [(f"cannot be read: {text}", "warn") for text in data.damaged],
+        "notices": [(sentence, kind)] if sentence else [],
         "progress": (min(_epochs(data), asked), asked) if data.running and asked else None,
     }
 
@@ -177,135 +161,105 @@ def clock(seconds: float) -> str:
 def _tiles(data: RunData) -> list[tuple[str, str, str]]:
     """Return the figures at the top: name, figure, and a remark."""
     rows = []
-    summary = {} if data.running else data.summary  # of a run that was resumed it is that from before
-    found, last = _accuracy(data), (data.epochs or [{}])[-1]
+    summary, found, last = _results(data), _accuracy(data), (data.epochs or [{}])[-1]
+    report = (data.reports or [{}])[-1]
     if found is not None:
         split, accuracy = found
-        f1, validation = finite(mapping(summary.get("test")).get("f1")), finite(summary.get("validation_accuracy"))
+        f1, validation = (summary.get("test") or {}).get("f1"), summary.get("validation_accuracy")
         more = [] if f1 is None else [f"macro F1 {f1:.4f}"]
         more += [] if validation is None or split != "test" else [f"validation {percent(validation)}"]
         rows.append((f"{split} accuracy", percent(accuracy), ", ".join(more)))
-        losses = (finite(row.get(f"{split}_loss")) for row in (summary, last))
-        loss, trained = next((each for each in losses if each is not None), None), finite(last.get("loss"))
+        losses = (row.get(f"{split}_loss") for row in (summary, last))
+        loss, trained = next((each for each in losses if each is not None), None), last.get("loss")
         if loss is not None:
             rows.append((f"{split} loss", f"{loss:.4g}", "" if trained is None else f"training {trained:.4g}"))
     elif data.reports:
-        loss = finite(data.reports[-1].get("loss"))
+        loss = report.get("loss")
         rows.append(("training loss", NONE if loss is None else f"{loss:.4g}", "worker 0, last report"))
-    speed, workers = data.number("images_per_s"), data.number("workers")
-    if speed is None and data.reports:
-        speed = finite(data.reports[-1].get("images_per_s"))
+    speed, workers = data.get("images_per_s", report.get("images_per_s")), data.get("workers", 1)
     if speed is not None:
-        each = f"{speed / workers:,.0f} per worker" if workers and workers > 1 else "images per second"
+        each = f"{speed / workers:,.0f} per worker" if workers > 1 else "images per second"
         rows.append(("training speed", f"{speed:,.0f}/s", each))
-    wall, train = finite(summary.get("wall_s")), finite(summary.get("train_s"))
+    wall, train = summary.get("wall_s"), summary.get("train_s")
     if wall is not None:
         rows.append(("time", clock(wall), "" if train is None else f"{clock(train)} of it training"))
-    done, asked = f"{_epochs(data)}", finite(data.start.get("epochs"))
-    iterations = _last_iteration(data) or data.number("iterations") or 0
-    rows.append(("epochs", f"{done} of {asked:.0f}" if asked else done, f"{iterations:,.0f} iterations"))
-    parameters, layers = data.number("parameters"), [row for row in _layers(data) if row["kind"]]
+    done, asked = f"{_epochs(data)}", data.start.get("epochs")
+    iterations = _last_iteration(data) or data.get("iterations", 0)
+    rows.append(("epochs", f"{done} of {asked}" if asked else done, f"{iterations:,} iterations"))
+    parameters, layers = data.get("parameters"), [row for row in _layers(data) if row["kind"]]
     if parameters is not None:
         rows.append(("parameters", _thousands(parameters), f"{len(layers)} layers" if layers else ""))
     return rows
 
 
-def _thousands(count: float) -> str:
+def _thousands(count: int) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
-    return f"{count:.0f}"
+    return f"{count}"
 
 
-def _time(data: RunData) -> dict[str, Any]:
+def _time(data: RunData) -> dict[str, Any] | None:
     """Return how each worker spent its time, and the times of the whole run."""
-    spent = mapping(data.summary.get("spent"))
-    whole = numbers(spent.get("rounds_s"))
-    parts = [(numbers(spent.get(key)), name, colour) for key, name, colour in charts.SECONDS]
-    parts = [part for part in parts if len(part[0]) == len(whole) and any(part[0])]
+    spent = data.summary.get("spent") or {}
+    parts = [(spent[key], name, colour) for key, name, colour in charts.SECONDS if any(spent.get(key, ()))]
     bars = []
-    for worker, seconds in enumerate(whole[: charts.MAX_WORKERS] if parts else []):
+    for worker, seconds in enumerate(spent.get("rounds_s", ())[: charts.MAX_WORKERS] if parts else ()):
         shares = [(name, colour, found[worker] / seconds if seconds else 0.0) for found, name, colour in parts]
-        shares.append((*charts.OTHER, 1.0 - sum(share for *_, share in shares)))
-        bars.append((f"worker {worker}", [(name, colour, min(max(share, 0.0), 1.0)) for name, colour, share in shares]))
+        shares.append((*charts.OTHER, max(1.0 - sum(share for *_, share in shares), 0.0)))
+        bars.append((f"worker {worker}", shares))
     known = (("compile_s", "compiling"), ("train_s", "training"), ("evaluate_s", "evaluating"), ("wall_s", "all"))
-    facts = [(name, clock(value)) for key, name in known if (value := finite(data.summary.get(key))) is not None]
-    sent = data.number("bytes_sent")
-    facts += [("sent between workers", amount(round(sent)))] if sent else []
+    facts = [(name, clock(value)) for key, name in known if (value := data.summary.get(key)) is not None]
+    if sent := data.get("bytes_sent"):
+        facts.append(("sent between workers", amount(sent)))
     legend = [charts.Entry(name, colour) for _, name, colour in parts] + [charts.Entry(*charts.OTHER)]
-    return {"bars": bars, "legend": legend, "facts": facts, "advice": data.text("advice")}
+    advice = data.get("advice")
+    return {"bars": bars, "legend": legend, "facts": facts, "advice": advice} if bars or facts or advice else None
 
 
 # evaluation ---------------------------------------------------------------------------------------------------------
 
 
-def _tested(data: RunData) -> dict[str, Any]:
-    """Return the evaluation on the test images; empty if there is none yet, or if validation images judge."""
-    return {} if data.running else mapping(data.summary.get("test"))
-
-
-def _last_evaluated(data: RunData) -> dict[str, Any]:
-    """Return the row of the last epoch that was evaluated."""
-    return next((row for row in reversed(data.epochs) if "confusion" in row), {})
-
-
-def _confusion(data: RunData) -> Any:
-    """Return the confusion matrix of the test, or else of the last evaluated epoch; None if there is none."""
-    rows = (_tested(data) or _last_evaluated(data)).get("confusion")
-    table = [numbers(row) for row in rows] if isinstance(rows, list) else []
-    if not table or any(len(row) != len(table) for row in table) or min(map(min, table)) < 0:
+def _evaluation(data: RunData) -> dict[str, Any] | None:
+    """Return the confusion matrix and the table of classes of the test, or of the last epoch that was evaluated."""
+    test = _results(data).get("test")
+    row = test or next((row for row in reversed(data.epochs) if "confusion" in row), None)
+    if row is None or not row.get("confusion"):
         return None
-    return np.array(table, np.float64).astype(np.int64)
-
-
-def _class_names(data: RunData, counts: Any) -> list[str]:
-    """Return the names of the classes, or their numbers if they have no names."""
-    names, classes = texts(data.get("class_names")), 0 if counts is None else len(counts)
-    return names if len(names) == classes else [str(index) for index in range(classes)]
-
-
-def _evaluated(data: RunData) -> str:
-    """Say which evaluation is shown."""
-    test = _tested(data)
+    counts = np.array(row["confusion"], np.int64)
+    names = _class_names(data, len(counts))
     if test:
-        samples = finite(test.get("samples"))
-        which = "" if samples is None else f"On {samples:,.0f} test images. "
+        which = f"On {test['samples']:,} test images."
     else:
-        row = _last_evaluated(data)
-        split, epoch = "validation" if "validation_accuracy" in row else "test", finite(row.get("epoch"))
-        which = "" if epoch is None else f"After epoch {epoch:,.0f}, on {split} images. "
-    return f"{which}Rows: the actual class; columns: the prediction."
+        which = f"After epoch {row['epoch']:,}, on {'validation' if 'validation_accuracy' in row else 'test'} images."
+    classes = []
+    for name, each in zip(names, row.get("per_class", ())[:MAX_CLASSES], strict=False):
+        figures = [NONE if each[key] is None else f"{each[key]:.4f}" for key in ("precision", "recall", "f1")]
+        classes.append([name, *figures, f"{each['support']:,}"])
+    note = f"{which} Rows: the actual class; columns: the prediction."
+    return {"note": note, "classes": classes, **pictures.confusion(counts, names)}
 
 
-def _classes(data: RunData, names: list[str]) -> list[list[str]]:
-    """Return the rows of the table of classes."""
-    rows = []
-    for index, row in enumerate(rows_of(_tested(data).get("per_class"))[:MAX_CLASSES]):
-        figures = [finite(row.get(name)) for name in ("precision", "recall", "f1")]
-        support = finite(row.get("support")) or 0
-        name = names[index] if index < len(names) else str(index)
-        rows.append([name, *(NONE if each is None else f"{each:.4f}" for each in figures), f"{support:,.0f}"])
-    return rows
+def _class_names(data: RunData, classes: int) -> list[str]:
+    """Return the names of the classes, or their numbers if they have no names."""
+    names = data.get("class_names", ())
+    return list(map(str, names if len(names) == classes else range(classes)))
 
 
-def _mistakes(data: RunData, names: list[str]) -> list[dict[str, Any]]:
+def _mistakes(data: RunData) -> list[dict[str, Any]]:
     """Return the most confident mistakes, with their images if there are as many."""
-
-    def name(value: Any) -> str:
-        index = finite(value)
-        return names[int(index)] if index is not None and 0 <= index < len(names) else str(value)
-
-    rows, images, found = rows_of(_tested(data).get("mistakes")), example_images(data), []
+    test = _results(data).get("test") or {}
+    rows, names = test.get("mistakes") or (), _class_names(data, len(test.get("confusion") or ()))
+    images, found = (data.read(data.run.examples_path, read_arrays) or {}).get("images", ()), []
     for index, row in enumerate(rows):
-        confidence, sample = finite(row.get("confidence")), str(row.get("sample"))
-        label, guess = name(row.get("label")), name(row.get("guess"))
+        label, guess, confidence = names[row["label"]], names[row["guess"]], row["confidence"]
         score = NONE if confidence is None else f"{confidence:.3g}"
         if confidence is not None and 0 <= confidence <= 1:
             score = percent(confidence, 1)
         image = None
-        if images is not None and len(images) == len(rows):
-            image = pictures.example(images[index], f"sample {sample}, {label} taken for {guess}")
-        found.append({"sample": sample, "label": label, "guess": guess, "confidence": score, "image": image})
+        if len(images) == len(rows):
+            image = pictures.example(images[index], f"sample {row['sample']}, {label} taken for {guess}")
+        found.append({"sample": row["sample"], "label": label, "guess": guess, "confidence": score, "image": image})
     return found
 
 
@@ -316,73 +270,69 @@ def _layers(data: RunData) -> list[dict[str, Any]]:
     """Return the rows of the table of layers; nested layers have an indented name."""
     columns = ("kind", "settings", "output", "parameters", "multiply-adds")
     rows = []
-    for row in rows_of(data.start.get("layers")):
-        name = str(row.get("layer", ""))
-        depth = min((len(name) - len(name.lstrip())) // 2, 20)
-        rows.append({"name": name.strip(), "depth": depth, **{key: str(row.get(key, "")) for key in columns}})
+    for row in data.start.get("layers") or ():
+        name = row["layer"]
+        depth = (len(name) - len(name.lstrip())) // 2
+        rows.append({"name": name.strip(), "depth": depth, **{key: row.get(key, "") for key in columns}})
     return rows
 
 
 def _filters(data: RunData) -> dict[str, Any] | None:
-    """Return the filters of the first convolution."""
-    found = first_filters(data)
-    if found is None:
+    """Return the filters (K_h, K_w, C, O) of the first convolution, in the order of the layers."""
+    weights = data.read(data.run.weights_path, read_arrays) or {}
+    order = [row["layer"] for row in data.start.get("layers") or ()]  # a nested layer's name begins with a space
+
+    def place(name: str) -> tuple[int, str]:
+        layer = name.split(".")[0]
+        return order.index(layer) if layer in order else len(order), name
+
+    name = min((name for name, array in weights.items() if array.ndim == 4), key=place, default=None)
+    picture = None if name is None else pictures.filters(weights[name], name)
+    if name is None or picture is None:
         return None
-    name, weights = found
-    height, width, _, count = weights.shape
-    picture = pictures.filters(weights, name)
-    return picture and {"picture": picture, "text": f"{name}: {count} filters of {height} x {width}"}
-
-
-def repeat(data: RunData, settings: list[str]) -> str:
-    """Return the command line that repeats this run."""
-    processes = finite(data.start.get("processes"))
-    words = [] if processes is None else ["mpiexec", "-n", f"{processes:.0f}"]
-    words += ["cupynet", "train"]
-    folder = data.start.get("config_dir")
-    words += [f"--config-dir={folder}"] if isinstance(folder, str) else []
-    return shlex.join([*words, *(setting for setting in settings if not setting.startswith("resume="))])
+    height, width, _, count = weights[name].shape
+    return {"picture": picture, "text": f"{name}: {count} filters of {height} x {width}"}
 
 
 def _settings(data: RunData) -> dict[str, Any]:
     """Return what differs from the defaults, the command that repeats the run, and all settings."""
     given = data.start.get("overrides")
-    known = isinstance(given, list)
-    rows = (("seed", "seed"), ("batch size per worker", "batch_size"))
-    facts = [(name, f"{value:.0f}") for name, key in rows if (value := data.number(key)) is not None]
-    facts += [("replicas", kept)] if (kept := data.text("synchronizer")) else []
+    rows = (("seed", "seed"), ("batch size per worker", "batch_size"), ("replicas", "synchronizer"))
     return {
-        "given": [setting.partition("=")[::2] for setting in texts(given)] if known else None,
-        "command": repeat(data, texts(given)) if known else None,
-        "facts": facts,
-        "config": config_text(data),
+        "given": None if given is None else [setting.partition("=")[::2] for setting in given],
+        "command": None if given is None else repeat(data, given),
+        "facts": [(name, value) for name, key in rows if (value := data.get(key)) is not None],
+        "config": data.read(config_path(data.run), read_text),
     }
+
+
+def repeat(data: RunData, settings: list[str]) -> str:
+    """Return the command line that repeats this run."""
+    processes, folder = data.start.get("processes"), data.start.get("config_dir")
+    words = [] if processes is None else ["mpiexec", "-n", str(processes)]
+    words += ["cupynet", "train"] + ([] if folder is None else [f"--config-dir={folder}"])
+    return shlex.join([*words, *(setting for setting in settings if not setting.startswith("resume="))])
 
 
 def _machine(data: RunData) -> list[tuple[str, str]]:
     """Return the machine and the versions that the run used."""
-    environment = mapping(data.get("environment"))
-    rows = [("devices", ", ".join(dict.fromkeys(texts(data.get("devices")))))]
-    for name in ("cpu", "cores", "system", "python"):
-        value = environment.get(name)
-        rows.append((name, str(value) if isinstance(value, str | int) else ""))
-    for each in rows_of(environment.get("blas")):
+    environment = data.get("environment", {})
+    rows = [("devices", ", ".join(dict.fromkeys(data.get("devices", ()))))]
+    rows += [(name, str(environment.get(name, ""))) for name in ("cpu", "cores", "system", "python")]
+    for each in environment.get("blas", ()):
         words = (each.get(key) for key in ("internal_api", "version", "architecture"))
-        rows.append(("BLAS", " ".join(str(word) for word in words if word) + f", {each.get('num_threads')} threads"))
-    rows.append(("CPU flags", " ".join(texts(environment.get("cpu_flags")))))
-    versions = mapping(environment.get("versions")).items()
+        rows.append(("BLAS", " ".join(word for word in words if word) + f", {each.get('num_threads')} threads"))
+    rows.append(("CPU flags", " ".join(environment.get("cpu_flags", ()))))
+    versions = environment.get("versions", {}).items()
     rows.append(("versions", ", ".join(f"{name} {value}" for name, value in versions if value)))
-    return [row for row in [*rows, ("commit", data.text("commit"))] if row[1]]
+    return [row for row in [*rows, ("commit", data.get("commit"))] if row[1]]
 
 
 def _files(data: RunData) -> list[tuple[str, str]]:
     """Return the names and sizes of what else is in the folder."""
     rows = []
-    try:
-        for path in sorted(data.run.folder.iterdir()):
-            if path != data.run.report_path and (not path.name.startswith(".") or path.name == ".hydra"):
-                folder = path.is_dir()
-                rows.append((path.name + "/" * folder, "folder" if folder else amount(path.lstat().st_size)))
-    except OSError:
-        return []
-    return rows[:MAX_FILES]
+    for path in sorted(data.run.folder.iterdir())[:MAX_FILES]:
+        if path != data.run.report_path and (not path.name.startswith(".") or path.name == ".hydra"):
+            folder = path.is_dir()
+            rows.append((path.name + "/" * folder, "folder" if folder else amount(path.lstat().st_size)))
+    return rows

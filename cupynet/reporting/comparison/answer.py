@@ -106,7 +106,7 @@ def _images(run: ComparedRun, split: str) -> int:
 
 
 def _is_oversubscribed(run: ComparedRun) -> bool:
-    cores, on_cpu = run.summary["environment"].get("cores"), set(run.summary["devices"]) == {"cpu"}
+    cores, on_cpu = run.summary["environment"].get("cores"), all(name == "cpu" for name in run.summary["devices"])
     return on_cpu and isinstance(cores, int) and run.summary["workers"] * run.summary["stages"] > cores
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from cupynet.config.sweep_table import shortened
-from cupynet.core.checks import percent
 from cupynet.reporting import charts
 from cupynet.reporting.charts import BACKGROUND, PALETTE, Chart, Line
 from cupynet.reporting.comparison.answer import answer, comparable
 from cupynet.reporting.comparison.groups import Comparison, Group, judged
 from cupynet.reporting.comparison.runs import ComparedRun
-from cupynet.reporting.comparison.table import columns, rate, seconds
+from cupynet.reporting.comparison.table import FIGURES, columns
 from cupynet.reporting.render import render
 
 LEFT_OUT = ("run", "state", "folder", "front", "accuracy_low", "accuracy_high")  # columns shown in another way
+FORMS = {name: form for name, _, form, _ in FIGURES}
 MAX_LINES = 2 * len(PALETTE)  # of a chart: each colour solid and dashed
 
 
@@ -71,20 +71,20 @@ def _marks(comparison: Comparison) -> list[tuple[str, str]]:
 
 def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return the best group by each figure: the name of the figure, its value, and the group."""
-    wanted: tuple[tuple[str, str, Callable[[float], str], bool], ...] = (
-        (f"best {comparison.split} accuracy", "accuracy", percent, True),
-        ("shortest training", "train_s", seconds, False),
-        ("most images/s", "images_per_s", rate, True),
-        ("best speed-up", "speed_up", "{:.2f}x".format, True),
-        (f"fastest to {comparison.target or 0:.4g}", "time_to", seconds, False),
+    wanted = (
+        (f"best {comparison.split} accuracy", "accuracy", max),
+        ("shortest training", "train_s", min),
+        ("most images/s", "images_per_s", max),
+        ("best speed-up", "speed_up", max),
+        (f"fastest to {comparison.target or 0:.4g}", "time_to", min),
     )
     rows = []
-    for title, name, form, largest in wanted:
+    for title, name, best in wanted:
         known = [(value, group) for group in comparison.groups if (value := group.value(name)) is not None]
         if known:
-            value, group = (max if largest else min)(known, key=lambda pair: pair[0])
-            slower = "slower than one worker: " if name == "speed_up" and value < 1 else ""
-            rows.append((title, form(value), slower + group.name))
+            value, group = best(known, key=lambda pair: pair[0])
+            remark = f"slower than one worker: {group.name}" if name == "speed_up" and value < 1 else group.name
+            rows.append((title, FORMS[name](value) + "x" * (name == "speed_up"), remark))
     return rows
 
 
@@ -157,29 +157,25 @@ def _grid(comparison: Comparison, groups: Sequence[Group]) -> dict[str, Any] | N
     rows, head = (list(dict.fromkeys(group.settings[key] for group in comparison.groups)) for key in (down, across))
     if len(rows) < 2 or len(head) < 2:
         return None
-    figures: tuple[tuple[str, str, Callable[[float], str], bool], ...] = (
-        (f"{comparison.split} accuracy", "accuracy", percent, True),
-        ("images/s", "images_per_s", rate, True),
-        ("training time", "train_s", seconds, False),
-    )
     tables = []
-    for title, key, form, largest in figures:
+    for title, key in (
+        (f"{comparison.split} accuracy", "accuracy"),
+        ("images/s", "images_per_s"),
+        ("training time", "train_s"),
+    ):
         values = {(g.settings[down], g.settings[across]): g.value(key) for g in comparison.groups}
         known = [value for value in values.values() if value is not None]
         if not known:
             continue
-        low, high = min(known), max(known)
-        cells = {
-            place: _cell(value, form, 0.0 if high == low else (value - low if largest else high - value) / (high - low))
-            for place, value in values.items()
-            if value is not None
-        }
+        worst, best = (max(known), min(known)) if key == "train_s" else (min(known), max(known))
+        cells = {}
+        for place, value in values.items():
+            if value is not None:
+                share = (value - worst) / (best - worst) if best != worst else 0.0
+                strength = 0.08 + 0.84 * share
+                cells[place] = {"text": FORMS[key](value), "title": "", "colour": "heat", "strength": strength}
         absent = {"text": "", "title": "", "strength": 0.0}
         body = [(row, [cells.get((row, column), absent) for column in head]) for row in rows]
         tables.append({"title": title, "rows": body})
     short = shortened([down, across])
     return {"down": short[down], "across": short[across], "head": head, "tables": tables}
-
-
-def _cell(value: float, form: Callable[[float], str], share: float) -> dict[str, Any]:
-    return {"text": form(value), "title": "", "colour": "heat", "strength": 0.08 + 0.84 * share}

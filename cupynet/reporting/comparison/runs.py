@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,33 +17,20 @@ from cupynet import config
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.terminal import printable
-from cupynet.reporting.folder import config_path, finite, is_plain, read_run, texts
+from cupynet.reporting.folder import config_path, finite, is_plain, read_run
 from cupynet.runs.run import Run
 
 MAX_DEPTH = 5  # folders below the one that is named
-OPTIONAL = {"stages": 1, "validation_accuracy": None, "test": None, "commit": None}  # values of a summary
-
-
-def _is_number(value: Any) -> bool:
-    return finite(value) is not None
-
-
-def _is_count(value: Any, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-# What a comparison reads of a summary, and the values it accepts.
-EXPECTED: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("dataset", "backend"), lambda value: isinstance(value, str)),
-    **dict.fromkeys(("images_per_s", "train_s"), _is_number),
-    **dict.fromkeys(("test_accuracy", "test_loss", "validation_accuracy"), lambda v: v is None or _is_number(v)),
-    **dict.fromkeys(("seed", "epochs", "images"), _is_count),
-    **dict.fromkeys(("workers", "stages"), lambda value: _is_count(value, 1)),
-    "fallback": lambda value: isinstance(value, bool),
-    "devices": lambda value: bool(texts(value)),
-    "environment": lambda value: isinstance(value, dict),
-    "test": lambda value: value is None or isinstance(value, dict),
-    "commit": lambda value: value is None or isinstance(value, str),
+# What a comparison reads of a summary. An int is at least 0, a float any finite number; optional values may be None.
+REQUIRED: dict[str, type] = {
+    **dict.fromkeys(("dataset", "backend"), str),
+    **dict.fromkeys(("images_per_s", "train_s"), float),
+    **dict.fromkeys(("seed", "epochs", "images", "workers", "stages"), int),
+    **{"fallback": bool, "devices": list, "environment": dict},
+}
+OPTIONAL: dict[str, type] = {
+    **dict.fromkeys(("test_accuracy", "test_loss", "validation_accuracy"), float),
+    **{"test": dict, "commit": str},
 }
 
 
@@ -156,10 +143,8 @@ def read(folder: Path, name: str) -> ComparedRun:
             settings, choices = config.written(folder)
         except CupynetError as error:
             trouble.append(f"damaged: {one_line(error).replace(f'{folder}{os.sep}', '')}")
-    wrong = next((text for text in data.damaged if text.startswith(data.run.summary_path.name)), "")
-    summary = {**OPTIONAL, **data.summary} if data.summary else {}
-    if summary and not wrong:
-        wrong = next((_wrong(summary, key) for key in EXPECTED if not EXPECTED[key](summary.get(key))), "")
+    summary = {"stages": 1, **dict.fromkeys(OPTIONAL), **data.summary} if data.summary else {}
+    wrong = next((text for text in data.damaged if text.startswith(data.run.summary_path.name)), _wrong(summary))
     if wrong:
         trouble.insert(0, f"damaged: {wrong}")
         summary = {}
@@ -177,11 +162,17 @@ def read(folder: Path, name: str) -> ComparedRun:
     return ComparedRun(folder, name, settings, choices, summary, printable("; ".join(trouble)), _epochs(data.epochs))
 
 
-def _wrong(summary: dict[str, Any], key: str) -> str:
-    """Say what is wrong with a value of a summary."""
-    if key not in summary:
-        return f"summary.json: has no {key}"
-    return f"summary.json: {key}={summary[key]!r:.40}: is not a value of a run"
+def _wrong(summary: dict[str, Any]) -> str:
+    """Say which value of a summary is not one of a run; "" if all are."""
+    for key, kind in (REQUIRED | OPTIONAL).items() if summary else ():
+        value = summary.get(key)
+        number = finite(value)
+        fits = number is not None if kind is float else type(value) is kind and (number or 0) >= 0
+        if key not in summary:
+            return f"summary.json: has no {key}"
+        if (not fits and (key in REQUIRED or value is not None)) or (key == "workers" and value == 0):
+            return f"summary.json: {key}={value!r:.40}: is not a value of a run"
+    return ""
 
 
 def _epochs(rows: Sequence[dict[str, Any]]) -> list[Epoch]:
