@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -71,7 +70,6 @@ def test_a_machine_that_can_train(tmp_path):
         "mpi",
         "data",
         "disk",
-        "clock",
         "training",
     ):
         assert part in parts, parts
@@ -124,15 +122,6 @@ def test_the_exit_code_is_that_of_the_first_problem(monkeypatch, capsys):
     assert lines[-1] == "training would end with exit code 65: see the first problem"
 
 
-def test_a_long_line_is_broken_on_a_terminal(monkeypatch):
-    finding = Finding("data", "note", "word " * 40, "go on")
-    assert "\n" not in command.line(finding)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "70")
-    lines = command.line(finding).splitlines()
-    assert len(lines) > 3 and max(map(len, lines)) <= 70 and all(each.startswith(" " * 19) for each in lines[1:])
-
-
 # Checks that die ------------------------------------------------------------------------------------------------------
 
 
@@ -179,23 +168,21 @@ def test_packages_are_here(monkeypatch):
 def test_packages_that_are_missing_or_of_another_version(monkeypatch):
     requirement = pytest.importorskip("packaging.requirements").Requirement
     wanted = [
-        "python<3.10",
         "numpy<1.20",
         "numba>=99",
         "nowhere-to-be-found>=2,<3",
-        "mpi4py>=99; extra == 'mpi'",
         "rich",
     ]
     monkeypatch.setattr(machine, "requirements", lambda: [requirement(each) for each in wanted])
     found = list(machine.check_packages([]))
     assert states(found) == [
-        ("python", "problem"),
+        ("python", "ok"),
         ("numpy", "problem"),
         ("numba", "note"),  # NumPy computes without it
         ("nowhere-to-be-found", "problem"),
         ("packages", "ok"),
     ]
-    assert [each.code for each in found] == [1, 1, 0, 1, 0]
+    assert [each.code for each in found] == [0, 1, 0, 1, 0]
     assert str(found[1]).endswith("needed is <1.20: pip install 'numpy<1.20'")
     assert str(found[3]) == "is not installed: pip install 'nowhere-to-be-found<3,>=2'"
 
@@ -215,11 +202,11 @@ def test_cores_and_memory(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert states(list(machine.check_cpu([]))) == [("cpu", "ok"), ("memory", "ok")]
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    monkeypatch.setattr(machine, "memory", lambda: (100_000_000, 4_000_000_000))
+    monkeypatch.setattr(sys.modules["cupynet.backend.environment"], "memory", lambda: (100_000_000, "this machine has"))
     found = list(machine.check_cpu([]))
     assert states(found) == [("cpu", "ok"), ("cpu", "note"), ("memory", "note")]
-    assert found[2].text == "0.1 GB free of 4.0 GB"
-    monkeypatch.setattr(machine, "memory", lambda: (0, 0))
+    assert found[2].text == "this machine has 100 MB"
+    monkeypatch.setattr(sys.modules["cupynet.backend.environment"], "memory", lambda: None)
     assert ("memory", "ok") not in states(list(machine.check_cpu([])))
 
 
@@ -237,7 +224,7 @@ def test_what_binds_blas(monkeypatch):
     assert "10000 threads for" in found[1].text and "OMP_NUM_THREADS=3 decide" in found[2].text
 
 
-def test_numba_compiles_in_threads(monkeypatch):
+def test_numba_compiles(monkeypatch):
     pytest.importorskip("numba")
     (found,) = machine.check_numba([])
     assert found.state == "ok" and "kernels are kept in " in found.text
@@ -255,7 +242,7 @@ def test_without_numba(tmp_path):
     text = told(tmp_path, "check=packages", PYTHONPATH=path)
     assert "note     numba " in text and "NumPy alone is slower" in text
     assert told(tmp_path, "check=training", *SMALL, PYTHONPATH=path).startswith(
-        "ok       training  backend numpy, 1 worker"
+        "ok       training  backend numpy, workers=1"
     )
 
 
@@ -303,17 +290,17 @@ def gpu(tmp_path, monkeypatch):
 def test_gpus_are_told_one_by_one(gpu):
     found = list(machine.check_gpu([]))
     assert states(found) == [("driver", "ok"), ("cupy", "ok"), ("gpu 0", "ok"), ("gpu 1", "ok"), ("nccl", "ok")]
-    assert found[0].text == "NVIDIA 570.86, 2 GPUs"
+    assert found[0].text == "NVIDIA 570.86, GPUs: 2"
     assert found[1].text == "14.0.1 for CUDA 12.4; the driver takes up to 12.9"
     assert found[2].text == "NVIDIA H200, compute capability 9.0, 70.0 GB free of 80.0 GB"
-    assert found[4].text.startswith("2.27.3 is there")
+    assert found[4].text == "2.27.3"
 
 
 def test_a_driver_that_is_too_old_and_no_nccl(gpu):
     gpu.cuda.runtime.runtimeGetVersion = lambda: 12100
     del gpu.cuda.nccl
     found = list(machine.check_gpu([]))
-    assert states(found)[2:] == [("cupy", "note"), ("gpu 0", "ok"), ("gpu 1", "ok"), ("nccl", "note")]
+    assert states(found)[1:] == [("cupy", "note"), ("gpu 0", "ok"), ("gpu 1", "ok"), ("nccl", "note")]
 
 
 def test_a_gpu_that_cannot_be_used(gpu, tmp_path, monkeypatch):
@@ -331,7 +318,7 @@ def test_a_machine_without_a_gpu(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     (found,) = machine.check_gpu([])
-    assert found == Finding("gpu", "note", "there is no NVIDIA driver and no CuPy: the processor computes")
+    assert found == Finding("gpu", "note", "there is no NVIDIA driver and no CuPy")
 
 
 @needs_mpi[0]
@@ -347,7 +334,7 @@ def test_two_ranks_meet():
         ("for i in 1 2; do echo rank 0 of 1 MPI; done", "starts processes that do not see each other"),
         ("echo it is broken >&2; exit 3", "-n 2 fails (it is broken)"),
         ("echo rank 0 of 2 MPI", "-n 2 fails (rank 0 of 2 MPI)"),
-        ("exit 5", "-n 2 fails (5)"),
+        ("exit 5", "-n 2 fails (exit code 5)"),
     ],
 )
 def test_ranks_that_do_not_meet(tmp_path, monkeypatch, text, said):
@@ -409,12 +396,10 @@ def test_data_that_are_whole_missing_or_damaged(small_mnist, monkeypatch):
 def test_where_runs_would_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = list(surroundings.check_disk([]))
-    assert states(found)[0] == ("disk", "ok") and states(found)[-1] == ("clock", "ok")
-    assert found[0].text.startswith(f"{tmp_path} on ") and list(tmp_path.iterdir()) == []
+    assert states(found) == [("disk", "ok")]
+    assert found[0].text.startswith(f"{tmp_path}: ") and list(tmp_path.iterdir()) == []
     (tmp_path / "outputs").mkdir()
-    assert next(surroundings.check_disk([])).text.startswith(f"{tmp_path / 'outputs'} on ")
-    monkeypatch.setattr(surroundings, "file_system", lambda folder: "nfs4")
-    assert states(list(surroundings.check_disk([])))[1] == ("disk", "note")
+    assert next(surroundings.check_disk([])).text.startswith(f"{tmp_path / 'outputs'}: ")
     monkeypatch.setattr(surroundings, "ROOM", 1 << 60)
     found = list(surroundings.check_disk([]))
     assert found[0].state == "note" and found[0].way_out == "make room"
@@ -427,24 +412,13 @@ def test_where_runs_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     (found,) = surroundings.check_disk([])
-    assert (found.state, found.code) == ("problem", 74) and "(Permission denied)" in found.text
-
-
-@pytest.mark.parametrize("behind_s", [600.0, -600.0])
-def test_clocks_that_disagree(behind_s):
-    (found,) = surroundings.check_clock(behind_s)
-    assert found.state == "note" and ("600 s earlier" if behind_s > 0 else "600 s later") in found.text
-
-
-def test_a_clock_that_was_never_set(monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1000.0)
-    assert states(list(surroundings.check_clock(0.0))) == [("clock", "note")]
+    assert (found.state, found.code) == ("problem", 74) and "Permission denied" in found.text
 
 
 def test_the_run_that_is_asked_about(monkeypatch):
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     (found,) = surroundings.check_training([*SMALL, "backend=numpy"])
-    assert found.state == "ok" and found.text.startswith("backend numpy, 1 worker on cpu: a batch goes through")
+    assert found.state == "ok" and found.text.startswith("backend numpy, workers=1 on cpu: a batch goes through")
     (found,) = surroundings.check_training([*SMALL, "workers=0"])
     assert (found.state, found.code) == ("problem", 2) and found.text.startswith("workers=0: ")
     monkeypatch.setattr("cupynet.training.ParallelWrapper.warm_up", lambda *_: [][1])

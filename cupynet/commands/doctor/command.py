@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +14,10 @@ from dataclasses import asdict
 
 from cupynet.commands.doctor import machine, surroundings
 from cupynet.commands.doctor.finding import Finding
-from cupynet.core.checks import number, one_line, one_of
+from cupynet.core.checks import one_line, one_of
 from cupynet.core.errors import ConfigError
-from cupynet.core.exits import Arguments, steady_streams, tell
+from cupynet.core.exits import Arguments, leave_after, steady_streams
 from cupynet.core.mpiexec import started
-from cupynet.core.terminal import wrapped
 
 Check = Callable[[list[str]], Iterator[Finding]]
 LIMIT_S = 120.0  # of one check, by default: compiling all kernels takes seconds, on a busy machine many
@@ -51,40 +49,31 @@ def main() -> None:
         f"check={'|'.join(CHECKS)}",
     )
     parser.add_argument("settings", nargs="*", metavar="key=value")
-    try:
-        given = parser.parse_args().settings
-        if started() is not None:
-            raise ConfigError("doctor looks at one machine, in one process: start it without mpiexec")
-        own, asked = divided(given)
-        as_json = one_of("json", own.get("json", "false").lower(), ("true", "false")) == "true"
-        names = [one_of("check", own["check"], tuple(CHECKS))] if "check" in own else list(CHECKS)
-        code = report(names, asked, limit(own.get("timeout_s", str(LIMIT_S))), as_json)
-    except BaseException as error:
-        raise SystemExit(tell(error)) from None
-    raise SystemExit(code)
+    leave_after(lambda: _doctor(parser.parse_args().settings))
 
 
-def divided(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Separate the settings of this command from those of a run. ConfigError."""
-    own: dict[str, str] = {}
+def _doctor(given: Sequence[str]) -> int:
+    if started() is not None:
+        raise ConfigError("doctor looks at one machine, in one process: start it without mpiexec")
+    own = {"json": "false", "check": "", "timeout_s": str(LIMIT_S)}
     asked = []
     for argument in given:
         key, equals, value = argument.partition("=")
         if not equals and not argument.startswith("~"):
             raise ConfigError(f"{argument}: is not written as key=value")
-        if key in ("json", "check", "timeout_s"):
+        if key in own:
             own[key] = value
         else:
             asked.append(argument)
-    return own, asked
-
-
-def limit(text: str) -> float:
-    """Parse a number of seconds. ConfigError."""
+    as_json = one_of("json", own["json"].lower(), ("true", "false")) == "true"
+    names = [one_of("check", own["check"], tuple(CHECKS))] if own["check"] else list(CHECKS)
     try:
-        return number("timeout_s", float(text), above=0, unit="seconds")
-    except ValueError as error:
-        raise ConfigError(f"timeout_s={text}: must be a number of seconds above 0") from error
+        limit_s = float(own["timeout_s"])
+    except ValueError:
+        limit_s = 0.0
+    if not limit_s > 0:
+        raise ConfigError(f"timeout_s={own['timeout_s']}: must be a number of seconds above 0")
+    return report(names, asked, limit_s, as_json)
 
 
 def report(names: Sequence[str], asked: list[str], limit_s: float, as_json: bool) -> int:
@@ -94,26 +83,14 @@ def report(names: Sequence[str], asked: list[str], limit_s: float, as_json: bool
         for finding in examined(name, asked, limit_s):
             found.append(finding)
             if not as_json:
-                print(line(finding), flush=True)
+                print(f"{finding.state:<9}{finding.part:<10}{finding}", flush=True)
     code = next((finding.code for finding in found if finding.code), 0)
     if as_json:
         print(json.dumps({"exit_code": code, "findings": [asdict(finding) for finding in found]}, indent=2))
     elif len(names) == len(CHECKS):
-        notes = sum(finding.state == "note" for finding in found)
-        said = (
-            "training works here" if code == 0 else f"training would end with exit code {code}: see the first problem"
-        )
-        print(f"{said}{f' ({notes} notes)' if notes > 1 else ''}")
+        end = f"training would end with exit code {code}: see the first problem" if code else "training works here"
+        print(end)
     return code
-
-
-def line(finding: Finding) -> str:
-    """Return a finding as text, wrapped if stdout is a terminal."""
-    head, text = f"{finding.state:<9}{finding.part:<10}", str(finding)
-    if not sys.stdout.isatty():
-        return head + text
-    width = max(shutil.get_terminal_size().columns, 60)
-    return "\n".join(wrapped(head + text, width, " " * len(head)))
 
 
 # a check, in a process of its own -------------------------------------------------------------------------------------
@@ -131,16 +108,14 @@ def examined(name: str, asked: list[str], limit_s: float) -> list[Finding]:
     except subprocess.TimeoutExpired:
         return [unfinished(name, f"no answer within {limit_s:g} s")]
     except (ValueError, TypeError):
-        ended = f"ended with exit code {process.returncode}"
-        if process.returncode < 0:
-            ended = f"was killed by {signal.Signals(-process.returncode).name}"
+        code = process.returncode
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         last = one_line(err.decode(errors="replace").strip().rpartition("\n")[2])
         return [unfinished(name, f"its process {ended}{f' ({last})' if last else ''}")]
     finally:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)  # with all processes it has started
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=5)
+        process.communicate()
 
 
 def unfinished(name: str, why: str) -> Finding:
