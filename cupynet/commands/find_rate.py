@@ -1,14 +1,11 @@
-"""Which learning rate to train with: `cupynet find_rate [key=value ...]`.
+"""Run a learning-rate range test: `cupynet find_rate [key=value ...]`.
 
-A learning-rate range test of the configured training. The result is a picture and the setting to write.
+Prints the loss over the learning rate and the setting to use.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +23,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WIDTH, HEIGHT = 80, 14  # of the picture on a terminal, in characters
-TALL = 1.25  # the picture ends at so many times the first loss: above that it has exploded
+ROWS, BAR = 20, 50  # rows on a terminal, and characters of the longest bar
+TALL = 1.25  # losses above this many times the first are not shown: training has exploded
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     signals.command(_command)
 
 
@@ -42,7 +39,7 @@ def _command() -> None:
 
 
 def prepare(settings: RateSettings) -> Experiment:
-    """The experiment whose learning rate is looked for; ConfigError."""
+    """Return the experiment to test. ConfigError."""
     from cupynet.config.experiment import Experiment
 
     if settings.highest <= settings.lowest:
@@ -54,7 +51,7 @@ def prepare(settings: RateSettings) -> Experiment:
 
 
 def find(experiment: Experiment, folder: Path) -> float | None:
-    """Test, tell, and write find_rate.csv and find_rate.png into `folder`; the rate that is suggested."""
+    """Run the test and write find_rate.csv and find_rate.png into `folder`. Return the suggested rate."""
     found = tested(experiment)
     if experiment.rank:
         return None
@@ -62,22 +59,19 @@ def find(experiment: Experiment, folder: Path) -> float | None:
     if found.ended:
         log.info("%s, after %d of %d iterations", found.ended, len(found.rates), found.asked)
     print()
-    for line in [*picture(found, _columns(), plain=_plain()), "", *_lines(found, experiment, folder)]:
-        print(line)
+    print("\n".join([*bars(found), "", *_lines(found, experiment, folder)]))
     return found.suggestion
 
 
 def tested(experiment: Experiment) -> RateTest:
-    """The range test of a run with these settings; on every rank, where mpiexec started several."""
+    """Run the test, on every rank of mpiexec."""
     from cupynet.training.callbacks.rate_test import Growing, tested
 
     settings = experiment.settings
     assert isinstance(settings, RateSettings)
     if experiment.rank == 0:
         experiment.announce()
-        log.info(
-            "%d iterations, learning rates of %g to %g", settings.iterations, settings.lowest, settings.highest
-        )  # fmt: skip
+        log.info("%d iterations, learning rates of %g to %g", settings.iterations, settings.lowest, settings.highest)
     data = experiment.load()
 
     def make(optimizer: Optimizer, watch: Callback) -> ParallelWrapper:
@@ -110,12 +104,12 @@ def _lines(found: RateTest, experiment: Experiment, folder: Path) -> Sequence[st
 
 
 def short(rate: float) -> str:
-    """A learning rate in two digits."""
+    """Format a learning rate with two digits."""
     return f"{rate:.2g}"
 
 
 def setting(optimizer: Mapping[str, Any], rate: float) -> str:
-    """How a run is given this learning rate: of a schedule the argument that is its highest."""
+    """Return the setting that gives a run this learning rate: of a schedule, its highest."""
     return _setting("optimizer.learning_rate", optimizer.get("learning_rate"), rate)
 
 
@@ -135,104 +129,52 @@ def _setting(key: str, node: Any, rate: float) -> str:
 
 
 def write(found: RateTest, folder: Path) -> None:
-    """find_rate.csv, and find_rate.png where matplotlib is installed. OutputError."""
+    """Write find_rate.csv, and find_rate.png if matplotlib is installed. OutputError."""
     from cupynet.config.sweep_table import Column, as_csv
     from cupynet.core.files import write_whole
     from cupynet.reporting import charts
 
-    iterations = range(1, len(found.rates) + 1)
     rows = {
-        "iteration": iterations,
+        "iteration": range(1, len(found.rates) + 1),
         "learning_rate": found.rates,
         "loss": found.losses,
         "smoothed_loss": found.smoothed,
     }
     table = [Column(name, name, (), values) for name, values in rows.items()]
     write_whole(folder / "find_rate.csv", as_csv(table).encode())
-    if not charts.available():
-        log.info("find_rate.png is left out: %s", charts.MISSING)
-        return
-    try:
+    if charts.available():
         write_whole(folder / "find_rate.png", charts.png([chart(found)]))
-    except Exception as error:  # of what only shows something
-        log.warning("find_rate.png cannot be drawn (%s: %s)", type(error).__name__, error)
+    else:
+        log.info("find_rate.png is left out: %s", charts.MISSING)
 
 
 def chart(found: RateTest) -> Any:
-    """The losses over the rates."""
+    """Return the chart of the losses over the rates."""
     from cupynet.reporting.charts import BACKGROUND, Chart, Line
 
     top = _top(found)
-    raw = [loss if loss <= top else None for loss in found.losses]
+    raw, smoothed = ([loss if loss <= top else None for loss in losses] for losses in (found.losses, found.smoothed))
     lines = [
         Line("loss", found.rates, raw, BACKGROUND, width=1.0, behind=True),
-        Line("smoothed", found.rates, _below(found, top)),
+        Line("smoothed", found.rates, smoothed),
     ]
     if found.suggestion is not None:
-        bottom = min(found.smoothed)
-        lines.append(
-            Line(f"suggested: {short(found.suggestion)}", [found.suggestion] * 2, [bottom, top], 1, dashed=True)
-        )
+        name, bottom = f"suggested: {short(found.suggestion)}", min(found.smoothed)
+        lines.append(Line(name, [found.suggestion] * 2, [bottom, top], 1, dashed=True))
     return Chart("Learning-rate range test", "learning rate", "training loss", lines, log_x=True)
 
 
 def _top(found: RateTest) -> float:
-    """Where a picture of the losses ends."""
     return max(TALL * found.losses[0], 1.05 * min(found.smoothed))
 
 
-def _below(found: RateTest, top: float) -> list[float | None]:
-    return [loss if loss <= top else None for loss in found.smoothed]
-
-
-def picture(found: RateTest, width: int = WIDTH, *, plain: bool = False) -> list[str]:
-    """The smoothed loss over the learning rate, by orders of magnitude, in characters; | is the suggestion.
-
-    plain: in ASCII.
-    """
-    import numpy as np
-
-    margin, mark = 9, "*" if plain else "•"
-    columns = max(min(width, WIDTH) - margin - 1, 20)
-    low, high = math.log10(found.rates[0]), math.log10(found.rates[-1])
-    scale = (columns - 1) / max(high - low, 1e-9)
-
-    def column(rate: float) -> int:
-        return min(max(round((math.log10(rate) - low) * scale), 0), columns - 1)
-
-    shown = [
-        (rate, loss) for rate, loss in zip(found.rates, _below(found, _top(found)), strict=True) if loss is not None
+def bars(found: RateTest) -> list[str]:
+    """Return the smoothed loss at about 20 of the learning rates, with a bar as long as the loss is high."""
+    top = _top(found)
+    shown = [(rate, loss) for rate, loss in zip(found.rates, found.smoothed, strict=True) if loss <= top]
+    highest = max(loss for _, loss in shown) or 1.0
+    rows = [
+        f"{rate:>8.1e}{loss:>10.4g}  {'#' * round(BAR * loss / highest)}"
+        for rate, loss in shown[:: -(-len(shown) // ROWS)]
     ]
-    powers, losses = [math.log10(rate) for rate, _ in shown], [loss for _, loss in shown]
-    bottom, top = min(losses), max(losses)
-    rows = [[" "] * columns for _ in range(HEIGHT)]
-    if found.suggestion is not None:
-        for row in rows:
-            row[column(found.suggestion)] = "|"
-    places = range(column(shown[-1][0]) + 1)
-    for place, loss in zip(places, np.interp([low + place / scale for place in places], powers, losses), strict=True):
-        share = (loss - bottom) / max(top - bottom, 1e-12)
-        rows[round((1 - share) * (HEIGHT - 1))][place] = mark
-    labels = {0: top, HEIGHT // 2: (top + bottom) / 2, HEIGHT - 1: bottom}
-    lines = [
-        f"{format(labels[place], '.3g') if place in labels else '':>{margin - 2}} |{''.join(row).rstrip()}"
-        for place, row in enumerate(rows)
-    ]
-    axis, ticks = ["-"] * columns, [" "] * (columns + 8)
-    for power in range(math.ceil(low), math.floor(high) + 1):
-        place = column(10.0**power)
-        axis[place] = "+"
-        label = f"1e{power}" if not -2 <= power <= 2 else f"{10.0**power:g}"
-        ticks[place : place + len(label)] = label
-    head = f"{'loss':>{margin - 2}}"
-    below = f"{'rate':>{margin - 2}}  {''.join(ticks).rstrip()}"
-    return [head, *lines, f"{' ' * (margin - 2)} +{''.join(axis)}", below[:width]]
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-
-
-def _plain() -> bool:
-    """Whether stdout has ASCII alone."""
-    return "utf" not in (getattr(sys.stdout, "encoding", None) or "").lower()
+    return [f"{'rate':>8}{'loss':>10}", *rows]

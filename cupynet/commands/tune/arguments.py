@@ -95,36 +95,30 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed_now: Sequence[
     if resumed is None:
         _refuse_study(arguments)
     own = (*own_names(TuneSettings), "hydra")
-    shared = [each for each in arguments if _is_setting(each) and _name(each).split(".")[0] not in own]
+    chosen = [each for each in arguments if _is_setting(each)]
+    typed, shared = [_name(each) for each in chosen], [each for each in chosen if _name(each).split(".")[0] not in own]
     space = config.search_space(settings.search)
-    plan = Plan(settings, space, shared, config.own_folder(arguments), resumed, typed_now)
-    typed = [_name(each) for each in arguments if _is_setting(each)]
-    _check_names(plan, typed)
-    experiments = (_experiment(plan, params) for params in _extremes(space))
-    shared += _held_out(next(experiments), typed)
-    for _ in experiments:
-        pass
-    return plan
-
-
-def _check_names(plan: Plan, typed: Sequence[str]) -> None:
-    """Refuse to search nothing, or a setting that all trials share. ConfigError."""
-    if not plan.space:
+    if not space:
         raise ConfigError(
             "nothing is searched: write a setting as a range of values, such as "
             "optimizer.learning_rate='interval(0.001,0.3)' (--help shows more)"
         )
-    if plan.settings.parallel.launcher == "mpi":
+    if settings.parallel.launcher == "mpi":
         raise ConfigError("parallel.launcher=mpi: a search trains in threads: leave it out")
-    own = (*own_names(TuneSettings), "hydra")
-    for key, distribution in plan.space.items():
-        name = key.lstrip("+")
-        if name in NOT_SEARCHED or name.replace("/", ".").split(".")[0] in own:
+    for key, distribution in space.items():
+        name = _name(key)
+        if name in NOT_SEARCHED or name.split(".")[0] in own:
             raise ConfigError(f"{name}: is the same for all trials: give it one value")
         if name in typed:
             raise ConfigError(f"{name}: is searched, and given one value too: leave one of the two out")
-        if plan.settings.sampler == "grid" and values(distribution) is None:
+        if settings.sampler == "grid" and values(distribution) is None:
             raise ConfigError(f"sampler=grid: {name} is continuous: write range(..) or choice(..), or sampler=tpe")
+    plan = Plan(settings, space, shared, config.own_folder(arguments), resumed, typed_now)
+    first, *others = _extremes(space)
+    shared += _held_out(_experiment(plan, first), typed)
+    for params in others:
+        _experiment(plan, params)
+    return plan
 
 
 def _refuse_study(arguments: Sequence[str]) -> None:
@@ -155,9 +149,9 @@ def _experiment(plan: Plan, params: Mapping[str, Any]) -> Experiment:
         experiment = Experiment(settings)
         experiment.check_memory()
     except ConfigError as error:
-        fractions = [key.lstrip("+") for key in params if isinstance(params[key], float)]
-        hint = any(str(error).startswith(name) for name in fractions) and "integer" in str(error).lower()
-        raise ConfigError(f"{error}{'; int(interval(..)) gives integers' * hint}") from None
+        if "integer" in str(error).lower() and any(isinstance(value, float) for value in params.values()):
+            raise ConfigError(f"{error}; int(interval(..)) gives integers") from None
+        raise
     return experiment
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from optuna.trial import FrozenTrial
@@ -15,6 +15,7 @@ from cupynet.config.sweep_table import Column, Screen, as_csv, heading, shortene
 from cupynet.core.checks import one_line, percent
 from cupynet.core.files import write_whole
 from cupynet.core.terminal import near
+from cupynet.training import Evaluation
 
 MOST_SHOWN = 10  # rows of the table
 
@@ -39,10 +40,10 @@ def figure_of(trial: FrozenTrial) -> float | None:
 
 
 def figure_text(value: float | None, objective: str) -> str:
-    """Return a figure for people: accuracy in percent."""
+    """Format a figure: accuracy in percent."""
     if value is None:
         return "-"
-    return percent(value) if objective == "accuracy" else f"{value:.4f}" if objective == "f1" else f"{value:.4g}"
+    return percent(value) if objective == "accuracy" else f"{value:.4g}"
 
 
 def line(trial: FrozenTrial, study: Study, trials: int) -> str:
@@ -103,14 +104,14 @@ def write_table(folder: Path, study: Study) -> None:
     write_whole(folder / "tune.csv", as_csv(columns).encode())
 
 
-def summary(folder: Path, study: Study, plan: Plan, test: Mapping[str, float]) -> list[str]:
+def summary(folder: Path, study: Study, plan: Plan, test: Evaluation) -> list[str]:
     """Return lines about the best trial, and the command that trains it again."""
     best = study.ranked[0]
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
     command = shlex.join(["cupynet", "train", *config_dir, *plan.overrides(best.params)])
     return [
         f"best trial      {best.number}, validation {study.objective} {figure_text(best.value, study.objective)}",
-        f"test images     accuracy {percent(test['accuracy'])}, loss {test['loss']:.4g} (evaluated by this trial only)",
+        f"test images     accuracy {percent(test.accuracy)}, loss {test.loss:.4g} (evaluated by this trial only)",
         f"run folder      {near(folder_of(folder, best.number))}",
         f"all trials      {near(folder / 'tune.csv')}",
         f"train it again  {command}",

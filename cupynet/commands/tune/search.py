@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import shlex
 import time
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from cupynet.commands.tune.results import folder_of, outcome_of, reason_of
 from cupynet.commands.tune.study import INTERRUPTED, PruningCallback, Study, open_study
 from cupynet.config import resume
 from cupynet.core import signals
-from cupynet.core.checks import OBJECTIVES, one_line
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.exits import Console, out_of_memory
 from cupynet.core.terminal import near
@@ -48,7 +48,8 @@ def search(plan: Plan, folder: Path) -> float:
                 log.info("settings of all trials: %s", " ".join(plan.shared))
                 run_trials(plan, folder, study)
                 best = best_trial(study)
-                test = _test(folder_of(folder, best.number), plan)
+                trusted = ",".join(settings.trusted_modules)
+                test, _, _ = evaluated(folder_of(folder, best.number), [f"trusted_modules=[{trusted}]"])
         except (KeyboardInterrupt, Interrupted) as stopped:
             interrupted = stopped if isinstance(stopped, Interrupted) else Interrupted.by(stopped)
             command = shlex.join(["cupynet", "tune", f"resume={near(folder)}"])
@@ -86,22 +87,22 @@ def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
         DataError, OutputError: other settings would fail as well.
     """
     trial = study.ask()
-    try:
-        figure, pruned = train_trial(plan, folder, study, trial)
-    except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
-        study.tell(trial, INTERRUPTED, reason=one_line(error))
-        raise
-    except DivergedError as error:
-        return study.tell(trial, "diverged", reason=str(error))
-    except Exception as error:
-        with _only_in_the_log():
+    with _only_in_the_log():
+        try:
+            figure, pruned = train_trial(plan, folder, study, trial)
+        except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
+            study.tell(trial, INTERRUPTED, reason=str(error))
+            raise
+        except DivergedError as error:
+            return study.tell(trial, "diverged", reason=str(error))
+        except Exception as error:
             log.info("trial %d failed", trial.number, exc_info=error)
-        no_memory = out_of_memory(error) or "memory" in str(error).lower()
-        reason = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
-        return study.tell(trial, "out of memory" if no_memory else "failed", reason=reason)
+            no_memory = out_of_memory(error) or "memory" in str(error).lower()
+            reason = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
+            return study.tell(trial, "out of memory" if no_memory else "failed", reason=reason)
     if pruned:
         return study.tell(trial, "pruned")
-    if figure is None or figure != figure:
+    if figure is None or math.isnan(figure):
         return study.tell(trial, "diverged", reason="the last evaluation is not a number")
     return study.tell(trial, "complete", figure)
 
@@ -119,19 +120,18 @@ def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> tuple[f
     run = folder_of(folder, trial.number)
     run.mkdir(parents=True, exist_ok=True)
     config.keep(run, settings, overrides)
-    with _only_in_the_log():
-        train.train(experiment, run)
+    train.train(experiment, run)
     return callback.figure, callback.pruned
 
 
 @contextmanager
 def _only_in_the_log() -> Iterator[None]:
     """Keep log records off the terminal: train.log of the search has them."""
-    handlers = [each for name in ("cupynet", "__main__") for each in logging.getLogger(name).handlers]
-    levels = {each: each.level for each in handlers if isinstance(each, Console)}
-    for each in levels:
-        each.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("cupynet", "__main__")]
+    levels = {each: each.level for logger in loggers for each in logger.handlers if isinstance(each, Console)}
     try:
+        for each in levels:
+            each.setLevel(logging.CRITICAL)
         yield
     finally:
         for each, level in levels.items():
@@ -146,10 +146,3 @@ def best_trial(study: Study) -> FrozenTrial:
     kind = DivergedError if failed and all(outcome_of(each) == "diverged" for each in failed) else CupynetError
     reason = f": trial {failed[0].number}: {reason_of(failed[0])}" if failed else ""
     raise kind(f"no trial was completed{reason}")
-
-
-def _test(run: Path, plan: Plan) -> dict[str, float]:
-    """Evaluate the weights of a run on the test images."""
-    trusted = ",".join(plan.settings.trusted_modules)
-    evaluation, _, _ = evaluated(run, [f"trusted_modules=[{trusted}]"])
-    return {name: float(getattr(evaluation, name)) for name in OBJECTIVES}

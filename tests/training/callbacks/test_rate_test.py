@@ -182,18 +182,13 @@ def test_every_schedule_says_which_of_its_arguments_is_its_highest_rate() -> Non
             assert each.highest in inspect.signature(each).parameters
 
 
-@pytest.mark.parametrize("width", [80, 40, 200])
-def test_the_picture_fits_and_shows_the_valley(width: int) -> None:
-    found = made(valley(60))
-    lines = command.picture(found, width, plain=True)
-    assert max(map(len, lines)) <= min(width, 80) and "\n".join(lines).isascii()
-    rows = lines[1:-2]
-    first, lowest = (line.partition("|")[2] for line in (rows[-6], rows[-1]))
-    assert lowest.count("*") >= 1 and lowest.index("*") > first.index("*")  # it falls to the right
-    assert sum("|" in row.partition("|")[2] for row in rows) >= len(rows) - 2  # the suggestion, behind the loss
-    assert "1e-4" in lines[-1] and "rate" in lines[-1]
+def test_the_loss_is_printed_over_the_rates() -> None:
+    head, *rows = command.bars(made(valley(60)))
+    assert head.split() == ["rate", "loss"] and 10 < len(rows) <= 20 and max(map(len, rows)) <= 80
+    lengths = [row.count("#") for row in rows]
+    assert 40 <= max(lengths) <= 50 and min(lengths) < lengths[0]
     for flat in (2.3, 0.0):
-        assert len(command.picture(made([flat] * 12), plain=True)) == len(lines)
+        assert len(command.bars(made([flat] * 12))) == 13
 
 
 def test_the_losses_are_written_with_and_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
