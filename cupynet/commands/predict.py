@@ -1,7 +1,7 @@
-"""What a finished run makes of pictures: `cupynet predict RUN digit.png [more.png | folder]`.
+"""Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-Pictures may be of any size. For a run on MNIST they are brought to what MNIST's digits are, dark on light or light on
-dark (data/centering.py); for others they are resized, as `data=folder` does it.
+Pictures may have any size. For a run on MNIST they are centred and inverted like MNIST's digits (data/centering.py);
+for others they are resized, as by `data=folder`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupynet.core.checks import integer, percent
+from cupynet.core.checks import integer, one_line, percent
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.exits import Arguments, leave_after, named_path, say_error, steady_streams
+from cupynet.core.terminal import printable
 
 if TYPE_CHECKING:
     from cupynet.config.load_model import Trained
     from cupynet.nn import Model
 
-TOGETHER = 64  # pictures
-BAR = 20  # columns, of 100 %
+TOGETHER = 64  # pictures in a batch
 SHADES = " ░▒▓█"
 EXAMPLES = """examples:
   cupynet predict outputs/latest digit.png
@@ -33,26 +33,26 @@ EXAMPLES = """examples:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     steady_streams()
-    parser = Arguments("cupynet predict", "Say what a finished run sees in pictures.", EXAMPLES)
+    parser = Arguments("cupynet predict", "Classify pictures with a finished run.", EXAMPLES)
     parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
     parser.add_argument("pictures", type=named_path, nargs="+", metavar="picture",
                         help="PNG and JPEG files, and folders of them")  # fmt: skip
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes that are told (%(default)s)")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (%(default)s)")
     parser.add_argument("--json", action="store_true", help="one object a line, for programs")
     parser.add_argument("--center", action=argparse.BooleanOptionalAction,
-                        help="put what is drawn where MNIST has it (by default for a run on MNIST)")  # fmt: skip
+                        help="centre the drawing as in MNIST (by default for a run on MNIST)")  # fmt: skip
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
-                        help="dark for light; auto: where the run's were light on black, and this is not")  # fmt: skip
-    parser.add_argument("--show", action="store_true", help="what the network is shown, in shades")
+                        help="invert; auto: if the run's images are light on black, and this one is not")  # fmt: skip
+    parser.add_argument("--show", action="store_true", help="print what the network sees, in shades")
     parser.add_argument("--trusted-modules", default="", metavar="NAMES",
-                        help="modules of your own whose classes the run names, with commas between")  # fmt: skip
+                        help="your own modules whose classes the run names, comma-separated")  # fmt: skip
     leave_after(lambda: predict(parser.parse_args()))
 
 
 def predict(asked: argparse.Namespace) -> int:
-    """Say what is in each picture; the exit code. ConfigError, DataError."""
+    """Classify each picture; return the exit code. ConfigError, DataError."""
     from cupynet.config.load_model import Trained
 
     integer("--top", asked.top, 1)
@@ -65,7 +65,7 @@ def predict(asked: argparse.Namespace) -> int:
             if isinstance(path, CupynetError):
                 raise path
             waiting.append((path, seeing.image(path)))
-        except DataError as error:  # the others are looked at all the same
+        except DataError as error:  # the others are classified all the same
             say_error(str(error))
             failed = True
         if len(waiting) == TOGETHER:
@@ -80,10 +80,10 @@ class Seeing:
     """How pictures become images of a network.
 
     Attributes:
-        shape: (H, W, C) of these.
-        centred: whether what is drawn is put where MNIST has it.
-        on_black: whether they show something light on black.
-        invert: `yes`, `no`, or `auto`: where a picture is the other way round.
+        shape: (H, W, C) of the images.
+        centred: True to centre what is drawn as in MNIST.
+        on_black: True if the images show something light on black.
+        invert: `yes`, `no`, or `auto`: if a picture is dark on light and the images are not.
     """
 
     shape: tuple[int, ...]
@@ -93,7 +93,7 @@ class Seeing:
 
     @classmethod
     def of(cls, trained: Trained, model: Model, center: bool | None, invert: str) -> Seeing:
-        """As the run's own images were. ConfigError: they cannot be so."""
+        """Prepare pictures like the run's own images. ConfigError if that is impossible."""
         shape = model.input.shape
         if len(shape) != 3 or shape[2] not in (1, 3):
             raise ConfigError(
@@ -109,7 +109,7 @@ class Seeing:
         return cls(shape, centred, centred or bool(getattr(source, "on_black", False)), invert)
 
     def image(self, path: Path) -> Any:
-        """A picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
+        """Read a picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
         from cupynet.data.centering import centred_as_mnist, is_dark_on_light
         from cupynet.data.sources.image_folder import one_name, picture, resized
 
@@ -124,11 +124,11 @@ class Seeing:
 
 
 def _files(given: Sequence[Path]) -> Iterator[Path | CupynetError]:
-    """The files that are named, and those in folders that are, in order of their names; or why there are none."""
+    """Yield the named files and those in the named folders, by name; an error for a folder without pictures."""
     from cupynet.data.sources.image_folder import ENDINGS, one_name
 
     for path in given:
-        if not os.path.isdir(path):  # which knows of names that cannot be
+        if not os.path.isdir(path):  # False for names that no file can have
             yield path
             continue
         try:
@@ -143,7 +143,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path | CupynetError]:
 
 
 def _tell(model: Model, waiting: Sequence[tuple[Path, Any]], asked: argparse.Namespace) -> None:
-    """Print what is seen in these pictures."""
+    """Classify a batch of pictures, and print the classes."""
     import numpy as np
 
     from cupynet.data.sources.image_folder import one_name
@@ -158,34 +158,15 @@ def _tell(model: Model, waiting: Sequence[tuple[Path, Any]], asked: argparse.Nam
             seen = [{"class": name, "score": score} for name, score in found]
             print(json.dumps({"file": str(path), **seen[0], "top": seen}))
         else:
-            print(_lines(one_name(path), found, sure))
+            scores = [f"{printable(one_line(name))} {percent(p, 1) if sure else f'{p:.3g}'}" for name, p in found]
+            print("  ".join([one_name(path), *scores]))
         if asked.show and not asked.json:
             print(shown(image))
     sys.stdout.flush()
 
 
-def _lines(name: str, found: Sequence[tuple[int | str, float]], sure: bool) -> str:
-    """A picture and what it shows: on a terminal a line with a bar for each class, else all in one."""
-    labels = [one_line_of(label) for label, _ in found]
-    scores = [percent(score, 1) if sure else f"{score:.3g}" for _, score in found]
-    if not sys.stdout.isatty():
-        return "  ".join([name, *map(" ".join, zip(labels, scores, strict=True))])
-    wide, high = max(map(len, labels)), max(map(len, scores))
-    lines = []
-    for number, (label, score, (_, share)) in enumerate(zip(labels, scores, found, strict=True)):
-        first = name if number == 0 else " " * len(name)
-        bar = f"{'█' * round(share * BAR):<{BAR}}  " if sure else ""
-        lines.append(f"{first}  {label:<{wide}}  {bar}{score:>{high}}")
-    return "\n".join(lines)
-
-
-def one_line_of(label: int | str) -> str:
-    """A class as it can be printed, whoever has named it."""
-    return "".join(each if each.isprintable() else "?" for each in str(label))
-
-
 def shown(image: Any) -> str:
-    """An image (H, W, C) uint8 in shades, two rows to a line."""
+    """Return an image (H, W, C) uint8 in shades, two rows to a line."""
     grey = image.mean(axis=2)
     step = -(-grey.shape[1] // 76)
     rows = grey[: len(grey) // (2 * step) * 2 * step, ::step]

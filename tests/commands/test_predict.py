@@ -16,7 +16,7 @@ import pytest
 from PIL import Image as Pictures
 
 from cupynet import ConfigError, DataError, load_model
-from cupynet.commands.predict import Seeing, _lines, main, shown
+from cupynet.commands.predict import Seeing, main, shown
 from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic
 from cupynet.data.centering import centred_as_mnist, is_dark_on_light
@@ -312,16 +312,6 @@ def test_center_is_for_square_images_of_one_channel() -> None:
 
     with pytest.raises(ConfigError, match="--center: is for square images of one channel"):
         Seeing.of(Of(), Of(), True, "auto")  # type: ignore[arg-type]
-
-
-def test_a_line_for_each_class_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [("cat\x1b", 0.98), ("dog", 0.0205)]
-    assert _lines("a.png", found, True) == "a.png  cat? 98.0 %  dog 2.1 %"
-    assert _lines("a.png", found, False) == "a.png  cat? 0.98  dog 0.0205"
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    first, second = _lines("a.png", found, True).splitlines()
-    assert first == f"a.png  cat?  {'█' * 20}  98.0 %"
-    assert second == f"       dog   {' ' * 20}   2.1 %"
 
 
 def test_shades() -> None:
