@@ -1,7 +1,7 @@
-"""Whether an interpreter can run cupynet on a GPU as it is: `python -m cupynet.bench.environment [module ...]`.
+"""Check that an interpreter can run cupynet on a GPU: `python -m cupynet.bench.environment [module ...]`.
 
-For `make test-gpu` and `make bench-gpu`, which install nothing. Silent and 0 where it can; else one line on stderr that
-names what it lacks, and 2. It needs nothing itself but Python.
+For `make test-gpu` and `make bench-gpu`, which install nothing. Prints nothing and exits with 0 if it can, otherwise
+names what is missing on stderr and exits with 2. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-# what is imported -> what brings it, as pyproject.toml has it
+# module -> package, as in pyproject.toml
 NEEDED = {
     "numpy": "numpy",
     "filelock": "filelock",
@@ -29,12 +29,11 @@ LACKING = 2
 
 
 def lacks(modules: list[str]) -> str:
-    """What keeps this interpreter from a GPU, in a line; "" where nothing does. modules: that are needed too."""
+    """Return what keeps this interpreter from using a GPU; "" if nothing does. modules: also needed."""
     wanted = NEEDED | {name: name for name in modules}
     missing = [f"{name} ({brings})" if brings != name else name for name, brings in wanted.items() if not _there(name)]
     if missing:
-        what = "the module" if len(missing) == 1 else "the modules"
-        return f"{sys.executable} lacks {what} {', '.join(missing)}: name an interpreter that has them, PYTHON=..."
+        return f"{sys.executable} lacks the modules {', '.join(missing)}: name an interpreter that has them, PYTHON=..."
     from cupynet.backend.cuda import probe
 
     why = probe()
@@ -44,12 +43,12 @@ def lacks(modules: list[str]) -> str:
 def _there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # of a package that is there and broken
+    except (ImportError, ValueError):  # a broken package
         return False
 
 
 def main(arguments: list[str]) -> int:
-    """The command; its exit code."""
+    """Run the command. Return the exit code."""
     why = lacks(arguments)
     if why:
         print(f"cupynet: {why}", file=sys.stderr)

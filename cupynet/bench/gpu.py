@@ -1,11 +1,10 @@
-"""What `cupynet bench gpu=true` measures on one GPU, and the record that it writes.
+"""The measurements of one GPU, `cupynet bench gpu=true`, and the record of them.
 
-The training step on resident data, in float and in half, in turn with PyTorch's on the same network: eager and replayed
-as a CUDA graph, in its own layout and channels_last. Products of floats are made in TF32 on both sides or, unless
-backend.tf32=true, on neither; half is autocast with a GradScaler there, as cupynet keeps its weights in float and
-scales the loss. The step's operations, each launched by itself, which a recorded step is not; an epoch; the time to an
-accuracy on the test images, for several seeds; the loop in each precision with several workers on the one device. What
-cannot be measured is in the record with the reason, in words.
+The training step on resident data in float and in half, in turn with PyTorch's on the same network: eager and as a
+CUDA graph, in its own layout and channels_last. Both multiply floats in TF32, or neither does (backend.tf32). PyTorch
+trains half under autocast with a GradScaler, as cupynet keeps its weights in float and scales the loss. Also the step's
+operations, each launched by itself; an epoch; the time to an accuracy on the test images for several seeds; the loop in
+each precision with several workers on the device. The record has a reason in place of each figure that is missing.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STEP_S = 1.0  # of one measurement of the step
 
 
 def record(settings: BenchSettings, data: Data, folder: Path) -> tuple[Row, Path]:
-    """Measure everything; the record and the file that it was written to. folder: for the PyTorch module."""
+    """Measure everything. Return the record and its file. folder: for the PyTorch module."""
     one = _on_one_device(settings)
     result: Row = records.where(one.placement.devices[0])
     result |= {"dataset": data.name, "fallback": data.fallback, "batch_size": settings.batch_size}
@@ -60,7 +59,7 @@ def record(settings: BenchSettings, data: Data, folder: Path) -> tuple[Row, Path
 
 
 def _on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
-    """The experiment with one worker on the first of its devices, or with the changes; TF32 is for float alone."""
+    """Return the experiment with one worker on the first of its devices, with changes. TF32 is for float alone."""
     devices = settings.devices[:1] if settings.devices else [0]
     chosen: dict[str, Any] = {"workers": 1, "devices": devices, **changes}
     made = replace(settings, **chosen)
@@ -71,9 +70,10 @@ def _on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
 
 
 def steps(one: Experiment, settings: BenchSettings, folder: Path) -> tuple[dict[str, Row], Row]:
-    """Images per second of the training step on resident data, of cupynet and of PyTorch, measured in turn.
+    """Measure images per second of the training step on resident data, of cupynet and PyTorch in turn.
 
-    By precision and name; and what PyTorch this is, with what it multiplies floats in and how it trains in half.
+    Returns:
+        The rates by precision and name, and the versions and modes of PyTorch.
     """
     dtypes = [*dict.fromkeys((*COMPARED, settings.dtype))]
     options, lacking = _same_network(one, folder)
@@ -120,7 +120,7 @@ def _same_network(one: Experiment, folder: Path) -> tuple[list[object], str]:
 
 
 def spread(values: list[float]) -> Row:
-    """The median, the least and the greatest, and all of them."""
+    """Return the median, the least and the greatest, and all values."""
     return {"median": statistics.median(values), "least": min(values), "most": max(values), "all": values}
 
 
@@ -128,7 +128,7 @@ def spread(values: list[float]) -> Row:
 
 
 def epochs(one: Experiment, data: Data, repeats: int) -> Row:
-    """Seconds of an epoch amid others, as `cupynet train` goes through it, without its evaluation; not of the first."""
+    """Return the seconds of an epoch after the first, without evaluation."""
     ends = _Ends()
     with one.wrapper(callbacks=[ends]) as wrapper:
         wrapper.warm_up(one.settings.batch_size)
@@ -140,7 +140,7 @@ def epochs(one: Experiment, data: Data, repeats: int) -> Row:
 
 
 class _Ends(Callback):
-    """When each epoch of a fit ended: all that was asked of the device for it is done then."""
+    """Records when each epoch of a fit ended: the device has finished its work then."""
 
     def __init__(self) -> None:
         self.at_s: list[float] = []
@@ -150,7 +150,7 @@ class _Ends(Callback):
 
 
 class _Reached(Callback):
-    """Stops a fit at the first epoch whose evaluation is good enough; when that was, and how good each was."""
+    """Stops a fit at the first epoch with an accuracy. Records when that was, and all accuracies."""
 
     def __init__(self, accuracy: float) -> None:
         self.accuracy, self.at_s, self.found = accuracy, 0.0, list[float]()
@@ -164,9 +164,9 @@ class _Reached(Callback):
 
 
 def seconds_to_accuracy(settings: BenchSettings, data: Data, seed: int) -> Row:
-    """Seconds of training and evaluating until `TARGET` is reached, from warm kernels; None where it was not.
+    """Return the seconds of training and evaluating until `TARGET` is reached; None if the epochs do not suffice.
 
-    As many epochs as the settings say at most. The seed is of the weights and of the order of the images.
+    The seed is of the weights and of the order of the images.
     """
     from cupynet.data import as_loader
 
@@ -181,7 +181,7 @@ def seconds_to_accuracy(settings: BenchSettings, data: Data, seed: int) -> Row:
 
 
 def loops(settings: BenchSettings, data: Data) -> dict[str, Row]:
-    """Images per second of the loop on one device: dtype -> workers -> the rate, or why there is none."""
+    """Return images per second of the loop on one device: dtype -> workers -> the rate, or why there is none."""
     table: dict[str, Row] = {}
     for dtype in DTYPES:
         table[dtype] = {}
@@ -199,7 +199,7 @@ def loops(settings: BenchSettings, data: Data) -> dict[str, Row]:
 
 
 def table(result: Row) -> list[str]:
-    """The record in lines: the step, its operations, an epoch, the time to the accuracy, the loops."""
+    """Return the record as lines."""
     title = f"{result['device']['name']}, {result['dataset']}, batch of {result['batch_size']}, {result['optimizer']}"
     lines = [title, "", *_step_table(result)]
     lines += ["", f"{'its operations, each launched by itself':<40}{'ms':>12}{'GFLOP/s':>12}"]
@@ -227,7 +227,7 @@ def table(result: Row) -> list[str]:
 
 
 def _step_table(result: Row) -> list[str]:
-    """The step, and how many times as fast as PyTorch's it is."""
+    """Return the rates of the step, and the ratios of cupynet's to PyTorch's."""
     lines = [f"{'training step on resident data':<40}{'images/s':>12}{'least':>12}{'most':>12}{'cupynet/it':>12}"]
     for dtype, rates in result["step"].items():
         for name, found in rates.items():

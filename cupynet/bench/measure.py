@@ -1,8 +1,7 @@
-"""Measuring the parts of training on this machine: what `cupynet bench` and `cupynet plan` share.
+"""Measurements of training on this machine, shared by `cupynet bench` and `cupynet plan`.
 
-Nothing is asserted here: figures are for reading, and on a machine that others use too only ratios within one sitting
-count. Whole runs are measured as users start them, in processes of their own. What is measured between workers is
-returned on rank 0.
+On a machine that others use too, only ratios within one run are meaningful. Whole runs are measured in processes of
+their own, as users start them.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -30,7 +29,7 @@ from cupynet.config.schema import AS_RANKS, Settings
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.files import write_whole
 from cupynet.core.mpiexec import find_mpiexec
-from cupynet.data import Augmentation, Batch, Data
+from cupynet.data import Batch, Data
 from cupynet.data.augment import augmented
 from cupynet.interop import torch_source
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential, SoftmaxNLL
@@ -49,13 +48,13 @@ PEER_S = 300  # that PyTorch may take to be measured once, its start included
 
 
 def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) -> float:
-    """The median seconds of one `work()`, after a warm-up."""
+    """Return the median seconds of one `work()`, after a warm-up."""
     (seconds,) = timed_in_turn([work], backend, at_least_s)
     return seconds
 
 
 def timed_in_turn(works: list[Callable[[], Any]], backend: Backend, at_least_s: float = 0.4) -> list[float]:
-    """The median seconds of each of some pieces of work that are done one after the other, after a warm-up."""
+    """Return the median seconds of each piece of work when they are done in turn, after a warm-up."""
     backend.synchronize()
     times: list[list[float]] = []
     while len(times) < 8 or sum(map(sum, times[3:])) < at_least_s:
@@ -69,7 +68,7 @@ def timed_in_turn(works: list[Callable[[], Any]], backend: Backend, at_least_s: 
 
 
 def resident_batch(experiment: Experiment, backend: Backend, size: int | None = None) -> Batch:
-    """One batch of random images on the device, `size` of them or as many as the settings say."""
+    """Return a batch of random images on the device. size: by default that of the settings."""
     size, rng = size or experiment.settings.batch_size, np.random.default_rng(1)
     samples = np.arange(size)
     images = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
@@ -82,7 +81,7 @@ def resident_batch(experiment: Experiment, backend: Backend, size: int | None = 
 
 
 def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
-    """The steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
+    """Return the steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
     steps, network = [], model.network
     named = dict(network) if isinstance(network, Sequential) else {"network": network}
     for step in network.steps if isinstance(network, Sequential) else [network]:
@@ -93,7 +92,7 @@ def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
 
 
 def passes(backend: Backend, layer: Layer, x: Any, at_least_s: float = 0.4) -> tuple[float, float, Any]:
-    """Seconds of a layer forwards, and forwards and backwards, both as in training, and an output for x."""
+    """Return the seconds of a layer's forward pass and of both passes, as in training, and an output for x."""
     training, held = Context(train=True), []
     y, _ = layer.forward(x, INFERENCE)
     gradient = backend.allocate(y.shape, y.dtype)
@@ -116,11 +115,11 @@ def passes(backend: Backend, layer: Layer, x: Any, at_least_s: float = 0.4) -> t
 
 
 def ceiling(experiment: Experiment) -> Row:
-    """GFLOP/s of a large product in the run's precision, on one core and on all of them."""
+    """Return the GFLOP/s of a large product in the run's precision, on one core and on all."""
     from cupynet.backend import available_cores, blas
 
     backend = experiment.model().backend
-    backend.synchronize()  # what made the model was asked for on another stream
+    backend.synchronize()  # the model was made on another stream
     backend.activate()
     a, b, out = (backend.allocate((LARGE, LARGE), backend.policy.compute) for _ in range(3))
     a[...], b[...] = 0.5, 0.25
@@ -133,9 +132,9 @@ def ceiling(experiment: Experiment) -> Row:
 
 
 def operations(experiment: Experiment, one_core: float) -> list[Row]:
-    """Each step of the network forwards and backwards, the loss and the update, on one core, for a batch.
+    """Measure each step of the network, the loss, the update and the loading of a batch, on one core.
 
-    Where gradients are accumulated, the network is measured on a part of a batch, and its times are of all parts.
+    If gradients are accumulated, the network is measured on a part of a batch, and its times are of all parts.
     """
     from cupynet.backend import blas
 
@@ -145,7 +144,7 @@ def operations(experiment: Experiment, one_core: float) -> list[Row]:
     with blas.limited(1):
         model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
         backend = model.backend
-        backend.synchronize()  # what made the model was asked for on another stream
+        backend.synchronize()  # the model was made on another stream
         backend.activate()
         batch, rows = resident_batch(experiment, backend, size), []
         x = batch.images
@@ -160,7 +159,9 @@ def operations(experiment: Experiment, one_core: float) -> list[Row]:
         update = timed(lambda: optimizer.step(model.params, 0), backend)
         pixels = np.zeros((settings.batch_size, *experiment.source.image_shape), np.uint8)
         images = timed(lambda: backend.load_images(pixels, np.arange(len(pixels))), backend)
-        rows += [augmentation_row(part, pixels, backend) for part in experiment.source.augment]
+        for part in experiment.source.augment:
+            seconds = timed(partial(augmented, [part], pixels, 0, 0, np.arange(len(pixels))), backend)
+            rows.append({"operation": f"augment {type(part).__name__}", "ms": 1e3 * seconds})
     rows += [{"operation": name, "ms": 1e3 * s} for name, s in (("update", update), ("load batch", images))]
     for row in rows:
         if "mflop" in row:
@@ -169,22 +170,14 @@ def operations(experiment: Experiment, one_core: float) -> list[Row]:
     return rows
 
 
-def augmentation_row(part: Augmentation, pixels: Any, backend: Backend) -> Row:
-    """The time of one augmentation of a batch (N, H, W, C) on the host."""
-    samples = np.arange(len(pixels))
-    seconds = timed(lambda: augmented([part], pixels, 0, 0, samples), backend)
-    return {"operation": f"augment {type(part).__name__}", "ms": 1e3 * seconds}
-
-
 def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -> tuple[list[Row], Any]:
-    """The time of a layer forwards, and backwards (both passes less the forward one); and its output."""
-
+    """Return the times of a layer's forward and backward pass, and its output."""
     forward, both, y = passes(backend, layer, x)
     rows: list[Row] = [
         {"operation": f"{name} forward", "ms": 1e3 * forward},
         {"operation": f"{name} backward", "ms": 1e3 * max(both - forward, 1e-9)},
     ]
-    if flop:  # backwards: as much for the weights, and again for the input where dx is needed
+    if flop:  # backward: as much for the weights, and again for the input if dx is needed
         both_ways = sum(2.0 * each.multiply_adds() * (1 + each.needs_dx) for each in layer.walk())
         rows[0]["mflop"], rows[1]["mflop"] = flop / 1e6, both_ways * len(x) / 1e6
     return rows, y
@@ -194,9 +187,9 @@ def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -
 
 
 def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> NDArray[Any]:
-    """(workers, 4): mean and deviation of the seconds of a training step, how many, the median; of all at once.
+    """Return (workers, 4): mean and deviation of the seconds of a training step, the number of steps, the median.
 
-    Resident data, no averaging, one BLAS thread each.
+    All workers train at once: resident data, no averaging, one BLAS thread each.
     """
 
     def task(trainer: Trainer) -> NDArray[Any]:
@@ -204,8 +197,8 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
         replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
         batch = resident_batch(experiment, replica.backend)
         times: list[float] = []
-        replica.run_ahead(True)  # as in training, where no replica has to look at another
-        with np.errstate(over="ignore", invalid="ignore"):  # one batch for ever: nothing is learned here
+        replica.run_ahead(True)  # as in training without averages
+        with np.errstate(over="ignore", invalid="ignore"):  # always the same batch: it may diverge
             for number in range(3):
                 one_step(replica, batch, number)
             replica.backend.synchronize()
@@ -218,10 +211,10 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
                 times.append(now - last)
                 last = now
         if isinstance(replica, GraphReplica) and replica.refused:
-            raise ConfigError(f"{replica.refused}: a step that is launched in pieces is not what is to be measured")
+            raise ConfigError(f"{replica.refused}: the step cannot be captured as a graph")
         stands = (found := replica.settle()) is not None and found.halted is not None
         if any(world.gather_numbers(bool(stands))[:, 0]):
-            raise ConfigError("a step on one batch for ever is not finite: measure with a lower learning rate")
+            raise ConfigError("the training step is not finite: use a lower learning rate")
         own = statistics.fmean(times), statistics.stdev(times), len(times), statistics.median(times)
         return world.gather_numbers(*own)
 
@@ -237,7 +230,7 @@ def one_step(replica: Replica, batch: Batch, number: int) -> None:
 
 
 def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:
-    """Training as `cupynet train` does it: loading, prefetching, averaging, logging; changes: of the wrapper."""
+    """Return images per second of the whole loop, with loading, averaging and logging. changes: of the wrapper."""
     epochs = -(-images // len(data.train))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -322,7 +315,7 @@ def peer_row(*options: object) -> Row:
 
 
 def without_ranks() -> str:
-    """Why nothing can be measured under mpiexec; "" where it can."""
+    """Return why nothing can be measured under mpiexec; "" if it can."""
     if find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'cupynet[mpi]'"
     try:
@@ -332,20 +325,26 @@ def without_ranks() -> str:
     return ""
 
 
-@contextmanager
-def job(command: str, overrides: Sequence[str], ranks: int = 0) -> Iterator[tuple[Path, int]]:
-    """One of the commands as it is started by hand: its folder, which is then removed, and the most bytes it held.
+def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, int]:
+    """Run `cupynet train` in a process of its own. Return its summary, and the most memory it held, in bytes.
 
-    ranks: under mpiexec with as many, whose memory is not seen from here; 0 for workers that are threads. CupynetError
-    where it fails.
+    Args:
+        ranks: of mpiexec, whose memory is not seen from here; 0 for workers that are threads.
+
+    Raises:
+        CupynetError: the run failed.
     """
-    chosen = [AS_RANKS] if ranks else []
     with tempfile.TemporaryDirectory() as folder:
-        line = [*([find_mpiexec(), "-n", str(ranks)] if ranks else []), sys.executable, "-m", f"cupynet.{command}"]
-        line += [*overrides, *chosen, f"hydra.run.dir={folder}/run"]
+        line = [find_mpiexec(), "-n", str(ranks)] if ranks else []
+        line += [sys.executable, "-m", "cupynet.train", *overrides, *([AS_RANKS] if ranks else [])]
         with open(f"{folder}/output", "w+", encoding="utf-8") as output:
-            # a file, not a pipe: nothing has to be read while it goes on
-            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            # a file, not a pipe, which would have to be read meanwhile
+            process = subprocess.Popen(
+                [*line, f"hydra.run.dir={folder}/run"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
             try:
                 _, status, usage = os.wait4(process.pid, 0)
             except BaseException:
@@ -356,20 +355,17 @@ def job(command: str, overrides: Sequence[str], ranks: int = 0) -> Iterator[tupl
             output.seek(0)
             last = (output.read().strip().splitlines() or ["it said nothing"])[-1]
         if process.returncode:
-            raise CupynetError(f"{' '.join(line[:-1])} ended with {process.returncode}: {last}")
-        yield Path(folder) / "run", usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, int]:
-    """A run of `cupynet train`, see `job`: its summary, and the most memory it held, in bytes."""
-    with job("train", overrides, ranks) as (folder, memory):
-        return Run(folder).summary(), memory
+            raise CupynetError(f"{' '.join(line)} ended with {process.returncode}: {last}")
+        return Run(f"{folder}/run").summary(), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:
-    """The command line of a run like the one that the job in `folder`, of a command with settings `kind`, describes.
+    """Return the settings of a run, as overrides, from those that a command was started with.
 
-    without: settings and groups that the run chooses itself.
+    Args:
+        folder: of the command's job.
+        kind: the settings of the command.
+        without: settings and groups that the run chooses itself.
     """
     asked = config.arguments_of(folder, kind, *without)
     if not any(each.startswith("data=") for each in asked):

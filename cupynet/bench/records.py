@@ -1,4 +1,4 @@
-"""Records of what was done on a GPU: `outputs/records/gpu-<device>-<date>.json`, gpu-tests-... of the tests."""
+"""Records of measurements (gpu-...) and tests (gpu-tests-...) on a GPU: `outputs/records/gpu-<device>-<date>.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = Path("outputs/records")
 
 
 def where(device: int = 0) -> dict[str, Any]:
-    """The device, what drives it, the commit, the machine and the date; call after `cuda.probe` has returned None."""
+    """Return the device, CUDA versions, commit, machine and date. Call after `cuda.probe` has returned None."""
     there = cuda.inventory()
     return {
         "device": there["devices"][device],
@@ -27,7 +27,7 @@ def where(device: int = 0) -> dict[str, Any]:
 
 
 def write(record: dict[str, Any], kind: str = "gpu") -> Path:
-    """The record, in a file of its own: one of the same day is kept. kind: what its name begins with."""
+    """Write a record into a new file, whose name begins with `kind`. Return its path."""
     name = re.sub(r"[^a-z0-9]+", "-", record["device"]["name"].lower()).strip("-")
     RECORDS.mkdir(parents=True, exist_ok=True)
     stem, number = f"{kind}-{name}-{record['date']}", 1

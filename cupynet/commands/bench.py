@@ -1,11 +1,9 @@
-"""Measure: `cupynet bench [peers=torch] [workers_memory=true] [key=value ...]`.
+"""Benchmark training on this machine: `cupynet bench [peers=torch] [workers_memory=true] [key=value ...]`.
 
-Each operation against the ceiling that a large product sets on this machine; the training step on resident data; the
-whole loop as `cupynet train` runs it; whole runs with two threads and with two ranks of mpiexec; with `peers=torch`
-PyTorch on the same network, alone and as two processes that are averaged, in turn with the loop. With
-`workers_memory=true` the memory of runs with up to 32 workers, and nothing else. With `gpu=true` what one GPU does
-(bench/gpu.py), and nothing else.
-Nothing is asserted: figures are for reading, and on a machine that others use too only ratios within one run count.
+Measures each operation relative to a large matrix product, the training step on resident data, the whole loop, and
+whole runs with two threads and with two ranks. With `peers=torch` also PyTorch on the same network, alone and as two
+averaged processes. `workers_memory=true` measures only the memory of runs with up to 32 workers, `gpu=true` only one
+GPU (bench/gpu.py). On a machine that others use too, only ratios within one run are meaningful.
 """
 
 from __future__ import annotations
@@ -31,22 +29,22 @@ MEMORY_OF = (1, 2, 8, 16, 32)  # workers
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     config.run(bench, prepare, "bench", BenchSettings)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, with what, and what cannot be."""
+    """A benchmark that can begin."""
 
     settings: BenchSettings
     experiment: Experiment
-    without_ranks: str  # why nothing can be measured under mpiexec; "" where it can
+    without_ranks: str  # why nothing can be measured under mpiexec; "" if it can
     network: str | None = None  # the PyTorch module, if the peer is measured too
 
 
 def prepare(settings: BenchSettings) -> Bench:
-    """Refuse what cannot work, before anything is measured; ConfigError."""
+    """Refuse what cannot work before anything is measured. ConfigError."""
     from cupynet.bench.measure import peer_network, without_ranks
     from cupynet.config.experiment import Experiment
 
@@ -58,20 +56,15 @@ def prepare(settings: BenchSettings) -> Bench:
     experiment.check_memory()
     if settings.accumulate > 1 and (settings.gpu or settings.peers == "torch"):
         which = "gpu=true" if settings.gpu else "peers=torch"
-        raise ConfigError(
-            f"accumulate={settings.accumulate}: with {which} PyTorch's step on a whole batch is measured beside ours: "
-            "leave it at 1"
-        )
+        raise ConfigError(f"accumulate={settings.accumulate}: {which} compares with PyTorch on whole batches: use 1")
     if settings.gpu and not experiment.placement.devices:
-        raise ConfigError(
-            f"gpu=true: measures on a GPU, and none is used: {experiment.backend_reason or 'backend=cupy'}"
-        )
+        raise ConfigError(f"gpu=true: no GPU is used: {experiment.backend_reason or 'backend=cupy'}")
     network = peer_network(experiment) if settings.peers == "torch" else None
     return Bench(settings, experiment, without_ranks(), network)
 
 
 def bench(asked: Bench, folder: Path) -> None:
-    """All measurements, as a table and as bench.json in `folder`."""
+    """Run the benchmark: print a table, and write bench.json into `folder`."""
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import measure
     from cupynet.core.files import write_json
@@ -109,7 +102,7 @@ def bench(asked: Bench, folder: Path) -> None:
 
 
 def loops(asked: Bench, folder: Path) -> Row:
-    """Images per second of the loop, of the bare step, of whole runs and of the peers: medians, measured in turn."""
+    """Return the median images per second of the loop, the bare step, whole runs and the peers, measured in turn."""
     from cupynet.bench import measure
 
     experiment, settings = asked.experiment, asked.settings
@@ -138,7 +131,7 @@ def loops(asked: Bench, folder: Path) -> Row:
 
 
 def bare_steps(experiment: Experiment, workers: int) -> float:
-    """The training step alone, on resident data and without averaging, of `workers` replicas at once."""
+    """Return images per second of the training step alone: resident data, no averaging, `workers` replicas at once."""
     from cupynet.bench import measure
 
     means = measure.step_times(experiment, workers)[:, 0]
@@ -146,14 +139,14 @@ def bare_steps(experiment: Experiment, workers: int) -> float:
 
 
 def trained(overrides: list[str], ranks: int = 0) -> float:
-    """A whole run of `cupynet train`."""
+    """Return images per second of a whole run of `cupynet train`."""
     from cupynet.bench import measure
 
     return measure.trained(overrides, ranks=ranks)[0].cost.images_per_s
 
 
 def memory(folder: Path) -> Row:
-    """The most memory that a run of one epoch held, by its number of workers, and how far from a straight line."""
+    """Return the peak memory of a run of one epoch by its number of workers, and a straight line through it."""
     import numpy as np
 
     from cupynet.bench import measure
@@ -172,7 +165,7 @@ def memory(folder: Path) -> Row:
 
 
 def ratios(experiment: Experiment, result: Row) -> Row:
-    """The figures that mean something on any machine."""
+    """Return the ratios, which are meaningful on any machine."""
     rates, workers, found = result["images_per_s"], experiment.placement.workers, {}
     mflop = sum(row.get("mflop", 0.0) for row in result["operations"]) / result["batch_size"]
     best = rates[f"loop, workers={workers}"]
@@ -192,7 +185,7 @@ def ratios(experiment: Experiment, result: Row) -> Row:
 
 
 def table(result: Row) -> list[str]:
-    """The result in lines."""
+    """Return the result as lines."""
     lines = [
         f"{'product of 2048 x 2048, ' + name:<48}{rate:>10,.0f} GFLOP/s"
         for name, rate in result["ceiling_gflop_per_s"].items()

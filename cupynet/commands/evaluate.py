@@ -1,7 +1,7 @@
 """Evaluate a finished run again: `cupynet evaluate RUN_FOLDER [key=value ...]`.
 
-With the run's own settings, workers and backend the figures are those of its summary.json, to the last digit. In place
-of the run one of its checkpoints may be named.
+With the run's own settings, workers and backend the figures equal those of its summary.json, to the last digit. A
+checkpoint of the run may be named instead of the run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
@@ -30,16 +30,16 @@ EXAMPLES = """overrides are settings of the run, changed:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     steady_streams()
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
     parser.add_argument(
         "run", type=named_path, nargs="?", help="a folder that cupynet train has written, or one of its checkpoints"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
-    parser.add_argument("--json", action="store_true", help="the figures for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     if (started() or (0, 0))[0]:
-        raise SystemExit(ConfigError.exit_code)  # rank 0 tells it
+        raise SystemExit(ConfigError.exit_code)  # rank 0 reports it
 
     def work() -> None:
         if started() is not None:
@@ -87,12 +87,16 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
     if settings.trusted_modules:
         trained = Trained(path, settings.trusted_modules)
     changed = [override.lstrip("+~").partition("=")[0].split(".") for override in overrides]
-    if not any(keys[:2] == ["data", "normalize"] for keys in changed):
-        settings = normalized_as(settings, trained.normalize)
+    rescaled = any(keys[:2] == ["data", "normalize"] for keys in changed)
+    if not rescaled and (normalize := trained.normalize) is not None:
+        settings = replace(settings, data={**settings.data, "normalize": normalize})
     experiment = Experiment(settings)
     weights, data = trained.weights, experiment.load()
-    if summary is not None and not any(keys[0] == "data" for keys in changed):
-        check_same_data(data.name, summary)
+    if summary is not None and data.name != summary.setup.dataset and not any(keys[0] == "data" for keys in changed):
+        before = summary.setup.dataset  # MNIST, say, if it is missing now
+        raise DataError(
+            f"the run was made on {before}, and now {data.name} was found: bring {before} back, or choose with data=..."
+        )
     check_same_classes(experiment.source.class_names, trained.class_names)
     with experiment.wrapper(callbacks=()) as wrapper:
         try:
@@ -103,16 +107,16 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
 
 
 def _beside(summary: Summary, evaluation: Evaluation) -> str:
-    """Whether the run came to the same."""
-    if summary.scores.test_accuracy is None:
+    """Say whether the summary has the same result."""
+    before, loss = summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
+    if before.test_accuracy is None:
         return "summary.json has no result: the run was not evaluated"
-    loss = evaluation.loss if math.isfinite(evaluation.loss) else None  # as JSON has it
-    same = (evaluation.accuracy, loss) == (summary.scores.test_accuracy, summary.scores.test_loss)
-    return "the same as in summary.json" if same else f"summary.json says {summary.scores.test_accuracy}"
+    same = (evaluation.accuracy, loss) == (before.test_accuracy, before.test_loss)
+    return "the same as in summary.json" if same else f"summary.json says {before.test_accuracy}"
 
 
 def without_training(settings: Settings) -> Settings:
-    """The settings with plain stand-ins for the parts that only training needs: those may be a user's own."""
+    """Replace the parts that only training needs, which may be the user's own classes."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
     averaging = replace(
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}
@@ -121,28 +125,11 @@ def without_training(settings: Settings) -> Settings:
     return replace(settings, callbacks={}, optimizer=idle, parallel=averaging, data=data)
 
 
-def normalized_as(settings: Settings, normalize: Any) -> Settings:
-    """The settings with the run's own mean and deviation, whatever these training images would give now."""
-    if normalize is None:
-        return settings
-    return replace(settings, data={**settings.data, "normalize": normalize})
-
-
-def check_same_data(name: str, summary: Summary) -> None:
-    """Refuse other images than the run's: MNIST was missing then and is there now, or the other way round."""
-    before = summary.setup.dataset
-    if name != before:
-        raise DataError(
-            f"the run was made on {before}, and now {name} was found: bring {before} back, or choose with data=..."
-        )
-
-
 def check_same_classes(found: Sequence[str], before: Sequence[str]) -> None:
-    """Refuse other classes than the run's, or in another order: each would be counted as another. DataError."""
+    """Refuse other classes than the run's, or another order. DataError."""
     for number, (here, there) in enumerate(zip_longest(found, before) if found and before else ()):
         if here != there:
-            own, then = ("missing" if each is None else repr(each) for each in (here, there))
             raise DataError(
-                f"class {number} of these data is {own}, and of the run's {then}: bring the same classes, in the same "
-                "order"
+                f"class {number} of these data is {here!r}, and of the run's {there!r}: bring the same classes, in the "
+                "same order"
             )

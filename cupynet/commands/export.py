@@ -1,7 +1,7 @@
 """Export a finished run for other programs: `cupynet export RUN --onnx model.onnx`.
 
-As an ONNX graph, which is held against the model before it is written; as weights in our names; as weights and a module
-of PyTorch.
+Writes an ONNX graph, which is compared with the model first, weights as safetensors, or weights and a module of
+PyTorch.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ EXAMPLES = """examples:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     steady_streams()
-    parser = Arguments("cupynet export", "Write a finished run as what other programs read.", EXAMPLES)
+    parser = Arguments("cupynet export", "Export a finished run for other programs.", EXAMPLES)
     parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
     parser.add_argument("--onnx", type=named_path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
-                        help="what the graph takes: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
+                        help="input of the graph: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
     parser.add_argument("--check", type=int, default=CHECKED, metavar="N",
-                        help="images on which the graph is held against the model; 0: none (%(default)s)")  # fmt: skip
+                        help="images on which the graph is compared with the model; 0: none (%(default)s)")  # fmt: skip
     parser.add_argument("--safetensors", type=named_path, metavar="FILE", help="the weights, in our names and layouts")
     parser.add_argument("--torch", type=named_path, metavar="FILE", help="the weights, in PyTorch's names and layouts")
     parser.add_argument(
-        "--torch-module", type=named_path, metavar="FILE", help="Python text of the module that takes them"
+        "--torch-module", type=named_path, metavar="FILE", help="Python source of the module for these weights"
     )
     parser.add_argument("--trusted-modules", default="", metavar="NAMES",
-                        help="modules of your own whose classes the run names, with commas between")  # fmt: skip
+                        help="your own modules whose classes the run names, comma-separated")  # fmt: skip
     leave_after(lambda: export(parser.parse_args()))
 
 
 def export(asked: argparse.Namespace) -> None:
-    """Write what is asked for. ConfigError, DataError, OutputError."""
+    """Write the files that were named. ConfigError, DataError, OutputError."""
     from cupynet.config.load_model import Trained
     from cupynet.core.files import save_weights, write_whole
     from cupynet.interop import export_torch, torch_source
@@ -57,7 +57,7 @@ def export(asked: argparse.Namespace) -> None:
     if not any((asked.onnx, asked.safetensors, asked.torch, asked.torch_module)):
         raise ConfigError("nothing to write: name --onnx, --safetensors, --torch or --torch-module, and a file")
     trained = Trained(asked.run, filter(None, asked.trusted_modules.split(",")))
-    model = trained.model(dtype="float")  # which weights are kept in, and what other programs compute in
+    model = trained.model(dtype="float")  # the dtype of stored weights, in which other programs compute
     if asked.onnx:
         _export_onnx(trained, model, asked.onnx, asked.input, asked.check)
     if asked.safetensors:
@@ -68,7 +68,7 @@ def export(asked: argparse.Namespace) -> None:
         print(f"{asked.torch}: {model.params.count:,} weights, for load_state_dict of PyTorch")
     if asked.torch_module:
         write_whole(asked.torch_module, torch_source(model).encode())
-        print(f"{asked.torch_module}: network() makes the module of PyTorch, prepared() what it takes")
+        print(f"{asked.torch_module}: network() makes the module of PyTorch, prepared() its input")
 
 
 def _export_onnx(trained: Trained, model: Model, path: Path, input: str, check: int) -> None:
@@ -96,7 +96,7 @@ def _export_onnx(trained: Trained, model: Model, path: Path, input: str, check: 
 
 
 def _about(trained: Trained, model: Model, input: str) -> dict[str, str]:
-    """What the file says of itself: text by name."""
+    """Return the metadata of the graph."""
     summary, normalize = trained.summary, model.pixels.normalization()
     scaled = "divided by 255" if normalize is None else f"divided by 255, then normalised with {json.dumps(normalize)}"
     about = {

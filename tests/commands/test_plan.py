@@ -72,10 +72,9 @@ def test_costs_follow_from_three_rates(cores: int, workers: int, monkeypatch: py
     assert (costs.cores, costs.size) == (min(cores, 16), 3_400_000)
 
 
-def test_the_verdict_counts_what_is_near_and_names_the_furthest() -> None:
+def test_the_verdict_counts_what_is_near() -> None:
     rows = [Checked("threads", 2, 3, 90.0, 100.0), Checked("ranks", 4, 10, 150.0, 100.0)]
-    said = plan.verdict(rows)
-    assert said.startswith("1 of 2 ") and "every 10 with 4 ranks" in said and "+50 %" in said
+    assert plan.verdict(rows).startswith("1 of 2 ")
     lines = plan.check_table(rows)
     assert lines[1].split() == ["2", "threads", "3", "90", "100", "0.90"] and max(map(len, lines)) <= WIDTH
 
