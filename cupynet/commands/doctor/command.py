@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from logging.handlers import BufferingHandler
 
 from cupynet.commands.doctor import machine, surroundings
 from cupynet.commands.doctor.finding import Finding
@@ -134,24 +135,15 @@ def alone() -> None:
     name, *asked = sys.argv[1:]
     answer = os.dup(1)
     os.dup2(2, 1)  # output of libraries must not mix with the findings
-    warnings = _Warnings()
+    warnings = BufferingHandler(1000)
+    warnings.setLevel(logging.WARNING)
     logging.getLogger("cupynet").addHandler(warnings)
     found: list[Finding] = []
     try:
         found += CHECKS[name](asked)
     except Exception as error:
         found.append(unfinished(name, f"{type(error).__name__}: {one_line(error)}"))
-    found += [Finding(name, "note", text) for text in dict.fromkeys(warnings.texts)]
+    texts = dict.fromkeys(one_line(record.getMessage()) for record in warnings.buffer)
+    found += [Finding(name, "note", text) for text in texts]
     with os.fdopen(answer, "w", encoding="utf-8") as file:
         json.dump([asdict(finding) for finding in found], file)
-
-
-class _Warnings(logging.Handler):
-    """Collects warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(one_line(record.getMessage()))
