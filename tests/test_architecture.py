@@ -72,7 +72,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "platformdirs": ("data/",),
     "rich": (
         "training/callbacks/progress.py",
-        "training/callbacks/progress_bar.py",
         "config/sweep_table.py",
         "commands/",
     ),

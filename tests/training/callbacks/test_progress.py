@@ -13,8 +13,7 @@ import pytest
 
 from cupynet.runs.run import Run, Summary
 from cupynet.training import EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
-from cupynet.training.callbacks.progress import describe, result_table
-from cupynet.training.callbacks.progress_bar import figure
+from cupynet.training.callbacks.progress import describe, figure, result_table
 from tests.runs.test_run import SUMMARY, changed
 from tests.training.conftest import small_dataset, small_model
 
@@ -44,13 +43,6 @@ def test_what_workers_spent_and_sent(capsys):
     assert set(rows) - set(before) == {"spent", "advice"}
 
 
-def test_what_is_too_long_for_a_row_gets_two(capsys):
-    pulled = "pulled to a centre by 0.9 / workers every 10 iterations"
-    rows = table(changed(**FULL | {"synchronizer": pulled, "stages": 2, "epochs": 1}), capsys)
-    assert (rows["replicas"], rows[""]) == (f"{pulled},", "last at most 1.2 % apart, most in dense1")
-    assert rows["training"].startswith("1 epoch in ")
-
-
 def test_one_worker_alone_sends_nothing(capsys):
     alone = Spent([10.0], [9.0], [1.0], [0.0], [0.0], [480], [0])
     rows = table(changed(workers=1, spent=asdict(alone), advice="nothing stands out"), capsys)
@@ -60,7 +52,7 @@ def test_one_worker_alone_sends_nothing(capsys):
 def test_stages_are_workers_too(capsys):
     waiting = replace(SPENT, compute_s=[4.0, 3.0], waiting_s=[3.9, 5.3])
     rows = table(changed(workers=1, stages=2, **FULL | {"spent": asdict(waiting)}), capsys)
-    assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600 MB"
+    assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600 MB,"
     assert rows["workers"] == "1 of 2 stages on cpu" and rows["replicas"] == "-"
     assert "stages" not in table(changed(workers=2, **FULL), capsys)["workers"]
 
@@ -160,7 +152,7 @@ def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
     def render(*_: Any) -> Any:
         raise ZeroDivisionError("no width")
 
-    monkeypatch.setattr("cupynet.training.callbacks.progress_bar.Line.__rich_console__", render)
+    monkeypatch.setattr("cupynet.training.callbacks.progress.Figures.render", render)
     monkeypatch.setattr(sys, "stdout", Screen())
     trained(Progress("bar"))
     (text,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -1,4 +1,4 @@
-"""The line that is drawn during a fit: what it gives up where a terminal is narrow, and what it never shows."""
+"""The bar that is drawn during a fit, and the lines beside it."""
 
 from __future__ import annotations
 
@@ -8,69 +8,11 @@ import sys
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from cupynet.core.errors import ConfigError
 from cupynet.training import Callback, ParallelWrapper, Progress
-from cupynet.training.callbacks import progress_bar as bar
-from cupynet.training.callbacks.progress_bar import GAP, LEAST, MOST, Line, State, arranged, duration
+from cupynet.training.callbacks.progress import figure
 from tests.training.conftest import small_dataset, small_model
-
-FULL = State(2, 10, 0.57, 0.04213, "validation", 0.989, 13_300.4, 72.0, 4, 1_200_000_000)
-SHORT = ["loss 0.04213", "accuracy 98.90 %", "13,300/s", "1:12 left", "4 workers", "GPU 1.2 GB"]
-LONG = ["training loss 0.04213", "validation accuracy 98.90 %", "13,300 images/s", *SHORT[3:]]
-
-
-@pytest.mark.parametrize(
-    ("width", "shown"),
-    [
-        (200, LONG),
-        (130, LONG),
-        (129, SHORT),
-        (103, SHORT),
-        (102, SHORT[:-1]),
-        (90, SHORT[:4]),
-        (80, SHORT[:4]),
-        (79, [*SHORT[:2], SHORT[3]]),
-        (60, [SHORT[0], SHORT[3]]),
-        (42, [SHORT[0], SHORT[3]]),
-        (41, [SHORT[3]]),
-        (27, []),
-        (1, []),
-    ],
-)
-def test_what_does_not_fit_is_given_up(width, shown):
-    texts, cells = arranged(FULL, width)
-    assert texts[0] == "epoch 2/10"
-    assert [text.strip() for text in texts[1:] if not text.endswith(" 57 %")] == shown
-    used = sum(map(len, texts)) + GAP * (len(texts) - 1) + (cells + GAP if cells else 0)
-    assert used <= max(width, len("epoch 2/10")) and (not cells or LEAST <= cells <= MOST)
-
-
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
-@pytest.mark.parametrize("state", [FULL, State(), State(7, 7, 1.0, 5e12, "test", 1.0, 1e6, 7261.0, 32, 10**11)])
-def test_a_line_is_one_line_of_at_most_the_width(state, width):
-    for encoding, filled in (("utf-8", "━"), ("latin-1", "-")):
-        out = io.TextIOWrapper(io.BytesIO(), encoding)
-        Console(file=out, width=width, force_terminal=True, color_system=None).print(Line(state))
-        out.flush()
-        (line,) = out.buffer.getvalue().decode(encoding).splitlines()  # type: ignore[attr-defined]
-        assert len(line.rstrip()) <= width and "…" not in line
-        assert width < 80 or not state.share or filled in line
-
-
-def test_at_80_columns_there_is_a_bar_that_can_be_seen():
-    state = State(2, 10, 0.57, 0.04213, "test", 0.989, 13_300.0, 72.0)
-    texts, cells = arranged(state, 80)
-    assert cells >= LEAST and texts == ["epoch 2/10", " 57 %", *SHORT[:4]]
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3599.6, "1:00:00"), (7261, "2:01:01")])
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-# A fit ----------------------------------------------------------------------------------------------------------------
 
 
 class Shown(Callback):
@@ -115,7 +57,7 @@ def test_no_loss_of_some_rounds_ago_stands_at_the_end(monkeypatch):
     assert (last["epoch"], last["at"], last["loss"]) == (2, 30, last["record"].loss)
     assert last["accuracy"] == last["record"].evaluation.accuracy
     final = written.rpartition("epoch 2/2")[2]
-    assert "100 %" in final and f"loss {bar.figure(last['record'].loss)}" in final and "in 0:0" in final
+    assert "100 %" in final and f"loss {figure(last['record'].loss)}" in final and "00:0" in final
 
 
 def test_a_fit_in_python_draws_a_bar_and_leaves_a_line_per_epoch(monkeypatch):
