@@ -9,7 +9,7 @@ from cupynet.core.checks import flag, one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import TrainerView
+from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,12 @@ from cupynet.training.callbacks.rate_test import RateTest, find_rate
 from cupynet.training.callbacks.weight_average import WeightAverage
 from cupynet.training.clock import Clock
 from cupynet.training.evaluation import Evaluation
-from cupynet.training.events import EpochRecord, Report, Spent, Stop, StopReason, TrainerView
+from cupynet.training.events import EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.graph_replica import GraphReplica
 from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
+from cupynet.training.trainer_view import TrainerView
 
 __all__ = [
     "Logger",

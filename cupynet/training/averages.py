@@ -10,11 +10,11 @@ from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Batches
 from cupynet.parallel import Average, Moment, is_finite
 from cupynet.training.events import StopReason
-from cupynet.training.internals import TrainerInternals
 from cupynet.training.replica import moved
+from cupynet.training.trainer_view import TrainerView
 
 
-def average(trainer: TrainerInternals, moment: Moment) -> None:
+def average(trainer: TrainerView, moment: Moment) -> None:
     """Make whatever average the synchronizer makes at this moment; if it makes none, check the weights.
 
     Raises:
@@ -32,7 +32,7 @@ def average(trainer: TrainerInternals, moment: Moment) -> None:
         )
 
 
-def take_note(trainer: TrainerInternals, made: Average) -> None:
+def take_note(trainer: TrainerView, made: Average) -> None:
     """After an average: replicas agree on a loss scale, and the next report has what it found."""
     if trainer.replica.scaler is not None:
         trainer.replica.scaler.meet(trainer.replicas)
@@ -42,7 +42,7 @@ def take_note(trainer: TrainerInternals, made: Average) -> None:
     trainer.statistics.averaged(made)
 
 
-def finish(trainer: TrainerInternals) -> None:
+def finish(trainer: TrainerView) -> None:
     """Make the last average of a fit, once."""
     if trainer.averaged:
         return
@@ -57,7 +57,7 @@ def finish(trainer: TrainerInternals) -> None:
     _assemble(trainer, f"{name}: the replicas differ at the end of a fit: average them in finish(replica, 'fit')")
 
 
-def choose(trainer: TrainerInternals, evaluate_on: Batches | None) -> None:
+def choose(trainer: TrainerView, evaluate_on: Batches | None) -> None:
     """Let callbacks give the replicas other weights, and evaluate these; not after a signal, which is urgent."""
     if not trainer.world.gather_numbers(_changed_in(trainer, "after_finish")).any():
         return
@@ -70,7 +70,7 @@ def choose(trainer: TrainerInternals, evaluate_on: Batches | None) -> None:
     trainer.evaluation = None if evaluate_on is None or urgent else trainer.evaluate(evaluate_on)
 
 
-def _changed_in(trainer: TrainerInternals, event: str) -> bool:
+def _changed_in(trainer: TrainerView, event: str) -> bool:
     """Emit an event in which callbacks may change weights; return whether they did, on this worker."""
     vectors = trainer.params.vectors
     copies = [vector.copy() for vector in vectors]
@@ -78,7 +78,7 @@ def _changed_in(trainer: TrainerInternals, event: str) -> bool:
     return any(starmap(moved, zip(vectors, copies, strict=True)))
 
 
-def _assemble(trainer: TrainerInternals, refusal: str) -> None:
+def _assemble(trainer: TrainerView, refusal: str) -> None:
     """Make the user's model complete. ConfigError, with this text, if replicas differ."""
     own = [float(trainer.backend.total(vector)) for vector in trainer.params.vectors]
     if len({tuple(theirs) for theirs in trainer.replicas.gather_numbers(*own).tolist()}) > 1:

@@ -21,9 +21,9 @@ from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.training.clock import Losses
-from cupynet.training.events import TrainerView
 from cupynet.training.resize import filled, mean, regrouped, shares, trained_again
 from cupynet.training.state_tree import Arrays, Tree, check_like, gathered, received, send, together
+from cupynet.training.trainer_view import TrainerView
 
 if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer

@@ -14,10 +14,10 @@ import numpy as np
 
 from cupynet.parallel import Average
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.internals import TrainerInternals
+from cupynet.training.trainer_view import TrainerView
 
 
-def state_of(trainer: TrainerInternals) -> dict[str, Any]:
+def state_of(trainer: TrainerView) -> dict[str, Any]:
     """Return numbers, and arrays on the host, by name, in dictionaries. No step may be running ahead."""
     replica, measured = trainer.replica, trainer.consensus.own
     return {
@@ -40,7 +40,7 @@ def state_of(trainer: TrainerInternals) -> dict[str, Any]:
     }
 
 
-def restore(trainer: TrainerInternals, state: dict[str, Any]) -> None:
+def restore(trainer: TrainerView, state: dict[str, Any]) -> None:
     """Take over what `state_of` returned.
 
     Raises:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cupynet.runs.run import Run
-from cupynet.training.events import EpochRecord, Report, TrainerView
+from cupynet.training.events import EpochRecord, Report
+from cupynet.training.trainer_view import TrainerView
 
 
 class Callback:

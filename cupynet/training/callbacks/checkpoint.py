@@ -14,8 +14,9 @@ from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.checkpointing import made_by, save
-from cupynet.training.events import EpochRecord, TrainerView
+from cupynet.training.events import EpochRecord
 from cupynet.training.state_tree import Tree
+from cupynet.training.trainer_view import TrainerView
 
 
 class Checkpoint(Callback):

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from cupynet.core.checks import flag, integer, number, one_of
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.evaluation import Evaluation
-from cupynet.training.events import EpochRecord, Report, Stop, StopReason, TrainerView
+from cupynet.training.events import EpochRecord, Report, Stop, StopReason
+from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from cupynet.core.errors import ConfigError, OutputError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.evaluation import FEW_CLASSES
-from cupynet.training.events import EpochRecord, Report, TrainerView
+from cupynet.training.events import EpochRecord, Report
+from cupynet.training.trainer_view import TrainerView
 
 
 class History(Callback):

@@ -12,7 +12,8 @@ from typing import Any
 
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, Report, TrainerView
+from cupynet.training.events import EpochRecord, Report
+from cupynet.training.trainer_view import TrainerView
 
 
 class Pools(Callback):

@@ -19,9 +19,8 @@ from cupynet.nn import Context, Layer, Sequential
 from cupynet.parallel import is_finite, parts
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import TrainerView
-from cupynet.training.internals import TrainerInternals
 from cupynet.training.replica import Replica, Step
+from cupynet.training.trainer_view import TrainerView
 
 ACTIONS = ("stop", "skip")
 NAMED = 5  # samples of a batch that are named in a message
@@ -92,7 +91,7 @@ class NonFinite(Callback):
 
     # in a round -----------------------------------------------------------------------------------------------------
 
-    def checked(self, trainer: TrainerInternals, step: Step) -> Step:
+    def checked(self, trainer: TrainerView, step: Step) -> Step:
         """Return the step, or one without samples if its batch is left out. All workers call it in every round.
 
         Raises:
@@ -123,7 +122,7 @@ class NonFinite(Callback):
         replica.forget()
         return Step(batch)
 
-    def halted(self, trainer: TrainerInternals, batch: Batch) -> DivergedError:
+    def halted(self, trainer: TrainerView, batch: Batch) -> DivergedError:
         """Return the error of a replica that ran ahead of the host and stands still since this batch."""
         trainer.replica.begin()
         trainer.replica.backpropagate(batch)
@@ -131,7 +130,7 @@ class NonFinite(Callback):
         trainer.replica.forget()
         return DivergedError(text + WAYS_OUT + LEAVE_OUT)
 
-    def end_epoch(self, trainer: TrainerInternals, train: Batches) -> None:
+    def end_epoch(self, trainer: TrainerView, train: Batches) -> None:
         """After the last round of an epoch of these batches, before anything is made of it.
 
         Raises:
@@ -219,6 +218,6 @@ def _samples(indices: Any) -> str:
     return f"sample{'s' * (len(indices) > 1)} {named}{more}"
 
 
-def _weights_are_finite(trainer: TrainerInternals) -> bool:
+def _weights_are_finite(trainer: TrainerView) -> bool:
     """Whether the weights of all stages of this worker's replica are finite; all of them ask."""
     return bool(trainer.groups.stages.gather_numbers(is_finite(*trainer.params.vectors)).all())

@@ -20,7 +20,8 @@ from cupynet.nn import Context, Loss, Model
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.progress import profile_table
-from cupynet.training.events import Piece, TrainerView
+from cupynet.training.events import Piece
+from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from cupynet.core.checks import amount, counted, one_line, one_of, percent
 from cupynet.core.terminal import near, wrapped
 from cupynet.runs.run import Run, Summary
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, Report, Spent, TrainerView
+from cupynet.training.events import EpochRecord, Report, Spent
+from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +237,9 @@ def _rows(summary: Summary) -> dict[str, str]:
     """Return the rows of the closing table: name -> text."""
     setup, outcome, cost, scores = summary.setup, summary.outcome, summary.cost, summary.scores
     stages = f" of {setup.stages} stages" if setup.stages > 1 else ""
-    trained = counted(outcome.epochs, "epoch") if outcome.epochs else counted(outcome.iterations, "iteration")
+    trained = counted(outcome.iterations, "iteration")
+    if outcome.epochs:
+        trained = f"{outcome.epochs} epoch{'s' * (outcome.epochs > 1)}"
     rows = {}
     if setup.fast_dev_run:
         rows["FAST DEV RUN"] = "a trial of whether everything works: these figures are no results"

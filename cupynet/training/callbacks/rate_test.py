@@ -20,8 +20,9 @@ from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer, Schedule
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import Report, StopReason, TrainerView
+from cupynet.training.events import Report, StopReason
 from cupynet.training.parallel_wrapper import Examples, ParallelWrapper
+from cupynet.training.trainer_view import TrainerView
 
 SMOOTHING = 0.95  # of what was known is kept of each loss, over 200 iterations; less over fewer
 EXPLODED = 4.0  # times the least smoothed loss: fastai's rule

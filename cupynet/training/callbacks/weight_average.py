@@ -11,7 +11,8 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, number, one_of
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, StopReason, TrainerView
+from cupynet.training.events import EpochRecord, StopReason
+from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 

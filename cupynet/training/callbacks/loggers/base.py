@@ -18,7 +18,8 @@ from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, Report, StopReason, TrainerView
+from cupynet.training.events import EpochRecord, Report, StopReason
+from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 

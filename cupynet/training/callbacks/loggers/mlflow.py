@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.training.callbacks.loggers.base import Beginning, Logger
-from cupynet.training.events import EpochRecord, TrainerView
+from cupynet.training.events import EpochRecord
+from cupynet.training.trainer_view import TrainerView
 
 EVERY_S = 5.0  # between two writes
 MARKS = ("time/compute_s", "epoch/epoch")  # in every report, and in every epoch
