@@ -55,23 +55,23 @@ class Clock:
         return [getattr(self, name) for name in SPENT]
 
     def count(self, iteration: int, images: int, seconds: float) -> None:
-        """Round `iteration` (from 1) has ended: the images of all replicas in it, and the seconds it took."""
+        """Count round `iteration` (from 1): the images of all replicas in it, and its seconds."""
         self.rounds_s, self.images = self.rounds_s + seconds, self.images + images
         if iteration > UNTIMED_ROUNDS:
             self.timed_s, self.timed_images = self.timed_s + seconds, self.timed_images + images
 
     def worked(self, seconds: float, waited_s: float) -> None:
-        """The gradients and the update of a round took `seconds`, of which this worker waited for other stages."""
+        """Count the seconds of gradients and update in a round, including those spent waiting for other stages."""
         self.compute_s, self.waiting_s = self.compute_s + seconds - waited_s, self.waiting_s + waited_s
 
     def caught_up(self, seconds: float) -> None:
-        """The host has waited after a round for steps that had run ahead of it."""
+        """Count the seconds that the host waited after a round for steps that ran ahead of it."""
         self.compute_s, self.rounds_s = self.compute_s + seconds, self.rounds_s + seconds
         if self.timed_images:
             self.timed_s += seconds
 
     def meeting(self, seconds: float) -> None:
-        """Workers have met after a round, to average or to agree: it belongs to the rounds that made it necessary."""
+        """Count the seconds of an average or an agreement after a round, as part of the rounds."""
         self.averaging_s, self.rounds_s = self.averaging_s + seconds, self.rounds_s + seconds
         if self.timed_images:
             self.timed_s += seconds
@@ -79,12 +79,12 @@ class Clock:
 
 @dataclass
 class Losses:
-    """The losses of this replica's samples: added up where they are computed, and read when somebody has to know.
+    """The losses of this replica's samples: summed on the device, and read when they must be known.
 
     Attributes:
-        samples, unread: how many samples since they were last read, and the sum of their losses, on the device.
-        epoch_samples, epoch_losses: of this epoch, as far as they were read.
-        mean: of all workers in the last complete epoch; NaN where there was none.
+        samples, unread: samples since the last reading, and the sum of their losses, on the device.
+        epoch_samples, epoch_losses: those read in this epoch.
+        mean: of all workers in the last complete epoch; NaN if there was none.
     """
 
     samples: int = 0
@@ -94,34 +94,29 @@ class Losses:
     mean: float = math.nan
 
     def add(self, samples: int, losses: Array | None) -> None:
-        """A round of this replica; losses: None where another worker has them."""
+        """Count a round. losses: None if another worker has them."""
         if samples and losses is not None:
             self.samples, self.unread = self.samples + samples, self.unread + losses
 
     def read(self) -> tuple[int, float]:
-        """How many samples there were since the last time, and the sum of their losses: all of them are known then."""
+        """Return the number of samples since the last reading, and the sum of their losses."""
         samples, losses = self.samples, float(self.unread)
         self.epoch_samples, self.epoch_losses = self.epoch_samples + samples, self.epoch_losses + losses
         self.samples, self.unread = 0, 0.0
         return samples, losses
 
-    def begin_epoch(self) -> None:
-        """Those of the epoch before, or of one that was broken off, are no more of interest; all were read."""
-        self.epoch_samples, self.epoch_losses = 0, 0.0
-
     def state(self) -> dict[str, float]:
-        """What goes on exactly: nothing is read that was not, as then it would be added up otherwise."""
+        """Return what a checkpoint must hold. It reads nothing: sums of other parts would differ in their last bits."""
         return {**vars(self), "unread": float(self.unread)}
 
 
 @dataclass
 class Since:
-    """What has to be remembered between two reports.
+    """What must be remembered between two reports.
 
     Attributes:
         start: the clock at the last report.
-        samples, losses: how many samples this replica has seen since, and the sum of their losses, as far as they were
-            read, see `Losses`.
+        samples, losses: samples of this replica since, and the sum of their losses, as far as they were read.
         score: of the last average since, see `Average`; NaN if there was none.
         divergence, divergence_by_layer: as last measured since; NaN and empty if it was not.
     """
@@ -132,37 +127,6 @@ class Since:
     score: float = math.nan
     divergence: float = math.nan
     divergence_by_layer: dict[str, float] = field(default_factory=dict)
-
-    def add(self, samples: int, losses: float) -> None:
-        """The losses of some rounds of this replica were read."""
-        self.samples, self.losses = self.samples + samples, self.losses + losses
-
-    def averaged(self, average: Average) -> None:
-        """An average has been made."""
-        self.score = average.score
-
-    def measured(self, average: Average) -> None:
-        """It is known how far the replicas were apart at an average."""
-        self.divergence, self.divergence_by_layer = average.divergence, dict(average.by_layer)
-
-    def report(self, now: Clock, *, iteration: int, epoch: int, learning_rate: float, bytes_sent: int = 0) -> Report:
-        """What happened since the last report."""
-        start, seconds = self.start, now.rounds_s - self.start.rounds_s
-        return Report(
-            iteration=iteration,
-            epoch=epoch,
-            learning_rate=learning_rate,
-            loss=self.losses / self.samples if self.samples else math.nan,
-            score_after_averaging=self.score,
-            images_per_s=(now.images - start.images) / seconds if seconds else 0.0,
-            compute_s=now.compute_s - start.compute_s,
-            data_s=now.data_s - start.data_s,
-            averaging_s=now.averaging_s - start.averaging_s,
-            waiting_s=now.waiting_s - start.waiting_s,
-            divergence=self.divergence,
-            divergence_by_layer=self.divergence_by_layer,
-            bytes_sent=bytes_sent,
-        )
 
 
 class Statistics:
@@ -192,20 +156,21 @@ class Statistics:
     def begin_epoch(self) -> None:
         """Begin an epoch at its first round."""
         self._epoch_start = replace(self.clock)
-        self.read_losses()  # of an epoch that was broken off, and is not continued
-        self._losses.begin_epoch()
+        self.read_losses()  # of an interrupted epoch that is not continued
+        self._losses.epoch_samples, self._losses.epoch_losses = 0, 0.0
 
     def read_losses(self) -> None:
         """Read the losses from the device."""
-        self._since.add(*self._losses.read())
+        samples, losses = self._losses.read()
+        self._since.samples, self._since.losses = self._since.samples + samples, self._since.losses + losses
 
     def averaged(self, average: Average) -> None:
         """Take note of an average."""
-        self._since.averaged(average)
+        self._since.score = average.score
         self._measured(average)
 
     def agreed(self, bytes_sent: int, measured: Average | None) -> None:
-        """Take note of what all workers know: bytes sent, and how far the replicas of all stages were apart."""
+        """Take note of the bytes sent by all workers, and of the divergence measured by all stages."""
         self._bytes_sent = bytes_sent
         if measured is not None:
             self._measured(measured)
@@ -213,16 +178,29 @@ class Statistics:
     def _measured(self, average: Average) -> None:
         if not math.isnan(average.divergence):
             self.measured = average
-            self._since.measured(average)
+            self._since.divergence, self._since.divergence_by_layer = average.divergence, dict(average.by_layer)
 
     def report(self, iteration: int, epoch: int, learning_rate: float) -> Report:
         """Return what happened since the last report, and begin the next."""
         self.read_losses()
-        report = self._since.report(
-            self.clock, iteration=iteration, epoch=epoch, learning_rate=learning_rate, bytes_sent=self._bytes_sent
+        now, since, start = self.clock, self._since, self._since.start
+        seconds = now.rounds_s - start.rounds_s
+        self._since = Since(replace(now))
+        return Report(
+            iteration=iteration,
+            epoch=epoch,
+            learning_rate=learning_rate,
+            loss=since.losses / since.samples if since.samples else math.nan,
+            score_after_averaging=since.score,
+            images_per_s=(now.images - start.images) / seconds if seconds else 0.0,
+            compute_s=now.compute_s - start.compute_s,
+            data_s=now.data_s - start.data_s,
+            averaging_s=now.averaging_s - start.averaging_s,
+            waiting_s=now.waiting_s - start.waiting_s,
+            divergence=since.divergence,
+            divergence_by_layer=since.divergence_by_layer,
+            bytes_sent=self._bytes_sent,
         )
-        self._since = Since(replace(self.clock))
-        return report
 
     def epoch(self) -> list[float]:
         """Return what this worker counted in this epoch: the figures of `SPENT`, samples, losses, all bytes sent."""
@@ -231,9 +209,7 @@ class Statistics:
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
         """Return the record of an epoch. table: `epoch` of all workers, (W, figures + 3); known: its other fields."""
-        last = (
-            np.arange(len(table)) % stages == stages - 1
-        )  # these stages have the losses; the first stages receive them
+        last = np.arange(len(table)) % stages == stages - 1  # the stages that compute the loss
         counts, sums = (np.where(last, each, 0) for each in table.T[-3:-1])
         losses = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
         self._losses.mean = float(sums.sum() / counts.sum()) if counts.any() else math.nan

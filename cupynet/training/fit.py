@@ -1,4 +1,4 @@
-"""The arguments of a fit, and the data that it refuses: what does not fit the model, or differs between workers."""
+"""The arguments of a fit, and the checks of its data."""
 
 from __future__ import annotations
 
@@ -41,28 +41,20 @@ class Fit:
         one_of("split", self.split, ("test", "validation"))
 
     def check_choosers(self, choosers: Sequence[Callback | Schedule], synchronizer: Synchronizer, workers: int) -> None:
-        """Refuse a fit without the evaluations, on validation images, that something chooses by. ConfigError.
-
-        choosers: callbacks, and the schedule of the learning rate.
-        """
+        """Refuse a fit without evaluations on validation images if a callback or the schedule needs them. ConfigError."""
         for chooser in choosers:
             if not chooser.needs_validation:
                 continue
             name = type(chooser).__name__
-            if self.evaluate_on is None:
+            if self.evaluate_on is None or self.split != "validation":
                 raise ConfigError(
-                    f"{name} chooses by evaluations, and nothing is evaluated: fit(..., evaluate_on=held_out, "
-                    "split='validation')"
-                )
-            if self.split != "validation":
-                raise ConfigError(
-                    f"split={self.split}: {name} never chooses by the test images: hold others out of training, and "
-                    "then fit(..., evaluate_on=held_out, split='validation')"
+                    f"{name} needs evaluations on images kept out of training, not the test images: "
+                    "fit(..., evaluate_on=held_out, split='validation')"
                 )
             if not (synchronizer.evaluates or workers == 1):
                 raise ConfigError(
-                    "averaging_frequency: replicas are evaluated only once they are averaged, which not every epoch "
-                    f"ends with, and {name} chooses between epochs: average after each, averaging_frequency='epoch'"
+                    f"averaging_frequency: {name} needs an evaluation after each epoch, and not every epoch ends with "
+                    "an average: use averaging_frequency='epoch'"
                 )
 
 
@@ -73,33 +65,23 @@ def check_data(dataset: Labelled, model: Model) -> None:
     shape = tuple(dataset.image_shape)
     if shape != model.input.shape:
         raise ConfigError(
-            f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model is made for "
-            f"{model.input}: build the model for Image{shape}, or bring the images to its shape"
+            f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model takes "
+            f"{model.input}: build the model for Image{shape}, or reshape the images"
         )
     check_output(model.network, dataset.classes)
 
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
-    """Refuse data whose pixels become something else than those trained on: the answers would mean nothing.
-
-    ConfigError.
-    """
+    """Refuse data whose pixels are normalized otherwise than those trained on. ConfigError."""
     if dataset.pixels != pixels:
         raise ConfigError(
-            f"data set {dataset.name!r}: its pixels become {_become(dataset.pixels)}, and those trained on "
-            f"{_become(pixels)}: give it the same pixels, Dataset(..., pixels=model.pixels), or a pair (images, labels)"
+            f"data set {dataset.name!r}: its pixels are not normalized like those trained on: use "
+            "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
         )
 
 
-def _become(pixels: PixelScale) -> str:
-    found = pixels.normalization()
-    return "fractions of 255" if found is None else f"(x - {found['mean']}) / {found['deviation']}"
-
-
 def check_loader(loader: Batches, model: Model, world: Communicator) -> None:
-    """Refuse data that do not fit the network, or differ between workers: processes load for themselves.
-
-    Every worker calls it.
+    """Refuse data that do not fit the network, or differ between workers. Every worker calls it.
 
     Raises:
         ConfigError: the data do not fit the network.
@@ -111,8 +93,7 @@ def check_loader(loader: Batches, model: Model, world: Communicator) -> None:
     found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
     others = np.flatnonzero(found != found[0]).tolist()
     if others:
-        who = f"worker{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
         raise DataError(
-            f"{who} would train on other data than worker 0, or in another order: bring the same data to all "
-            "machines, and start them with the same settings"
+            f"ranks {others} have other data than rank 0, or in another order: copy the same data to all machines, and "
+            "start them with the same settings"
         )

@@ -28,12 +28,12 @@ Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
 
 def moved(vector: Array, before: Array) -> bool:
-    """Whether any number of a vector is another than it was before; a NaN that stays one is not."""
+    """Return True if any number of a vector has changed; NaN equals NaN."""
     return bool(((vector != before) & (before == before)).any())
 
 
 def check_accumulate(accumulate: int, network: Layer, pipeline: Pipeline | None = None) -> int:
-    """Return into how many parts a batch is cut, if the built network can be trained so; else raise ConfigError."""
+    """Return `accumulate` if the built network can be trained with it; else raise ConfigError."""
     accumulate = integer("accumulate", accumulate, 1)
     if pipeline is not None and accumulate > 1:
         raise ConfigError(
@@ -53,12 +53,12 @@ class Step(NamedTuple):
     """The gradient of one round of a replica.
 
     Attributes:
-        batch: which it is of; None if the worker had none.
-        samples: how many it is of; 0 without a batch, and if the batch was left out: the gradient is zero then.
+        batch: None if the worker had none.
+        samples: 0 without a batch, and if the batch was left out: the gradient is zero then.
         squared_norm: |gradient|² of the replica's own weights, times the loss scale squared; 0-d on the device.
-        finite: whether the loss and the gradient are.
+        finite: True if the loss and the gradient are.
         overflowed: the step is skipped, for a smaller loss scale.
-        ahead: gradient and update are made ahead of the host, which knows nothing of them before `Replica.settle`.
+        ahead: gradient and update run ahead of the host, which knows their result after `Replica.settle`.
     """
 
     batch: Batch | None
@@ -71,11 +71,11 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Settled:
-    """What became of the steps that ran ahead of the host.
+    """The result of the steps that ran ahead of the host.
 
     Attributes:
-        rounds: how many they were of.
-        samples: those of the steps that were made; losses: the sum of theirs.
+        rounds: the number of their rounds.
+        samples, losses: samples of the completed steps, and the sum of their losses.
         halted: the iteration of the first step that was not finite; None if all were.
     """
 
@@ -86,22 +86,21 @@ class Settled:
 
 
 class Replica:
-    """The whole network on one worker. (A stage of a pipeline is another one with the same methods, see `Stage`.)
+    """The whole network on one worker. (`Stage` is a part of it in a pipeline.)
 
     Args:
-        model: its weights are what is trained.
-        optimizer: moves them; not shared with another replica.
-        accumulate: into how many parts a batch is cut, if it has as many examples, whose gradients are added up one
-            after the other: activations take as much less memory. Layers that look at a whole batch see a part.
+        model: its weights are trained.
+        optimizer: updates them; not shared with another replica.
+        accumulate: the number of parts of a batch whose gradients are accumulated one after the other, to save memory.
+            Layers that use a whole batch see a part.
 
     Attributes:
-        updates: how often the optimizer has moved the weights.
-        replicas: those that train together, with which layers may exchange something; None for one alone.
+        updates: number of updates by the optimizer.
+        replicas: those that train together, with which layers may exchange values; None for one alone.
         scaler: finds the loss scale, if 16 bits are stored and `join` was called; else None.
-        losses: the sum of the last batch's losses, 0-d on the device; 0.0 where there was no batch. (None in a stage of
-            a pipeline that has none.)
-        waited_s: seconds of the last round that went by waiting for other workers of the same replica: none where it is
-            the whole network.
+        losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch. (None in a stage of a
+            pipeline that has none.)
+        waited_s: seconds of the last round spent waiting for other stages of the same replica.
     """
 
     waited_s = 0.0
@@ -124,7 +123,7 @@ class Replica:
 
     @property
     def whole(self) -> Model:
-        """The network that it is, or is a part of."""
+        """The whole network, of which a `Stage` is a part."""
         return self.model
 
     @property
@@ -139,16 +138,16 @@ class Replica:
 
     @property
     def needs_images(self) -> bool:
-        """Whether batches must come with their images; with labels they always do."""
+        """True if batches must have images; labels they always have."""
         return True
 
     @property
     def place(self) -> str:
-        """Where the replica computes, in words, for messages."""
+        """Backend and device, for messages."""
         return f"{self.backend.name}, device {self.backend.device}"
 
     def join(self, groups: Groups, *, shares_gradients: bool) -> None:
-        """Train together with others from now on."""
+        """Train together with others."""
         self.replicas = groups.replicas
         self.scaler = LossScaler.of(self.backend, groups, shared=shares_gradients)
 
@@ -160,18 +159,12 @@ class Replica:
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
-        """Make the user's model complete, on rank 0, where replicas are one: at the end of a fit, at an evaluation.
-
-        Nothing is to be done where the replica is the whole network.
-        """
+        """Complete the user's model on rank 0, when replicas are identical: a no-op unless in a pipeline."""
 
     # a round --------------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
-        """Compute the gradient of a round, and skip it if the loss scale made it overflow. `forget` takes it back.
-
-        All workers call it in every round, with a batch or without one.
-        """
+        """Compute the gradient of a round; skip it if the loss scale made it overflow. Every worker calls it."""
         if self.scaler is not None:
             self.scaler.grow()
         samples = self.backpropagate(batch)
@@ -195,7 +188,7 @@ class Replica:
     def backpropagate(self, batch: Batch | None) -> int:
         """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.
 
-        Returns how many samples the batch has; 0 without one.
+        Return the number of samples; 0 without a batch.
         """
         self.params.snapshot_buffers()
         if batch is None:
@@ -207,11 +200,11 @@ class Replica:
         return len(batch)
 
     def _both_passes(self, batch: Batch, *, counts: bool = True) -> Array:
-        """Forward and backward, part by part: adds the gradient, returns the sum of the losses."""
+        """Add the gradient, part by part, and return the sum of the losses."""
         model, whole, total = self.model, len(batch), 0.0
         for part in parts(whole, self.accumulate):
             context = self._context(train=True, batch=batch, part=part, counts=counts)
-            with model.backend.loans():  # also where the loss fails, between the two passes
+            with model.backend.loans():
                 logits, backward = model.forward(batch.images[part], context)
                 losses, gradient = model.loss(model.backend, logits, batch.labels[part])
                 if self.accumulate > 1:
@@ -221,7 +214,6 @@ class Replica:
         return total
 
     def _context(self, *, train: bool, batch: Batch, part: slice = slice(None), counts: bool = True) -> Context:
-        """What layers may know of a pass over a part of a batch."""
         return Context(
             train=train,
             epoch=batch.epoch,
@@ -234,12 +226,12 @@ class Replica:
 
     @property
     def _meets(self) -> bool:
-        """Whether a layer exchanges something with the other replicas in a training pass."""
+        """True if a layer exchanges values with the other replicas in a training pass."""
         several = self.replicas is not None and self.replicas.size > 1
         return several and any(layer.syncs_replicas for layer in self.model.network.walk())
 
     def _pass_along(self) -> None:
-        """In a round without a batch: make the calls that the others make, with an example that does not count."""
+        """Without a batch, make the calls that the others make, with an example that does not count."""
         if self._along is None:
             samples = np.zeros(1, np.int64)
             images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
@@ -248,13 +240,13 @@ class Replica:
         self.params.grad[...] = 0
 
     def forget(self) -> None:
-        """Let it be as if there had been no batch in this round: no gradient, no loss, the buffers as before."""
+        """Undo `gradient`: no gradient, no loss, the buffers as before."""
         self.params.grad[...] = 0
         self.params.restore_buffers()
         self.losses = None if self.losses is None else 0.0
 
     def update(self, iteration: int, squared_norm: Array | None = None) -> None:
-        """Let the optimizer move the weights, at the learning rate of `iteration`; then the gradients are zero.
+        """Update the weights at the learning rate of `iteration`, and set the gradient to zero.
 
         squared_norm: `Step.squared_norm`, if the gradient is still the same; else it is computed.
         """
@@ -271,16 +263,16 @@ class Replica:
         self.optimizer.step(self.params, iteration, norm)
 
     def whole_squared_norm(self, own: Array) -> Array:
-        """Return |gradient|² of the whole network, by which it is clipped, given that of the replica's own weights."""
+        """Return |gradient|² of the whole network, given that of this replica's weights."""
         return own
 
     # ahead of the host ----------------------------------------------------------------------------------------------
 
     def run_ahead(self, wanted: bool) -> None:
-        """Let steps run ahead of the host in the next rounds, if the device can do that."""
+        """Let steps run ahead of the host, if the device can do that."""
 
     def launch_singly(self, wanted: bool) -> None:
-        """Launch each operation by itself in the next rounds, or as before. Nothing may be running ahead."""
+        """Launch each operation by itself, or as before. No step may be running ahead."""
 
     def settle(self) -> Settled | None:
         """Wait for the steps that run ahead; None if there was none since the last call."""
@@ -289,15 +281,11 @@ class Replica:
     # beside training ------------------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch) -> Scores | None:
-        """What the network makes of a batch: scores (N, classes) and losses (N,), on the host.
-
-        None where another worker has them: in all stages of a pipeline but the last.
-        """
+        """Return scores (N, classes) and losses (N,) of a batch, on the host; None in all stages but the last."""
         with self.backend.loans():
             return self._scores(batch.images, batch.labels)
 
     def _scores(self, x: Array, labels: Array) -> Scores:
-        """Scores and losses of what the model makes of x."""
         model, backend = self.model, self.backend
         logits, _ = model.forward(x, INFERENCE)
         losses, gradient = model.loss(backend, logits, labels)
@@ -306,7 +294,7 @@ class Replica:
         return scores, backend.to_host(losses)
 
     def pieces(self) -> list[Piece]:
-        """Its calls that a round and an evaluation are made of, see `TrainerView.pieces`."""
+        """Return the replica's part of `Trainer.pieces`."""
         return [
             Piece(self, "gradient", "forward and backward", "training"),
             Piece(self, "update", "update", "update"),
@@ -314,7 +302,7 @@ class Replica:
         ]
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load every kernel that training needs, on a copy that is thrown away; the seconds it took."""
+        """Compile or load every kernel that training needs, on a copy; return the seconds."""
         began = time.perf_counter()
         scratch = self._scratch()
         samples = np.zeros(batch_size, np.int64)
@@ -328,9 +316,9 @@ class Replica:
         return time.perf_counter() - began
 
     def _scratch(self) -> Replica:
-        """A copy to try things on; its optimizer is a copy too, in the first iteration of one."""
+        """Return a copy with a copy of the optimizer in its first iteration."""
         optimizer = copy.copy(self.optimizer)
-        optimizer.state = {}  # it makes its own when it is bound to the copy
+        optimizer.state = {}  # `init` creates a new one
         optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
         optimizer.learning_rate.span(0, 1, epoch=1, epochs=1)
         return Replica(self.model.replicate(self.backend), optimizer, self.accumulate)
@@ -338,16 +326,12 @@ class Replica:
     # resuming -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Copies of all that a checkpoint must hold.
-
-        `weights` with the buffers, and each vector of the `optimizer`, by the parameters' names and on the host; and
-        numbers.
-        """
+        """Return copies of weights, buffers and optimizer vectors by name, on the host, and the count of updates."""
         optimizer = {name: self._by_name(vector) for name, vector in self.optimizer_state.items()}
         return {"updates": self.updates, "weights": self.model.weights(), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, on another backend or in another precision too.
+        """Take over what `state` returned, also on another backend or in another precision.
 
         Raises:
             ConfigError: it is the state of another network, or of another kind of optimizer.

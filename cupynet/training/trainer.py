@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import Shared
-from cupynet.core.checks import is_bool
-from cupynet.core.errors import ConfigError, DivergedError, annotate
+from cupynet.core.errors import DivergedError, annotate
 from cupynet.data import Batch, Batches, BatchFeed
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Synchronizer
@@ -54,6 +53,13 @@ class Trainer:
         run: the run that callbacks write to.
 
     Attributes:
+        rank, workers: the number of this worker, and of all.
+        world: the communicator of all workers; a callback that runs on every rank may use it, each with the same calls.
+        replicas: that of the workers that train the same layers: all of them, unless there is a pipeline.
+        model: this worker's replica of the network; in a pipeline its stage's layers.
+        whole: the whole network in this process; that of rank 0 is the user's own. In a pipeline it is complete only
+            there, in `on_epoch_end` of an evaluated epoch, and after the fit.
+        params, backend: this worker's weights, and where they live.
         iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
             current epoch.
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
@@ -288,9 +294,6 @@ class Trainer:
         step = self._guard.checked(self, replica.gradient(batch))
         derived = time.perf_counter()
         wanted = step.ahead or synchronizer.before_update(replica, step.samples)
-        if not is_bool(wanted):
-            name = type(synchronizer).__name__
-            raise ConfigError(f"{name}.before_update returned {wanted!r}: return True or False")
         shared = time.perf_counter()
         if wanted:
             self.world.check()  # a worker that timed out must not touch the user's model
@@ -343,12 +346,15 @@ class Trainer:
         return True
 
     def launch_singly(self, wanted: bool) -> None:
-        """See `TrainerView`."""
+        """Let a GPU launch each operation by itself from the next round on, or captured graphs again.
+
+        Call it between two rounds. The results are the same.
+        """
         self._catch_up()
         self.replica.launch_singly(wanted)
 
     def pieces(self) -> list[Piece]:
-        """See `TrainerView`."""
+        """Return the calls of this worker that a round and an evaluation consist of, but for the layers."""
         synchronizer = self.synchronizer
         return [
             Piece(self, "_next", "batch", "data"),
@@ -393,7 +399,7 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """Tell callbacks of an event."""
+        """Call the method of this name of all callbacks."""
         for callback in self.callbacks:
             getattr(callback, event)(self, *arguments)
 

@@ -521,18 +521,6 @@ def test_a_round_that_failed_leaves_no_gradient_and_no_wish_behind():
     np.testing.assert_array_equal(trainer.model.params.master, whole.model.params.master)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("arguments", [(StopReason.EARLY,), ("enough", 7), (None,)])
-def test_a_wish_that_is_none_is_refused(arguments, workers):
-    class StopNow(Callback):
-        def on_iteration_end(self, trainer):
-            trainer.stop(*arguments)
-
-    refused = pytest.raises(ConfigError, match="stop: (text|reason)=.* must be a")
-    with ParallelWrapper(small_model(), workers, callbacks=[StopNow()]) as wrapper, refused:
-        wrapper.fit(small_dataset(20))
-
-
 def test_a_failing_loader_is_told_as_such():
     class Broken(Loader):
         def load(self, *arguments):

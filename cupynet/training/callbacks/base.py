@@ -25,52 +25,50 @@ class Callback:
     needs_validation = False
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        """Once for each trainer, when it is made. run: where files belong; None where nothing is written."""
+        """Once for each trainer, when it is created. run: where files belong; None if nothing is written."""
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Before the first iteration of a `fit`."""
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
-        """After each round: this replica's update, the average if there was one, the report if one was due."""
+        """After each round: this replica's update, the average and the report, if there was one."""
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
         """Every `report_every` iterations."""
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
-        """After a complete epoch and its evaluation; not after one that a stop broke off."""
+        """After a complete epoch and its evaluation; not after an interrupted one."""
 
     def on_stop(self, trainer: TrainerView) -> None:
-        """A stop ends a fit early: after its last round, before the average that it ends with."""
+        """When a stop ends a fit early: after its last round, before its last average."""
 
     def before_finish(self, trainer: TrainerView) -> None:
         """After the last round of a fit, before its last average and evaluation.
 
-        A place to change weights, see `TrainerView`: each replica's own, which may differ, and are averaged then; an
-        outer step follows where it follows every average.
+        Weights may be changed here: each replica's own, which are averaged afterwards.
         """
 
     def after_finish(self, trainer: TrainerView) -> None:
-        """After the last average of a fit and the end of its last epoch, where a stop ended it early too.
+        """After the last average of a fit and the end of its last epoch, also after a stop.
 
-        The other place to change weights, on every worker alike: those of the result, which no average and no outer
-        step moves any more. Where they were changed, they are evaluated again.
+        Weights may be changed here, on every worker alike: they are the result, and are evaluated again.
         """
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        """After all that, where a stop ended training early too; not after an error."""
+        """After all that, also after a stop; not after an error."""
 
     def on_diverged(self, trainer: TrainerView, text: str) -> None:
-        """After a fit that a number ended which is not finite, on whatever worker; text: what was told of it.
+        """After a fit that ended on a value that is not finite, on any worker; text: the error.
 
-        The last place to change weights: all workers have left the fit, and nothing can be exchanged any more.
+        The last place to change weights. All workers have left the fit: nothing can be exchanged any more.
         """
 
     def close(self) -> None:
-        """Let go of what is held; after an error too, even one in `start`."""
+        """Release resources; also after an error, even one in `start`."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on exactly: numbers, and arrays on the host, by name."""
+        """Return what a checkpoint must hold to continue exactly: numbers, and arrays on the host, by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, before the next `fit`, which goes on with the same."""
+        """Take over what `state` returned, before the `fit` that continues."""

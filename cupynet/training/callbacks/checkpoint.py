@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cupynet.core.checks import integer
+from cupynet.core.checks import integer, one_of
 from cupynet.core.errors import ConfigError
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
@@ -20,17 +20,17 @@ from cupynet.training.trainer_view import TrainerView
 
 
 class Checkpoint(Callback):
-    """Writes checkpoints, from which training goes on as if it had never ended, bit for bit, in mid-epoch too.
+    """Writes checkpoints, from which training continues bit for bit.
 
-    One is also written when a stop ends a fit early, as training was before the average that a fit ends with.
+    One is also written when a stop ends a fit early, before the fit's last average.
 
     Args:
         every_epochs: complete epochs between checkpoints.
-        every_iterations: iterations between further ones; None for none.
+        every_iterations: iterations between further checkpoints; None for none.
         keep_last: how many of the newest are kept.
-        keep_every: of every so many that were written one is kept for good; None for none.
-        best: the figure by which the best evaluated epoch's is kept too, such as `accuracy` or `loss`; None for none.
-        path: of the folder; `checkpoints` in the run's folder by default, where alone `resume=` looks for them.
+        keep_every: keep every so many-th checkpoint for good; None for none.
+        best: also keep that of the best evaluated epoch by this figure, such as `accuracy` or `loss`; None for none.
+        path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks.
     """
 
     every_rank = True
@@ -49,9 +49,7 @@ class Checkpoint(Callback):
         self.every_iterations = None if every_iterations is None else integer("every_iterations", every_iterations, 1)
         self.keep_last = integer("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else integer("keep_every", keep_every, 1)
-        if best is not None and best not in DIRECTIONS:
-            raise ConfigError(f"best={best!r}: must be one of {', '.join(DIRECTIONS)}, or null")
-        self.best = best
+        self.best = None if best is None else one_of("best", best, DIRECTIONS)
         self._path = None if path is None else Path(path)
         self._made: Tree | None = None
         self._written = 0
@@ -59,10 +57,11 @@ class Checkpoint(Callback):
         self._best_step, self._best_score = -1, math.nan
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        if self._path is None and run is None:
-            raise ConfigError("Checkpoint needs a path where there is no run folder: Checkpoint(path='checkpoints')")
+        path = self._path or (None if run is None else run.checkpoints_path)
+        if path is None:
+            raise ConfigError("Checkpoint needs a path if there is no run folder: Checkpoint(path='checkpoints')")
         self._written, self._for_good, self._best_step, self._best_score = 0, [], -1, math.nan
-        self._store = Checkpoints(run.checkpoints_path if self._path is None and run is not None else self._path or "")
+        self._store = Checkpoints(path)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         self._made = made_by(trainer) if trainer.rank == 0 else None

@@ -1,8 +1,7 @@
-"""Ending a fit when going on is of no use, and keeping the best weights that it had: early stopping.
+"""Early stopping: end a fit that no longer improves, and restore its best weights.
 
-The weights of an epoch are judged by an evaluation on images kept out of training, which every worker knows alike. What
-is kept is each worker's own vector, at moments when all replicas are identical; a stage of a pipeline keeps its own
-part. The test images are never looked at: a figure chosen on them would no longer be one of unseen images.
+Epochs are judged by evaluations on validation images, whose result all workers know. Each worker keeps its own weights
+at moments when all replicas are identical; a stage of a pipeline keeps its part.
 
 See Prechelt, "Early stopping - but when?" (1998); the conditions are those of Deeplearning4j's
 EarlyStoppingConfiguration.
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.core.checks import flag, integer, number, one_of
+from cupynet.core.checks import counted, flag, integer, number, one_of
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import EpochRecord, Report, Stop, StopReason
@@ -27,8 +26,7 @@ from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 
-# What may be monitored, and which way it is better.
-DIRECTIONS = {
+DIRECTIONS = {  # of the figures that can be monitored
     "loss": "min",
     "accuracy": "max",
     "top_n_accuracy": "max",
@@ -41,16 +39,16 @@ CONDITIONS = ("patience", "best_score", "max_epochs", "max_time_s", "max_score",
 
 @dataclass(frozen=True)
 class EarlyStoppingResult:
-    """What early stopping came to in one fit.
+    """The result of early stopping in one fit.
 
     Attributes:
         reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
-            `invalid_score`); `epochs` where none did and all epochs are complete; `stopped` where somebody else asked;
-            `diverged` where a loss or a weight was not finite.
+            `invalid_score`); `epochs` if all epochs are complete; `stopped` by `stop` or a signal; `diverged` if a loss
+            or a weight was not finite.
         details: the same in words.
-        monitor: the figure that was watched.
-        scores: its value by epoch, counted from 1 over the whole training; only of epochs that were evaluated.
-        best_epoch, best_score: of the best weights; None where no epoch had a finite score.
+        monitor: the monitored figure.
+        scores: its value by evaluated epoch, counted from 1 over the whole training.
+        best_epoch, best_score: of the best weights; None if no epoch had a finite score.
         epochs: complete epochs of this fit.
         restored: whether the model holds the best weights now.
     """
@@ -65,48 +63,44 @@ class EarlyStoppingResult:
     restored: bool
 
     def __str__(self) -> str:
-        best = "no epoch was evaluated" if not self.scores else "no epoch has a finite score"
-        if self.best_epoch is not None:
-            best = f"best {self.monitor} {self.best_score:.4g} after epoch {self.best_epoch}"
-            best += ", restored" if self.restored else ", not restored"
-        return f"{self.details}; {best}"
+        if self.best_epoch is None:
+            return f"{self.details}; no epoch has a finite score"
+        restored = "restored" if self.restored else "not restored"
+        return f"{self.details}; best {self.monitor} {self.best_score:.4g} after epoch {self.best_epoch}, {restored}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values for JSON; a score that is not finite is None there."""
+        """Return everything as plain values for JSON; a score that is not finite becomes None."""
         scores = {str(epoch): score if math.isfinite(score) else None for epoch, score in self.scores.items()}
         return {**asdict(self), "scores": scores}
 
 
 class EarlyStopping(Callback):
-    """Ends a fit by conditions on a figure of its evaluations, on time or on its loss; then restores the best weights.
+    """Ends a fit by conditions on an evaluated figure, the time or the loss; then restores the best weights.
 
-    Any condition that is met ends the fit, on all workers after the same round. Rank 0 decides, except about the loss,
-    which is not rank 0's alone. Each `fit` is judged by itself, unless `restore` was called before it.
-
-    A loss or a weight that is not finite ends a fit with DivergedError, whatever is asked for here; the model is given
-    the best weights then too, if `restore_best`. What is given back are weights alone: the optimizer's state (momentum)
-    stays that of the last ones, and a fit that follows begins with it.
+    Any condition that is met ends the fit, on all workers after the same round. Each `fit` is judged by itself, unless
+    `restore` was called before it. After a DivergedError the model is given the best weights too. The optimizer's state
+    is not restored.
 
     Args:
         monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images.
         direction: `min` or `max`, what is better; `auto`: min for the loss, max for the others.
-        patience: end after so many evaluations in a row without improvement; None for never.
-        min_improvement: an improvement is more than this; equal to it is none.
-        best_score: end once the figure is as good as this; None for never.
-        max_epochs: end after so many complete epochs of the fit, evaluated or not; None for no limit.
-        max_time_s: end after so many seconds of the fit, evaluations included, also amid an epoch; None for no limit.
-        max_score: end when the training loss is above this: at a report, the mean over all replicas between the last
-            two averages, or where it is not computed that of any one replica; None for no limit.
-        invalid_score: end when the figure is NaN or infinite. Such a figure is never the best, in either case.
+        patience: end after this many evaluations in a row without improvement; None for never.
+        min_improvement: an improvement must be larger than this.
+        best_score: end once the figure is this good; None for never.
+        max_epochs: end after this many complete epochs of the fit; None for no limit.
+        max_time_s: end after this many seconds of the fit, evaluations included; None for no limit.
+        max_score: end if the training loss of a report is above this: the score of the last average, or of any one
+            replica if there is none; None for no limit.
+        invalid_score: end if the figure is NaN or infinite. Such a figure is never the best.
         restore_best: give the model the best weights at the end of the fit.
-        restore_when_stopped: do so too where somebody else stopped the fit, by `stop` or a signal. Not by default: what
-            was broken off can be continued only with the weights that it had.
+        restore_when_stopped: also after `stop` or a signal. Not by default: an interrupted fit can be continued only
+            with the weights that it had.
 
     Attributes:
         result: of the last fit; None before its end, and after an error other than DivergedError.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     every_rank = True
@@ -142,11 +136,11 @@ class EarlyStopping(Callback):
         self.restore_best = flag("restore_best", restore_best)
         self.restore_when_stopped = flag("restore_when_stopped", restore_when_stopped)
         self.result: EarlyStoppingResult | None = None
-        self._continues = False  # whether the next fit goes on from a restored state
+        self._continues = False  # the next fit continues a restored one
         self._forget(0)
 
     def _forget(self, epoch: int) -> None:
-        """Nothing is known of the fit that begins after `epoch` complete epochs."""
+        """Begin a fit after `epoch` complete epochs."""
         self.result = None
         self._first = epoch  # complete epochs before this fit
         self._epochs = 0  # of this fit
@@ -155,7 +149,7 @@ class EarlyStopping(Callback):
         self._best = self._reference = math.nan  # the best score, and the last one that was an improvement
         self._waited = 0  # evaluations since then
         self._weights: dict[str, NDArray[Any]] = {}  # of the best epoch, on the host, by name
-        self._whole: dict[str, NDArray[Any]] = {}  # those of the user's model, where these are only a stage's
+        self._whole: dict[str, NDArray[Any]] = {}  # those of the user's model, in a pipeline
         self._met = ""  # the condition that was met, and how
         self._elapsed_s, self._began = 0.0, time.monotonic()  # before this process, and since
 
@@ -170,11 +164,9 @@ class EarlyStopping(Callback):
             self._forget(trainer.epoch)
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
-        if self.max_time_s is not None and trainer.rank == 0:
-            self._check_time(trainer)
+        self._check_time(trainer)
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
-        # NaN: another worker has the losses, or there were none; a loss that is NaN ends the fit before any report
         loss = report.loss if math.isnan(report.score_after_averaging) else report.score_after_averaging
         if self.max_score is not None and loss > self.max_score:
             self._end(trainer, "max_score", f"the training loss is {loss:.4g}, above {self.max_score:g}", anybody=True)
@@ -184,12 +176,11 @@ class EarlyStopping(Callback):
         if record.evaluation is not None:
             self._judge(trainer, record.epoch, record.evaluation)
         if self.max_epochs is not None and self._epochs >= self.max_epochs:
-            self._end(trainer, "max_epochs", f"{self._epochs} epoch{'s are' if self._epochs > 1 else ' is'} complete")
+            self._end(trainer, "max_epochs", f"complete epochs: {self._epochs}")
         self._check_time(trainer)
 
     def after_finish(self, trainer: TrainerView) -> None:
-        stop = trainer.stopped
-        reason, details = self._reason(stop)
+        reason, details = self._reason(trainer.stopped)
         self._conclude(trainer, reason, details, restore=reason != "stopped" or self.restore_when_stopped)
 
     def on_diverged(self, trainer: TrainerView, text: str) -> None:
@@ -198,7 +189,7 @@ class EarlyStopping(Callback):
         self._conclude(trainer, "diverged", text, restore=True)
 
     def _conclude(self, trainer: TrainerView, reason: str, details: str, *, restore: bool) -> None:
-        """Give the best weights back, if there are any, and say what it all came to."""
+        """Restore the best weights, if there are any, and log the result."""
         restored = restore and bool(self._weights)
         if restored:
             trainer.model.load_weights(self._weights)
@@ -218,7 +209,7 @@ class EarlyStopping(Callback):
     # conditions -----------------------------------------------------------------------------------------------------
 
     def _judge(self, trainer: TrainerView, epoch: int, evaluation: Evaluation) -> None:
-        """Whether the weights of this epoch are the best so far, and whether to go on."""
+        """Compare an epoch with those before it."""
         score = self._scores[epoch] = float(getattr(evaluation, self.monitor))
         if not math.isfinite(score):
             self._waited += 1
@@ -235,11 +226,9 @@ class EarlyStopping(Callback):
             if self.best_score is not None and self._gain(score, self.best_score) >= 0:
                 self._end(trainer, "best_score", f"the {self.monitor} is {score:.4g} after epoch {epoch}")
         if self.patience is not None and self._waited >= self.patience:
-            times = f"{self._waited} evaluation{'s' * (self._waited > 1)}"
-            self._end(trainer, "patience", f"no better {self.monitor} in {times}")
+            self._end(trainer, "patience", f"no better {self.monitor} in {counted(self._waited, 'evaluation')}")
 
     def _gain(self, score: float, other: float) -> float:
-        """How much better one score is than another."""
         return score - other if self.direction == "max" else other - score
 
     def _keep(self, trainer: TrainerView) -> None:
@@ -257,13 +246,13 @@ class EarlyStopping(Callback):
         return self._elapsed_s + time.monotonic() - self._began
 
     def _end(self, trainer: TrainerView, condition: str, how: str, *, anybody: bool = False) -> None:
-        """A condition is met: rank 0, or with `anybody` whoever sees it, asks all workers to stop."""
+        """Ask all workers to stop, from rank 0; with `anybody` from any rank."""
         self._met = self._met or f"{condition}: {how}"
         if trainer.rank == 0 or anybody:
             trainer.stop(self._met, StopReason.EARLY)
 
     def _reason(self, stop: Stop | None) -> tuple[str, str]:
-        """Why the fit has ended, as a name and in words: the same on every worker but for a time that is over."""
+        """Return why the fit has ended, as a name and in words."""
         if stop is None and not self._met:
             return "epochs", f"all epochs are complete ({self._epochs})"
         text = self._met if stop is None else stop.text

@@ -30,12 +30,9 @@ class History(Callback):
         self._file: TextIO | None = None
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        path = self._given
-        if path is None and run is not None:
-            path = run.history_path
+        self.path = path = self._given or (None if run is None else run.history_path)
         if path is None:
             raise ConfigError("History needs a path where there is no run folder: History('history.jsonl')")
-        self.path = path
         try:
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -56,7 +53,7 @@ class History(Callback):
         return {"bytes": 0 if self._file is None else os.fstat(self._file.fileno()).st_size}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Rows that were written after the state was taken are cut off: they are going to be written again."""
+        """Truncate rows written after the state was taken: they will be written again."""
         if self._file is not None:
             self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
             self._file.seek(0, os.SEEK_END)
@@ -72,13 +69,12 @@ class History(Callback):
 
 
 def report_row(report: Report) -> dict[str, Any]:
-    """A report as a row of a history: by name, what is no finite number is None."""
-    row: dict[str, Any] = _finite({"kind": "report", **asdict(report)})
-    return row
+    """Return a report as a row of a history; a number that is not finite becomes None."""
+    return _finite({"kind": "report", **asdict(report)})  # type: ignore[no-any-return]
 
 
 def epoch_row(record: EpochRecord) -> dict[str, Any]:
-    """The end of an epoch as a row of a history. `confusion`, rows the actual class, is there for few classes alone."""
+    """Return an epoch as a row of a history. `confusion`, whose rows are the actual class, only for few classes."""
     row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
     row |= {name: getattr(record, name) for name in ("loss", "losses", "learning_rate", "images_per_s")}
     row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
@@ -88,8 +84,7 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
         row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
         if record.evaluation.classes <= FEW_CLASSES:
             row["confusion"] = record.evaluation.confusion.tolist()
-    finite: dict[str, Any] = _finite(row)
-    return finite
+    return _finite(row)  # type: ignore[no-any-return]
 
 
 class Rows(Callback):
@@ -110,7 +105,6 @@ class Rows(Callback):
 
 
 def _finite(value: Any) -> Any:
-    """`value` for JSON: what is not a finite number is None there, in dictionaries and lists too."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,7 @@
-"""The memory pools of the GPUs while workers train: how much they hold, and what they keep is freed between epochs.
+"""The memory pools of the GPUs during training: how much they hold; what they keep is freed between epochs.
 
-Freeing memory of a device waits for all that it does, and a device that stands in a collective waits for another one.
-So each worker frees what its own device keeps, and not before all workers have met on the host, with nothing asked of a
-device that another would have to answer; and nobody goes on before all have done.
+Freeing memory waits for all work of a device, and a device in a collective waits for another one. So all workers meet
+on the host before and after, and each frees the memory of its own device.
 """
 
 from __future__ import annotations
@@ -17,21 +16,17 @@ from cupynet.training.trainer_view import TrainerView
 
 
 class Pools(Callback):
-    """Looks at the pools when training begins, at reports, after epochs and at the end, and trims them after epochs.
-
-    A pool is looked after by the first worker on its device.
+    """Measures the pools at the start, at reports, after epochs and at the end, and trims them after epochs.
 
     Args:
-        devices: of each worker, in rank order.
-        processes: whether workers are processes, each with pools of its own.
+        devices: of each worker, in rank order. The first worker on a device looks after its pool.
+        processes: True if workers are processes, each with pools of its own.
         device_above, pinned_above: what is kept; see `trim_pools`.
 
     Attributes:
-        found: after a fit, of each pool its `device`, the `rank` that looks after it, `held_bytes`, the most that it
-            held, `used_bytes`, the most that was seen in use, and `limit_bytes`, None without one. Arrays that came and
-            went between two looks are not among what was used; what is held is never less than was used. And
-            `pinned_blocks`, the most free blocks of pinned host memory that were seen kept: that pool, one for a whole
-            process, tells no more.
+        found: after a fit, for each pool its `device`, the `rank` that looks after it, `held_bytes` and `used_bytes`,
+            the most seen at these moments, and `limit_bytes`, None without one; and `pinned_blocks`, the most free
+            blocks of pinned host memory.
     """
 
     every_rank = True

@@ -1,7 +1,7 @@
-"""A loss or a gradient that is not finite: found in the round in which it arises, and what is done about it.
+"""Handling of losses and gradients that are not finite.
 
-It never moves a weight and is never averaged into other replicas. Each worker checks its own batch before anything of
-it is used: the loss, and the squared norm of the gradient.
+Each worker checks its own batch before anything of it is used: the loss, and the squared norm of the gradient. So a
+value that is not finite never moves a weight and is never averaged into other replicas.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ class NonFinite(Callback):
     """Decides what happens if a loss or a gradient is NaN or infinite. Without one among the callbacks: `stop`.
 
     - `stop` ends the fit with a DivergedError that names the worker, the batch, its samples and the layer.
-    - `skip` leaves that batch out, on that worker alone, as if it had had none, and logs a warning.
-
-    Skipping a batch does not repair weights that are not finite themselves: `skip` ends the fit then. It also ends the
-    fit after an epoch of which it left out more than half of the batches.
+    - `skip` leaves that batch out, on that worker alone, as if it had had none, and logs a warning. It ends the fit if
+      the weights themselves are not finite, and after an epoch of which it left out more than half of the batches.
 
     Args:
         action: `stop` or `skip`.
@@ -75,8 +73,7 @@ class NonFinite(Callback):
             self.left_out = len(self._of_all(trainer))
 
     def _of_all(self, trainer: TrainerView) -> Any:
-        """(M, 2) epoch and batch of what workers left out. Stages of a replica leave a batch out together, and others
-        may have taken over what is known of it: each counts once."""
+        """Return epoch and batch, (M, 2), of what all workers left out; what several stages left out counts once."""
         own = np.array(self._skipped, np.int64).reshape(-1)
         return np.unique(np.concatenate(trainer.world.all_gather_ragged(own)).reshape(-1, 2), axis=0)
 
@@ -111,7 +108,7 @@ class NonFinite(Callback):
             broken = bool(stages.gather_numbers(broken).any())
         if not broken or batch is None:
             return step
-        lost = not _weights_are_finite(trainer)
+        lost = not stages.gather_numbers(is_finite(*trainer.params.vectors)).all()
         if lost or self._count >= self.most_skipped:
             often = "" if lost else f"; {counted(self.most_skipped, 'batch')} of this worker left out before"
             raise DivergedError((text or "another stage of the replica is not finite") + often + WAYS_OUT)
@@ -131,11 +128,7 @@ class NonFinite(Callback):
         return DivergedError(text + WAYS_OUT + LEAVE_OUT)
 
     def end_epoch(self, trainer: TrainerView, train: Batches) -> None:
-        """After the last round of an epoch of these batches, before anything is made of it.
-
-        Raises:
-            DivergedError: on every worker alike, with `skip`, where more than half of them were left out.
-        """
+        """End the fit after an epoch of which `skip` left out more than half of the batches. DivergedError."""
         if self.action != "skip":
             return
         left_out = int((self._of_all(trainer)[:, 0] == trainer.epoch - 1).sum())
@@ -151,10 +144,9 @@ LEAVE_OUT = ", or leave such batches out: " + setting(
 
 
 def diagnose(rank: int, replica: Replica, batch: Batch) -> str:
-    """Say what is not finite, and where: the worker, the batch, its samples, the layer.
+    """Return what is not finite, and where: the worker, the batch, its samples, the layer.
 
-    The batch is passed forward once more, layer by layer and as in training: with its own statistics and dropout. The
-    buffers are as before the batch then.
+    The batch is passed forward once more, layer by layer, with its own statistics and dropout.
     """
     at = f"of worker {rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
@@ -162,12 +154,11 @@ def diagnose(rank: int, replica: Replica, batch: Batch) -> str:
             return f"the weights of layer '{name.partition('.')[0]}' {at} are not finite"
     layer, bad = _first_output(replica, batch) if replica.model is replica.whole else ("", np.zeros(0, np.int64))
     if layer:
-        return (
-            f"the loss {at} is not finite, for {_samples(batch.samples[bad])}, first in the output of layer '{layer}'"
-        )
+        samples = _samples(batch.samples[bad])
+        return f"the loss {at} is not finite, for {samples}, first in the output of layer '{layer}'"
     meeting = next((layer.path for layer in replica.model.network.walk() if layer.syncs_replicas), None)
     if meeting is not None and not replica.loss_is_finite:
-        return f"the loss {at} is not finite, but for what layer '{meeting}' has of other replicas' batches"
+        return f"the loss {at} is not finite, because of other replicas' batches, which layer '{meeting}' uses"
     for name, values in reversed(list(replica.params.views(replica.params.grad))):
         if not _finite(replica, values).all():
             layer = name.partition(".")[0]
@@ -176,7 +167,7 @@ def diagnose(rank: int, replica: Replica, batch: Batch) -> str:
 
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
-    """The first layer whose output is not finite, and for which samples of the batch; "" where all are finite."""
+    """Return the first layer whose output is not finite, and for which samples; "" if all are finite."""
     network, found = replica.model.network, []
     layers = list(network.children()) if isinstance(network, Sequential) else [("network", network)]
     for part in parts(len(batch), replica.accumulate):
@@ -192,9 +183,9 @@ def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
 
 
 def _first_of_part(replica: Replica, layers: Sequence[Layer], batch: Batch, part: slice) -> tuple[int, Any]:
-    """The number of the first layer whose output is not finite for a part of a batch, and for which of its samples.
+    """Return the number of the first layer whose output is not finite for a part of a batch, and for which samples.
 
-    The other replicas do not take part: a layer that meets them has this batch alone.
+    The other replicas do not take part: a layer that exchanges values with them has this batch alone.
     """
     model, x, samples = replica.model, batch.images[part], batch.samples[part]
     context = Context(train=True, epoch=batch.epoch, iteration=replica.updates, samples=samples, seed=model.seed)
@@ -216,8 +207,3 @@ def _samples(indices: Any) -> str:
     named = ", ".join(str(index) for index in indices[:NAMED])
     more = f" and {len(indices) - NAMED} more" if len(indices) > NAMED else ""
     return f"sample{'s' * (len(indices) > 1)} {named}{more}"
-
-
-def _weights_are_finite(trainer: TrainerView) -> bool:
-    """Whether the weights of all stages of this worker's replica are finite; all of them ask."""
-    return bool(trainer.groups.stages.gather_numbers(is_finite(*trainer.params.vectors)).all())

@@ -1,7 +1,6 @@
-"""The learning-rate range test (Smith 2017, "Cyclical learning rates"): the rate grows from one iteration to the next,
-and the loss says which rates are of use.
+"""The learning-rate range test (Smith 2017, "Cyclical learning rates"): the rate grows at each iteration.
 
-What is tested is what trains: the same workers, dtype, optimizer and averaging, on a new model that is thrown away.
+It uses the same workers, dtype, optimizer and averaging as training, on a copy of the model.
 """
 
 from __future__ import annotations
@@ -14,21 +13,20 @@ from typing import Any
 
 from cupynet.backend import create_backend
 from cupynet.core.checks import instance, integer, number
-from cupynet.core.errors import ConfigError, CupynetError, DivergedError
+from cupynet.core.errors import CupynetError, DivergedError
 from cupynet.data import Batches, as_loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer, Schedule
-from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import Report, StopReason
 from cupynet.training.parallel_wrapper import Examples, ParallelWrapper
 from cupynet.training.trainer_view import TrainerView
 
-SMOOTHING = 0.95  # of what was known is kept of each loss, over 200 iterations; less over fewer
+SMOOTHING = 0.95  # the decay of the exponential mean over 200 iterations; less over fewer
 EXPLODED = 4.0  # times the least smoothed loss: fastai's rule
-BELOW = 10.0  # the rate at the least loss over this is suggested: there the loss still falls
-FALLEN = 0.01  # of a loss is what it must fall to have fallen at all
-LEAST = 10  # iterations that say anything
+BELOW = 10.0  # suggest the rate at the least loss divided by this: there the loss still falls
+FALLEN = 0.01  # the least relative fall of the loss that counts
+LEAST = 10  # iterations of a test
 DONE, TOO_HIGH = "the learning-rate test is done", "the loss has exploded: the learning-rate test is done"
 
 
@@ -52,13 +50,13 @@ class Growing(Schedule):
 
 @dataclass
 class RateTest:
-    """What a range test has found.
+    """The result of a range test.
 
     Attributes:
-        rates: learning rates, in the order in which they were tried: growing.
-        losses: with each of them: the mean over all replicas of their batch's in that iteration, before its update.
-        asked: how many iterations there were to be.
-        ended: why it ended before, in words; "" where it did not.
+        rates: the learning rates, growing.
+        losses: the loss at each of them: the mean over all replicas in that iteration, before its update.
+        asked: planned iterations.
+        ended: why it ended early; "" if it did not.
     """
 
     rates: list[float] = field(default_factory=list)
@@ -68,7 +66,7 @@ class RateTest:
 
     @property
     def smoothed(self) -> list[float]:
-        """The losses' exponential means, corrected for their beginning."""
+        """The losses' exponential means, corrected for bias."""
         keep = SMOOTHING ** (200 / max(self.asked, LEAST))
         mean, found = 0.0, []
         for count, loss in enumerate(self.losses, 1):
@@ -78,13 +76,13 @@ class RateTest:
 
     @property
     def exploded(self) -> bool:
-        """Whether the last loss, smoothed, is far above the least."""
+        """True if the last smoothed loss is far above the least."""
         smoothed = self.smoothed
         return bool(smoothed) and not smoothed[-1] <= EXPLODED * min(smoothed)
 
     @property
     def least(self) -> int | None:
-        """Where the smoothed loss is least; None where nothing says so: it never fell, or too few were tried."""
+        """The place of the least smoothed loss; None if it never fell, or if too few rates were tried."""
         first, smoothed = self.asked // LEAST, self.smoothed  # the beginning is noise
         if len(smoothed) < max(LEAST, first + 2):
             return None
@@ -106,32 +104,21 @@ class RateTest:
 
     @property
     def suggestion(self) -> float | None:
-        """The rate to train with, or the peak of a schedule: a tenth of that where the loss is least (fastai's rule).
-
-        None where the loss says nothing.
-        """
+        """The rate to train with, or the peak of a schedule: a tenth of that at the least loss (fastai's rule)."""
         least = self.least
         return None if least is None else max(self.rates[least] / BELOW, self.rates[0])
 
 
 class _Watch(Callback):
-    """Collects the losses on every worker, which know the same, and ends the fit where they have said enough.
-
-    Args:
-        found: what rank 0 writes into.
-        rates: by iteration.
-    """
+    """Collects the mean losses on every worker, and ends the fit after the last rate, or if the loss explodes."""
 
     every_rank = True
 
     def __init__(self, found: RateTest, rates: Growing) -> None:
         self.found, self._rates = found, rates
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
-        """Nothing is known yet."""
-
     def on_report(self, trainer: TrainerView, report: Report) -> None:
-        known = math.isfinite(report.loss)  # neither without a batch, nor in the middle of a pipeline
+        known = math.isfinite(report.loss)  # not without a batch, nor in the middle of a pipeline
         table = trainer.world.gather_numbers(report.loss if known else 0.0, float(known))  # (W, 2)
         if not table[:, 1].sum():
             return
@@ -155,7 +142,7 @@ def find_rate(
     optimizer: Optimizer | None = None,
     **wrapper: Any,
 ) -> RateTest:
-    """Try growing learning rates on a copy of a model: which one to train with.
+    """Try growing learning rates on a copy of a model, to find one to train with.
 
         from cupynet.training import find_rate
 
@@ -163,21 +150,18 @@ def find_rate(
         ParallelWrapper(model, workers=2, optimizer=Adam(found.suggestion)).fit(data.train)
 
     Args:
-        model: stays as it is.
-        data: as `ParallelWrapper.fit` takes them; epochs follow each other until there have been enough iterations.
+        model: is not changed.
+        data: as for `ParallelWrapper.fit`.
         lowest, highest: the first and the last rate.
-        iterations: how many rates are tried, one in each.
+        iterations: the number of rates.
         batch_size: for `data` that are no `Loader`.
-        optimizer: whose rate is looked for: Nesterov(0.01, 0.9) by default. Its own rate, or schedule, is not used.
+        optimizer: Nesterov(0.01, 0.9) by default. Its own rate, or schedule, is not used.
         wrapper: other arguments of `ParallelWrapper`.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
     optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")
-    taken = next((name for name in ("report_every", "callbacks", "run") if name in wrapper), None)
-    if taken is not None:
-        raise ConfigError(f"{taken}: a learning-rate test has its own: leave it out")
     loader = as_loader(data, batch_size, classes=model.output.features, pixels=model.pixels)
 
     def make(optimizer: Optimizer, watch: Callback) -> ParallelWrapper:
@@ -194,7 +178,7 @@ def find_rate(
 def tested(
     loader: Batches, optimizer: Optimizer, rates: Growing, make: Callable[[Optimizer, Callback], ParallelWrapper]
 ) -> RateTest:
-    """A range test. make: a new wrapper with this optimizer and this callback, which reports after every iteration."""
+    """Run a range test. make: returns a wrapper with this optimizer and callback that reports after every iteration."""
     found = RateTest(asked=rates.iterations)
     optimizer = copy.copy(optimizer)
     optimizer.learning_rate = rates

@@ -1,4 +1,4 @@
-"""The mean of the weights along their way, as the result of training: Polyak averaging, exponential means, SWA."""
+"""The mean of the weights over time as the result of training: Polyak averaging, exponential means, SWA."""
 
 from __future__ import annotations
 
@@ -18,30 +18,27 @@ log = logging.getLogger(__name__)
 
 
 class WeightAverage(Callback):
-    """Follows the weights of each replica, and at the end of a fit gives all of them the mean of what was found.
+    """Averages the weights of each replica over time, and gives all replicas the mean at the end of a fit.
 
-    Buffers, such as the running statistics of batch normalisation, go the same way as the weights.
-    Nothing of the training itself changes: epochs are evaluated with the weights that are trained, and the result once
-    more with the mean, which is what is saved. With several workers each follows its own replica, and the result is
-    the mean of all. A further fit begins with it, and follows anew. The optimizer's state stays that of the last
-    weights. Where EarlyStopping is to give back the best weights too, whichever of the two stands last has the last
-    word.
+    Buffers, such as running statistics, are averaged too. Training does not change: epochs are evaluated with the
+    trained weights, and the result once more with the mean, which is saved. With several workers the result is the mean
+    of all replicas. A further fit begins with it, and averages anew; the optimizer's state stays that of the last
+    weights. If EarlyStopping restores the best weights too, the later of the two callbacks wins.
 
     Args:
-        decay: the fraction of the mean that is kept whenever weights are added to it, 0.999 say (an exponential mean;
-            Polyak & Juditsky 1992); None: all that was added counts alike (stochastic weight averaging, Izmailov et al.
-            2018).
-        by: what is counted, `iteration` or `epoch`.
+        decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential mean;
+            Polyak & Juditsky 1992); None: all count alike (stochastic weight averaging, Izmailov et al. 2018).
+        by: the unit of `every` and `after`, `iteration` or `epoch`.
         every: weights are added after each of so many.
         after: nothing is added before so many of the fit are complete.
-        when_stopped: the mean is the result also where a signal or somebody else stopped the fit. Not by default: what
-            was broken off can be continued only with the weights that it had.
+        when_stopped: the mean is the result also after `stop` or a signal. Not by default: an interrupted fit can be
+            continued only with the weights that it had.
 
     Attributes:
         added: how often weights were added in this fit.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     every_rank = True
@@ -62,41 +59,30 @@ class WeightAverage(Callback):
         self.when_stopped = flag("WeightAverage when_stopped", when_stopped)
         self.added = 0
         self._passed = 0  # iterations or epochs of this fit
-        self._means: list[Array] = []  # of the weights, and of the buffers where there are any
-        self._continues = False  # whether the next fit goes on from a restored state
+        self._means: list[Array] = []  # of the weights, and of the buffers if there are any
+        self._continues = False  # the next fit continues a restored one
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         self._params, self._backend = trainer.params, trainer.backend
         self._means = [trainer.backend.allocate(each.shape, each.dtype) for each in trainer.params.vectors]
         with trainer.backend.here():
             for mean in self._means:
-                mean[...] = 0  # what lies between weights stays zero
+                mean[...] = 0  # also between weights
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         if not self._continues:
             self.added = self._passed = 0
         self._continues = False
-        complete = self._passed + trainer.total_iterations - trainer.iteration
-        self._doubtful = self.by == "iteration" and self.added == 0 and complete < self.after + self.every
-        if self._doubtful and trainer.rank == 0:
-            self._warn("will be", complete)
-
-    def _warn(self, verb: str, complete: int) -> None:
-        log.warning(
-            "WeightAverage: nothing %s averaged: the fit has %d %ss, and after=%d, every=%d: lower these",
-            *(verb, complete, self.by, self.after, self.every),
-        )
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
         if self.by == "iteration":
-            self._pass()
+            self._count()
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         if self.by == "epoch":
-            self._pass()
+            self._count()
 
-    def _pass(self) -> None:
-        """An iteration or epoch is complete."""
+    def _count(self) -> None:
         self._passed += 1
         if self._passed > self.after and (self._passed - self.after) % self.every == 0:
             self._add()
@@ -116,8 +102,11 @@ class WeightAverage(Callback):
         if stopped and not self.when_stopped:
             return
         if not self.added:
-            if trainer.rank == 0 and not self._doubtful:
-                self._warn("was", self._passed)
+            if trainer.rank == 0:
+                log.warning(
+                    "WeightAverage: nothing was averaged in %d %ss: lower after=%d or every=%d",
+                    *(self._passed, self.by, self.after, self.every),
+                )
             return
         trainer.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.here():

@@ -422,8 +422,8 @@ def test_weights_chosen_on_one_worker_alone_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"evaluate_on": None}, "EarlyStopping chooses by evaluations, and nothing is evaluated: fit"),
-        ({"split": "test"}, "split=test: EarlyStopping never chooses by the test images: hold others out"),
+        ({"evaluate_on": None}, "EarlyStopping needs evaluations on images kept out"),
+        ({"split": "test"}, "EarlyStopping needs evaluations on images kept out"),
     ],
 )
 def test_a_fit_without_validation_is_refused_before_it_begins(workers, options, message):
@@ -444,7 +444,9 @@ def test_a_fit_without_validation_is_refused_before_it_begins(workers, options, 
 @pytest.mark.parametrize("frequency", ["end", PostLocal(1, "end")], ids=str)
 def test_replicas_that_are_evaluated_only_at_the_end_are_refused(frequency):
     given = {"evaluate_on": HELD_OUT, "split": "validation"}
-    refused = pytest.raises(ConfigError, match="averaging_frequency: replicas are evaluated only once")
+    refused = pytest.raises(
+        ConfigError, match="averaging_frequency: EarlyStopping needs an evaluation after each epoch"
+    )
     with ParallelWrapper(small_model(), 2, frequency, callbacks=[EarlyStopping()]) as wrapper, refused:
         wrapper.fit(TRAIN, 1, **given)
     with ParallelWrapper(small_model(), 1, frequency, callbacks=[EarlyStopping()]) as wrapper:

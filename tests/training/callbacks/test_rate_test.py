@@ -135,9 +135,8 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate(loader: Loader) -> None:
         ({"iterations": 9}, "iterations=9: must be an integer of at least 10"),
         ({"lowest": 1.0, "highest": 0.1}, "Growing highest=0.1"),
         ({"optimizer": Adam}, "optimizer is the class Adam"),
-        ({"report_every": 5}, "report_every: a learning-rate test has its own"),
     ],
-    ids=["iterations", "range", "optimizer", "report_every"],
+    ids=["iterations", "range", "optimizer"],
 )
 def test_what_cannot_be_tested_is_refused(loader: Loader, arguments: dict[str, object], wrong: str) -> None:
     with pytest.raises(ConfigError) as refused:
