@@ -1,16 +1,15 @@
-"""Checkpoints on disk: a folder for each, whole or not there, and proved to be whole before anything of it is used.
+"""Checkpoints on disk: a folder for each, which appears whole or not at all, and is verified before it is used.
 
     checkpoints/
         step-00001234/
             state.json              numbers, and where each worker's arrays are
-            weights.safetensors     arrays; what several workers have in common is there once
+            weights.safetensors     arrays; those that several workers have in common once
             state.safetensors
             manifest.json           size and SHA-256 of the others, and of itself
 
-A checkpoint is written into a folder with a temporary name; its files and the folder are flushed to the disk, the
-folder is renamed, and the folder above is flushed. One that is no longer wanted is renamed before it is removed. So
-whatever moment a machine dies at, every folder called `step-...` is whole; what was left half-done has another name and
-is removed by the next that comes. Which is the newest is read off the names: there is no pointer that could be wrong.
+A checkpoint is written into a folder with a temporary name; its files and the folder are flushed to disk, the folder is
+renamed, and its parent is flushed. Before it is removed it is renamed. So every folder called `step-...` is whole, even
+if the machine dies; leftovers have other names and are removed by the next save.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from cupynet.core.files import load_weights, save_weights, write_json, write_who
 from cupynet.core.signals import undisturbed
 
 FORMAT = 1
-STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", (".safetensors",)
-MOST_TEXT = 64 << 20  # bytes of a file of text: a longer one is not ours
+STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", ".safetensors"
+MOST_TEXT = 64 << 20  # bytes of a JSON file
 CHUNK = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that was read and found whole.
+    """A verified checkpoint.
 
     Attributes:
         path: its folder.
@@ -56,7 +55,7 @@ class Stored:
 
 
 class Checkpoints:
-    """The checkpoints in a folder, which is made when the first is written.
+    """The checkpoints in a folder, which is created with the first.
 
     Attributes:
         folder: where they are.
@@ -66,15 +65,15 @@ class Checkpoints:
         self.folder = Path(folder)
 
     def path(self, step: int) -> Path:
-        """The folder of the checkpoint after iteration `step`."""
+        """Return the folder of the checkpoint after iteration `step`."""
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Of which iterations there are checkpoints, in order."""
+        """Return the iterations of the checkpoints, in order."""
         return sorted(self._places())
 
     def _places(self) -> dict[int, Path]:
-        """Where each is: under its name, or where it was moved to by who was killed before the next had that name."""
+        """Return the folder of each: its name, or the old name if a save was killed between two renames."""
         places: dict[int, Path] = {}
         for entry in self.folder.iterdir() if self.folder.is_dir() else ():
             match = re.fullmatch(r"step-(\d{8,})(\.old-\d+)?", entry.name)
@@ -84,14 +83,14 @@ class Checkpoints:
 
     @undisturbed()
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Write the checkpoint of iteration `step`, in place of one that is there; its folder.
+        """Write the checkpoint of iteration `step`, replacing an existing one; return its folder.
 
         Args:
-            state: what JSON can hold.
+            state: for state.json.
             arrays: by file, without its ending, and name; on the host.
 
         Raises:
-            OutputError: it could not be written; those that were there before still are.
+            OutputError: it could not be written; earlier ones are unchanged.
         """
         path = self.path(step)
         part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
@@ -100,7 +99,7 @@ class Checkpoints:
             part.mkdir(parents=True)
             write_json(part / STATE, state)
             for name, tensors in arrays.items():
-                save_weights(part / f"{name}{ARRAYS[0]}", dict(tensors))
+                save_weights(part / f"{name}{ARRAYS}", dict(tensors))
             _write_manifest(part)
             _flush(part)
             old = path.with_name(f"{path.name}.old-{os.getpid()}")
@@ -110,9 +109,7 @@ class Checkpoints:
             _flush(self.folder)
             shutil.rmtree(old, ignore_errors=True)
         except (OSError, OutputError) as error:
-            cause = error.__cause__ if isinstance(error, OutputError) else error
-            why = getattr(cause, "strerror", None) or error
-            raise OutputError(f"{path}: the checkpoint cannot be written ({why})") from error
+            raise OutputError(f"{path}: the checkpoint cannot be written ({error})") from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return path
@@ -129,9 +126,9 @@ class Checkpoints:
             raise OutputError(f"{self.folder}: an old checkpoint cannot be removed ({error.strerror})") from error
 
     def newest(self, *, warn: bool = True) -> Stored | None:
-        """The newest that is whole; None where there is none at all.
+        """Return the newest checkpoint that is whole; None if there is none at all.
 
-        One that is damaged is told of in a warning, if it is to be, and the one before it is tried.
+        warn: log a warning for each damaged one.
 
         Raises:
             DataError: there are some, and none is whole.
@@ -149,7 +146,7 @@ class Checkpoints:
         return None
 
     def clean(self) -> None:
-        """Remove what a process that was killed left half-done; what it was about to replace is put back. OSError."""
+        """Remove leftovers of killed processes; restore a checkpoint that one was about to replace. OSError."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 match = re.fullmatch(r"(step-\d{8,})\.(tmp|old)-\d+", entry.name)
@@ -159,26 +156,23 @@ class Checkpoints:
                     shutil.rmtree(entry, ignore_errors=True)
 
     def _remove(self, path: Path) -> None:
-        """Under its own name it is whole as long as it is there."""
         old = path.with_name(f"{path.name}.old-{os.getpid()}")
         os.rename(path, old)
-        shutil.rmtree(old, ignore_errors=True)  # what is left, as NFS leaves files that are open, `clean` removes
+        shutil.rmtree(old, ignore_errors=True)  # `clean` removes what is left, such as open files on NFS
 
 
 def read(path: str | Path) -> Stored:
-    """A checkpoint, proved to be whole: all files have the size and the SHA-256 that they should, or nothing is used.
+    """Return a checkpoint after verifying the size and SHA-256 of its files.
 
     Raises:
-        DataError: it is not there, or not whole; names the file, what was expected and what was found.
+        DataError: it is missing or damaged; names the file, what was expected and what was found.
     """
     path = Path(path)
     try:
         names = _verified(path)
         state = _json(path / STATE)
     except OSError as error:
-        raise DataError(
-            f"{error.filename or path}: cannot be read as a checkpoint ({error.strerror or error})"
-        ) from error
+        raise DataError(f"{error.filename or path}: cannot be read as a checkpoint ({error.strerror})") from error
     if not isinstance(state, dict):
         raise DataError(f"{path / STATE}: is no checkpoint's, expected an object, found {type(state).__name__}")
     arrays = {Path(name).stem: load_weights(path / name) for name in sorted(names) if name.endswith(ARRAYS)}
@@ -199,13 +193,13 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _manifest(content: dict[str, Any]) -> bytes:
-    """The manifest's bytes, with a digest of its own: there is one way only to write a content down."""
+    """Return the bytes of a manifest, with a digest of its own."""
     own = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return (json.dumps({**content, "sha256": own}, indent=2) + "\n").encode()
 
 
 def _verified(folder: Path) -> list[str]:
-    """The names of a checkpoint's files but for the manifest, all as that says. DataError, OSError."""
+    """Return the names of the files that the manifest names, after comparing them with it. DataError, OSError."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise DataError(f"{folder}: is not a checkpoint: it is no folder")
     manifest = folder / MANIFEST
@@ -216,13 +210,9 @@ def _verified(folder: Path) -> list[str]:
         raise DataError(f"{manifest}: damaged, or of another version: expected format {FORMAT}, found {found!r:.80}")
     whole = _manifest({key: value for key, value in content.items() if key != "sha256"})
     if whole != manifest.read_bytes():
-        own, found = json.loads(whole)["sha256"], content.get("sha256")
-        what = (
-            f"SHA-256 {own}, found {found!r:.80}"
-            if own != found
-            else "it as it was written, found it written otherwise"
+        raise DataError(
+            f"{manifest}: damaged, expected a manifest whose SHA-256 fits, found {content.get('sha256')!r:.80}"
         )
-        raise DataError(f"{manifest}: damaged, expected {what}")
     names, there = content["files"], {entry.name for entry in folder.iterdir()} - {MANIFEST}
     for name in sorted(names.keys() ^ there):
         what = "is missing, expected it, found nothing" if name in names else "does not belong to this checkpoint"
@@ -240,25 +230,14 @@ def _verified(folder: Path) -> list[str]:
 
 
 def _json(path: Path) -> Any:
-    """What a file of JSON says. DataError, also where it names something twice; OSError."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r:.80} twice")
-        return found
-
     try:
-        return json.loads(path.read_bytes(), object_pairs_hook=once)
+        return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}: cannot be read as a checkpoint's, expected JSON, found otherwise ({error})"
-        ) from error
+        raise DataError(f"{path}: cannot be read as a checkpoint's, expected JSON, found {error}") from error
 
 
 def _check_size(path: Path, expected: int | None) -> None:
-    """A plain file of that size, and no link to one elsewhere. DataError, OSError."""
+    """Refuse a file that is a link, or has another size. DataError, OSError."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise DataError(f"{path}: must be a plain file")
@@ -277,10 +256,10 @@ def _digest(path: Path) -> str:
 
 
 def _flush(folder: Path) -> None:
-    """Make what was created, renamed or removed in a folder durable."""
+    """Flush changes of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some file systems know no such thing
+        with contextlib.suppress(OSError):  # some file systems do not support it
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

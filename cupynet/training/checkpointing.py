@@ -1,8 +1,8 @@
-"""The state of a training run: gathered from all workers and saved on rank 0; read, and handed back to them.
+"""Saving and restoring the state of a training run: gathered from all workers, and handed back to them.
 
 A checkpoint holds every worker's `Trainer.state()`: weights, the vectors of the optimizer and the synchronizer, the
-position, and the state of callbacks. What several workers hold alike is stored once. Saving causes no average. What is
-read is compared with the trainer before it is used: digests prove that a checkpoint is whole, not who wrote it.
+position, and the state of callbacks. Arrays that several workers have in common are stored once. Saving causes no
+average. A state is compared with the trainer before it is used: digests do not prove who wrote it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def save(store: Checkpoints, trainer: TrainerView, made: Tree | None = None) -> None:
-    """Write down where all workers are; each calls it, after the same round. OutputError, on rank 0.
+    """Save the state of all workers. Each calls it, after the same round. OutputError, on rank 0.
 
-    made: what `made_by` said, where that is known.
+    made: the result of `made_by`, if known.
     """
     found = gathered(trainer.world, trainer.state())
     if found is not None:
@@ -54,7 +54,7 @@ def save(store: Checkpoints, trainer: TrainerView, made: Tree | None = None) -> 
 
 
 def found(path: str | Path, *, warn: bool = True) -> Stored:
-    """The checkpoint at `path`, or of a folder of them the newest that is whole.
+    """Return the checkpoint at `path`, or the newest whole one in that folder.
 
     Raises:
         ConfigError: there is none.
@@ -70,7 +70,7 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
 
 
 def stages_of(stored: Stored) -> int:
-    """Into how many stages each replica was cut: the workers before one that has the same weights again. DataError."""
+    """Return the number of stages of each replica: the rank of the first worker with the same weights as rank 0."""
     workers, _ = _content(stored)
     names = [[name for name in each["arrays"] if name.startswith(WEIGHTS)] for each in workers]
     return next((rank for rank in range(1, len(names)) if names[rank] == names[0]), len(names))
@@ -80,20 +80,14 @@ def check_stages(stored: Stored, stages: int) -> None:
     """Refuse a checkpoint whose replicas were cut into other stages. ConfigError, DataError."""
     then = stages_of(stored)
     if then != stages:
-        raise ConfigError(
-            f"{stored.path}: its replicas were cut into {_stages(then)}, and here into {_stages(stages)}: cut them as "
-            f"then, {setting('parallel', 'pipeline.stages', then, python=f'Pipeline(stages={then})')}"
-        )
-
-
-def _stages(count: int) -> str:
-    return f"{count} stage{'s' * (count != 1)}"
+        remedy = setting("parallel", "pipeline.stages", then, python=f"Pipeline(stages={then})")
+        raise ConfigError(f"{stored.path}: its replicas were cut into {then} stages, not {stages}: use {remedy}")
 
 
 def resumed(trainer: Trainer, stored: Stored | None) -> None:
-    """Let this worker go on from the checkpoint that rank 0 has read; each calls it, the others with None.
+    """Restore a checkpoint that rank 0 has read. Each worker calls it, the others with None.
 
-    By as many workers as it is of it is taken over exactly; with others see resize.py. Rank 0 says so in the log.
+    It is restored exactly by as many workers as have written it; else see resize.py. Rank 0 logs which.
 
     Raises:
         ConfigError: it is of another network, optimizer or synchronizer, or its replicas had other stages.
@@ -110,18 +104,16 @@ def resumed(trainer: Trainer, stored: Stored | None) -> None:
     except CupynetError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # whole, with the right digests, and yet not as it was written here: the state of another version, or made up
-        what = f"lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}"  # verified, but of another version or forged
         place = "" if stored is None else f"{stored.path / STATE}: "
         raise DataError(f"{place}workers[{trainer.rank}]: is not the state of a training run ({what})") from error
 
 
 def dealt(trainer: Trainer, stored: Stored | None) -> tuple[Tree, bool]:
-    """This worker's state, from what rank 0 has read; and whether it is of another number of workers."""
+    """Return this worker's state, and True if the checkpoint is of another number of workers."""
     world = trainer.world
     if world.rank == 0:
-        if stored is None:
-            raise ValueError("rank 0 needs what was read")
+        assert stored is not None
         states, regroup = _for_workers(trainer, stored)
         for rank in range(1, world.size):
             send(world, states[rank], rank)
@@ -133,33 +125,27 @@ def dealt(trainer: Trainer, stored: Stored | None) -> tuple[Tree, bool]:
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
-    """The state of every worker, and whether they had to be made anew."""
+    """Return the state of every worker, and True if they were computed for another number of workers."""
     world, stages = trainer.world, trainer.groups.stages.size
     workers, arrays = _content(stored)
     states = [together(each["numbers"], {name: arrays[at] for name, at in each["arrays"].items()}) for each in workers]
     check_stages(stored, stages)
-    for state in states:  # one from before epochs had a training loss: that of this epoch is of what is left of it
+    for state in states:  # older checkpoints have no training loss of the epoch
         state.setdefault("losses", Losses().state())
-    then, now = stored.state.get("made_by"), made_by(trainer)
-    others = differences(then if isinstance(then, dict) else {}, now)
-    log.info("%s: %s", stored.path, others or "goes on exactly: same workers, backend, dtype, processor and BLAS")
+    then, now = stored.state.get("made_by", {}), made_by(trainer)
+    log.info("%s: %s", stored.path, differences(then, now) or "continues bit for bit")
     if len(states) == world.size:
         return states, False
     again, epoch = trained_again(states, world.size, stages), states[0]["trainer"]["epoch"] + 1
-    are = "batches of epoch %d are" if again > 1 else "batch of epoch %d is"
-    more = f"; {again} {are % epoch} trained on once more" if again else ""
     log.info(
-        "workers: %d go on from what %d left: all begin with the mean of their weights, by the samples that each had "
-        "seen since they last met%s",
-        world.size,
-        len(states),
-        more,
+        "%d workers continue from %d: all begin with the mean of the weights; batches of epoch %d trained on again: %d",
+        *(world.size, len(states), epoch, again),
     )
     return regrouped(states, world.size, stages, trainer.synchronizer), True
 
 
 def made_by(trainer: TrainerView) -> dict[str, Any]:
-    """What the bits of a training follow from, besides its settings: told in a checkpoint, compared by who goes on."""
+    """Return everything besides the settings that affects results bit for bit; saved, and compared on resume."""
     machine, backend = environment(), trainer.backend
     blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
     threads = sorted({each["num_threads"] for each in machine["blas"]})
@@ -177,7 +163,7 @@ def made_by(trainer: TrainerView) -> dict[str, Any]:
 
 
 def seen_by(model: Model) -> dict[str, Any]:
-    """What a model needs besides its weights to predict, as a checkpoint and a summary.json have it."""
+    """Return what a model needs besides its weights to predict, as in a checkpoint and a summary.json."""
     return {
         "image_shape": list(model.input.shape),
         "normalize": model.pixels.normalization(),
@@ -186,10 +172,7 @@ def seen_by(model: Model) -> dict[str, Any]:
 
 
 def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
-    """The weights and buffers that a checkpoint has come to: of replicas that differ the mean.
-
-    Each counts what it would in their next average, see resize.py. DataError.
-    """
+    """Return the weights and buffers of a checkpoint: the mean if replicas differ, see resize.py. DataError."""
     workers, arrays = _content(stored)
     try:
         states = [
@@ -212,22 +195,13 @@ def _same(one: Arrays, other: Arrays) -> bool:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What is other than it was, in a sentence; "" where the same bits come out."""
-    other = [f"{name} {now[name]}, then {then[name]}" for name in now if name in then and now[name] != then[name]]
-    unknown = [name for name in now if name not in then]
-    if unknown:
-        return f"goes on, maybe not bit for bit: it does not say with which {', '.join(unknown)} it was made"
-    if not other:
-        return ""
-    if then["dtype"] != now["dtype"]:
-        narrower = {"double": 2}.get(now["dtype"], 1) < {"double": 2}.get(then["dtype"], 1)
-        kept = "weights and optimizer state are rounded to 32 bits" if narrower else "weights are taken over exactly"
-        other.append(f"{kept}, what follows is computed otherwise")
-    return f"goes on to rounding, not bit for bit: {'; '.join(other)}"
+    """Return in a sentence what differs between two `made_by`; "" if the results are the same bit for bit."""
+    other = [f"{name} {now[name]}, then {then.get(name, 'unknown')}" for name in now if now[name] != then.get(name)]
+    return f"continues, but not bit for bit: {'; '.join(other)}" if other else ""
 
 
 def _content(stored: Stored) -> tuple[list[Tree], Arrays]:
-    """What `save` gave away; DataError."""
+    """Return workers and arrays as `save` stored them. DataError."""
     workers = stored.state.get("workers")
     arrays = {WEIGHTS + name: each for name, each in stored.arrays.get("weights", {}).items()}
     arrays |= stored.arrays.get("state", {})
@@ -236,15 +210,9 @@ def _content(stored: Stored) -> tuple[list[Tree], Arrays]:
         raise DataError(f"{stored.path}: is not a checkpoint of a training run: it names no workers")
     for rank, each in enumerate(workers):
         numbers, names = (each.get("numbers"), each.get("arrays")) if isinstance(each, dict) else (None, None)
-        if not isinstance(numbers, dict) or not isinstance(names, dict) or not all(map(_is_text, names.values())):
-            raise DataError(
-                f"{where}: workers[{rank}]: expected numbers, and of each array its name, found {each!r:.80}"
-            )
-        lacking = sorted(set(each["arrays"].values()) - arrays.keys())
+        if not isinstance(numbers, dict) or not isinstance(names, dict):
+            raise DataError(f"{where}: workers[{rank}]: expected numbers and names of arrays, found {each!r:.80}")
+        lacking = [name for name in names.values() if not isinstance(name, str) or name not in arrays]
         if lacking:
-            raise DataError(f"{stored.path}: lacks {', '.join(lacking)} of worker {rank}")
+            raise DataError(f"{stored.path}: lacks the arrays {lacking!r:.80} of worker {rank}")
     return workers, arrays
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)

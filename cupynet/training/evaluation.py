@@ -1,38 +1,39 @@
-"""How well a classifier does: the numbers of Deeplearning4j's Evaluation, in its words and by its rules.
+"""Evaluation of a classifier: the figures of Deeplearning4j's Evaluation.
 
-Macro averages weight every class alike, for two classes too (there Deeplearning4j reports the second class alone). A
-class whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that
-average; `stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as scikit-learn has it: 0/0 only for a class that is both,
-where Deeplearning4j leaves out either, and a network that always names one class looks good.
+Macro averages weight every class alike, also of two classes (Deeplearning4j reports the second class alone). A class
+whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that average;
+`stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn: 0/0 only for a class that is both, while
+Deeplearning4j leaves out either, so that a network that always predicts one class looks good.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cupynet.core.checks import counted, integer
+from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.terminal import printable
 
 # Larger losses count as infinite, so that the sum of 10^8 finite ones is still a finite float64.
 _HUGE = 1e300
-FEW_CLASSES = 25  # of which the whole confusion matrix is shown, and stands in the rows of epochs
-MOST_CONFUSIONS = 10  # that are told of more classes
-MOST_MISTAKES = 24  # that an evaluation remembers
+FEW_CLASSES = 25  # whose confusion matrix is printed, and kept in the history
+MOST_MISTAKES = 24
 _PARTS = 48  # floats of 53 bits that an exact sum of float64 can need: their exponents span 2,100 bits
 
 
 class Mistake(NamedTuple):
-    """A sample that was predicted wrong. The one before another in order is the more confident.
+    """A wrongly predicted sample; the most confident sorts first.
 
     Attributes:
-        doubt: minus the score of what was predicted.
-        sample: which of the data set. label, guess: what it is, and what was predicted.
+        doubt: minus the score of the predicted class.
+        sample: its number in the data set.
+        label, guess: the true and the predicted class.
     """
 
     doubt: float
@@ -41,30 +42,26 @@ class Mistake(NamedTuple):
     guess: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON; `confidence` is the score of what was predicted."""
+        """Return plain values for JSON; `confidence` is the score of the predicted class."""
         return {"sample": self.sample, "label": self.label, "guess": self.guess, "confidence": _json(-self.doubt)}
 
 
 class Evaluation:
-    """Counts of what was predicted for what was true, over any number of batches, workers and merges.
+    """Counts of predictions, over any number of batches, workers and merges.
 
     Counts are integers and the losses are summed without rounding, so every figure is the same however the samples
     were split, and `merge` gives the same bits in any order.
 
-    The predicted class is the one with the highest score, the lowest index among equals. The rank of the true class is
-    the number of strictly higher scores plus the number of equal scores at a smaller index; a sample is a top-N hit if
-    this rank is below N, and rank 0 is what being predicted means. A sample with a NaN among its scores predicts
-    nothing: it is wrong, it counts in the support and recall of its true class and in no column of the confusion
-    matrix, and `undecided` and `stats()` report it.
+    The predicted class has the highest score, the lowest index among equals. The rank of the true class is the number
+    of higher scores plus the number of equal scores at a smaller index; a sample is a top-N hit if its rank is below N.
+    A sample with a NaN among its scores is wrong: it counts in the support and recall of its true class and in
+    `undecided`, in no column of the confusion matrix.
 
-    `mistakes` are the samples predicted wrong with the highest scores, at most 24 of them, the highest first, and the
-    lower sample among equals; those that nobody numbered and the undecided are not among them.
-
-    Figures that are 0/0 are NaN. Not safe for several threads: give each worker its own and merge in rank order.
+    `mistakes` are the at most 24 wrongly predicted samples with the highest scores. Figures that are 0/0 are NaN.
     """
 
     def __init__(self, classes: int, top_n: int = 3) -> None:
-        """classes: how many there are; top_n: among how many of the best scores the true class must be for a hit."""
+        """classes: their number; top_n: a hit has its true class among this many highest scores."""
         self.classes = classes = integer("Evaluation classes", classes, 1)
         self.top_n = integer("Evaluation top_n", top_n, 1)
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), np.int64)  # rows = actual, columns = predicted
@@ -77,7 +74,7 @@ class Evaluation:
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
         """Count one batch: scores (N, classes), anything that grows with the probability; targets (N,); losses (N,).
 
-        samples: which of the data set these are, (N,); without them no mistakes are remembered.
+        samples: their numbers in the data set, (N,); without them no mistakes are kept.
         """
         score = np.asarray(scores, np.float64)  # (N, classes); exact from every narrower type
         target = np.asarray(targets)  # (N,)
@@ -121,26 +118,21 @@ class Evaluation:
         n = len(target) if target.ndim == 1 else -1
         if score.shape != (n, self.classes) or loss.shape != (n,):
             raise ConfigError(
-                f"Evaluation of {counted(self.classes, 'class')} needs scores (N, {self.classes}), targets (N,) and "
-                f"losses (N,), got {score.shape}, {target.shape} and {loss.shape}"
+                f"Evaluation needs scores (N, {self.classes}), targets (N,) and losses (N,), "
+                f"got {score.shape}, {target.shape} and {loss.shape}"
             )
-        if n and not np.issubdtype(target.dtype, np.integer):
+        if n and target.dtype.kind not in "iu":
             raise ConfigError(
-                f"Evaluation needs class indices as targets, got {target.dtype}: convert one-hot rows by argmax"
+                f"Evaluation needs class indices as targets, got {target.dtype}: use argmax of one-hot rows"
             )
-        if n and not (target.min() >= 0 and target.max() < self.classes):
-            wrong = int(target.min() if target.min() < 0 else target.max())
-            raise DataError(
-                f"Evaluation: label {wrong} is not one of the classes 0 to {self.classes - 1}: check the labels"
-            )
+        wrong = target[(target < 0) | (target >= self.classes)]
+        if len(wrong):
+            raise DataError(f"Evaluation: label {wrong[0]} is not one of the classes 0 to {self.classes - 1}")
 
     def merge(self, other: Evaluation) -> None:
         """Add the samples of `other`; exact, so the order of merges changes no bit."""
         if (other.classes, other.top_n) != (self.classes, self.top_n):
-            raise ConfigError(
-                f"cannot merge an Evaluation of {counted(other.classes, 'class')} (top {other.top_n}) "
-                f"into one of {self.classes} (top {self.top_n}): make both alike"
-            )
+            raise ConfigError("cannot merge evaluations of other classes or top_n")
         self.confusion += other.confusion
         self.undecided += other.undecided
         self.top_n_hits += other.top_n_hits
@@ -149,10 +141,7 @@ class Evaluation:
         self._loss_not_finite += other._loss_not_finite
 
     def pack(self) -> NDArray[np.float64]:
-        """All counts as one vector (V,), V following from the number of classes: what workers send each other.
-
-        Exact, as counts stay below 2**53.
-        """
+        """Return all counts as one vector (V,), which workers exchange. Exact: counts stay below 2**53."""
         parts = np.zeros(_PARTS)
         parts[: len(self._loss_sum)] = self._loss_sum
         mistakes = np.full((MOST_MISTAKES, len(Mistake._fields)), -1.0)
@@ -163,7 +152,7 @@ class Evaluation:
 
     @classmethod
     def unpack(cls, vector: NDArray[np.float64], classes: int, top_n: int = 3) -> Evaluation:
-        """The evaluation that `pack` packed as `vector` (V,), of as many classes and the same `top_n`."""
+        """Return the evaluation whose `pack` is `vector` (V,)."""
         found = cls(classes, top_n)
         found.top_n_hits, found._loss_not_finite = int(vector[0]), float(vector[1])
         ends = np.cumsum([classes, classes**2, _PARTS])
@@ -177,32 +166,32 @@ class Evaluation:
 
     @property
     def samples(self) -> int:
-        """How many samples were counted, the undecided ones too."""
+        """The number of samples, including the undecided ones."""
         return int(self.confusion.sum() + self.undecided.sum())
 
     @property
     def accuracy(self) -> float:
-        """The fraction of all samples that was predicted right, 0..1."""
+        """The fraction of samples predicted right, 0..1."""
         return _ratio(int(self.confusion.trace()), self.samples)
 
     @property
     def top_n_accuracy(self) -> float:
-        """The fraction of all samples whose true class is among the `top_n` highest scores, 0..1."""
+        """The fraction of samples whose true class is among the `top_n` highest scores, 0..1."""
         return _ratio(self.top_n_hits, self.samples)
 
     @property
     def precision(self) -> float:
-        """Macro-averaged: the fraction right of what was predicted as a class; not over classes never predicted."""
+        """The macro average of tp / predicted, without classes never predicted."""
         return self._macro("precision")
 
     @property
     def recall(self) -> float:
-        """Macro-averaged: the fraction of a class's samples predicted as it; not over classes without samples."""
+        """The macro average of tp / support, without classes that have no samples."""
         return self._macro("recall")
 
     @property
     def f1(self) -> float:
-        """Macro-averaged 2 tp / (2 tp + fp + fn); not over classes that have neither samples nor predictions."""
+        """The macro average of 2 tp / (2 tp + fp + fn), without classes that have neither samples nor predictions."""
         return self._macro("f1")
 
     @property
@@ -215,7 +204,7 @@ class Evaluation:
         return _ratio(math.fsum(defined), len(defined))
 
     def per_class(self) -> list[dict[str, Any]]:
-        """One row per class: class, precision, recall, f1 (NaN where 0/0), and samples as support and predicted."""
+        """Return a row per class: class, precision, recall, f1 (NaN if 0/0), support and predicted samples."""
         hits = self.confusion.diagonal().tolist()
         supports = (self.confusion.sum(axis=1) + self.undecided).tolist()
         predictions = self.confusion.sum(axis=0).tolist()
@@ -227,7 +216,7 @@ class Evaluation:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values for JSON; what is not a finite number is None there."""
+        """Return plain values for JSON; a number that is not finite becomes None."""
         figures = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")
         return {
             "samples": self.samples,
@@ -241,106 +230,55 @@ class Evaluation:
         }
 
     def stats(self, names: Sequence[str] = ()) -> str:
-        """The report to print: the figures, what to beware of, a line per class and the confusion matrix.
+        """Return the report to print: the figures, a line per class, and the confusion matrix of at most 25 classes.
 
-        Of more than 25 classes the most frequent confusions stand in place of the matrix.
-
-        names: of the classes, which stand beside their numbers then.
+        names: of the classes, printed beside their numbers.
         """
-        rows = self.per_class()
-        return "\n\n".join(
-            "\n".join(part)
-            for part in (self._summary(rows), _warnings(rows, self), _class_table(rows, names), self._matrix(names))
-            if part
-        )
+        named = [f"  {printable(name)}" for name in names] + [""] * (self.classes - len(names))
+        parts = [self._summary(), self._class_table(named)]
+        if self.classes <= FEW_CLASSES:
+            parts.append(self._matrix(named))
+        return "\n\n".join("\n".join(part) for part in parts)
 
-    def _summary(self, rows: list[dict[str, Any]]) -> list[str]:
-        def line(label: str, value: float, figure: str = "") -> str:
-            out = sum(math.isnan(row[figure]) for row in rows) if figure else 0
-            note = f"   ({counted(out, 'class')} excluded from average)" if out else ""
-            return f" {label + ':':<17}{value:.4f}{note}"
-
-        top_n = [line(f"Top {self.top_n} Accuracy", self.top_n_accuracy)] if 1 < self.top_n < self.classes else []
-        return [
-            _title("Evaluation Metrics"),
+    def _summary(self) -> list[str]:
+        figures = {"Accuracy": self.accuracy}
+        if 1 < self.top_n < self.classes:
+            figures[f"Top {self.top_n} Accuracy"] = self.top_n_accuracy
+        figures |= {"Precision": self.precision, "Recall": self.recall, "F1 Score": self.f1}
+        lines = [
+            f"{'Evaluation Metrics':=^66}",
             f" {'# of classes:':<17}{self.classes}",
             f" {'# of samples:':<17}{self.samples}",
             f" {'Loss:':<17}{self.loss:.6g}",
-            line("Accuracy", self.accuracy),
-            *top_n,
-            line("Precision", self.precision, "precision"),
-            line("Recall", self.recall, "recall"),
-            line("F1 Score", self.f1, "f1"),
-            f"Precision, recall & F1: macro-averaged (equally weighted avg. of {counted(self.classes, 'class')})",
+            *(f" {label + ':':<17}{value:.4f}" for label, value in figures.items()),
+            "Precision, recall & F1: macro-averaged (all classes count alike)",
         ]
+        for figure in ("precision", "recall", "f1"):
+            undefined = [row["class"] for row in self.per_class() if math.isnan(row[figure])]
+            if undefined:
+                lines.append(f"Warning: the average {figure} excludes classes where it is 0/0: {undefined}")
+        if self.undecided.any():
+            lines.append(
+                f"Warning: {self.undecided.sum()} of {self.samples} samples have NaN scores and count as wrong"
+            )
+        return lines
 
-    def _matrix(self, names: Sequence[str]) -> list[str]:
-        if self.classes > FEW_CLASSES:
-            return self._confusions(names)
+    def _class_table(self, named: list[str]) -> list[str]:
+        lines = [f"{'class':>6}{'precision':>11}{'recall':>9}{'F1':>9}{'support':>9}"]
+        for row, name in zip(self.per_class(), named, strict=True):
+            precision, recall, f1 = (
+                "-" if math.isnan(row[f]) else f"{row[f]:.4f}" for f in ("precision", "recall", "f1")
+            )
+            lines.append(f"{row['class']:>6}{precision:>11}{recall:>9}{f1:>9}{row['support']:>9}{name}")
+        return lines
+
+    def _matrix(self, named: list[str]) -> list[str]:
         width = max(len(str(self.confusion.max())), len(str(self.classes - 1))) + 1
         head = "".join(f"{index:>{width}}" for index in range(self.classes))
-        lines = [
-            "".join(f"{n:>{width}}" for n in row) + f" | {i}{_named(names, i)}"
-            for i, row in enumerate(self.confusion.tolist())
-        ]
+        rows = enumerate(zip(self.confusion.tolist(), named, strict=True))
+        lines = ["".join(f"{n:>{width}}" for n in row) + f" | {i}{name}" for i, (row, name) in rows]
         how_to_read = "Rows are the actual class, columns the predicted class"
-        return [_title("Confusion Matrix"), head, "-" * len(head), *lines, how_to_read]
-
-    def _confusions(self, names: Sequence[str]) -> list[str]:
-        """What is taken for what most often, the first by number among equals."""
-        wrong = self.confusion.copy()
-        np.fill_diagonal(wrong, 0)
-        most = np.argsort(-wrong, axis=None, kind="stable")[:MOST_CONFUSIONS].tolist()
-        found = [(int(wrong.flat[place]), *divmod(place, self.classes)) for place in most if wrong.flat[place]]
-        width = max((len(str(count)) for count, *_ in found), default=0) + 1
-        lines = [f"{count:>{width}} of {i}{_named(names, i)}, seen as {j}{_named(names, j)}" for count, i, j in found]
-        left_out = f"The matrix of {self.classes} classes is left out: to_dict() and evaluate --json have it"
-        return [_title("Most Frequent Confusions"), *(lines or [" none"]), left_out]
-
-
-def _title(text: str) -> str:
-    return f"{text:=^66}"
-
-
-def _warnings(rows: list[dict[str, Any]], evaluation: Evaluation) -> list[str]:
-    """What a reader of the averages must know: classes they leave out, and samples whose scores were NaN."""
-    lines: list[str] = []
-    causes: tuple[tuple[str, str, Callable[[dict[str, Any]], bool]], ...] = (
-        ("never predicted by the model", "precision", lambda row: not row["predicted"]),
-        ("absent from the labels", "recall", lambda row: not row["support"]),
-        ("neither predicted nor in the labels", "F1", lambda row: not (row["predicted"] or row["support"])),
-    )
-    for cause, average, holds in causes:
-        found = [row["class"] for row in rows if holds(row)]
-        if found:
-            verb = "was" if len(found) == 1 else "were"
-            names = ", ".join(map(str, found))
-            lines.append(
-                f"Warning: {counted(len(found), 'class')} {verb} {cause}, excluded from average {average}: {names}"
-            )
-    undecided = int(evaluation.undecided.sum())
-    if undecided:
-        lines.append(
-            f"Warning: {undecided} of {evaluation.samples} samples had NaN among their scores and count as wrong"
-        )
-    return lines
-
-
-def _named(names: Sequence[str], number: int) -> str:
-    """The name of a class behind its number, as it can be printed; nothing where it has none."""
-    if number >= len(names):
-        return ""
-    return "  " + "".join(each if each.isprintable() else "?" for each in names[number])
-
-
-def _class_table(rows: list[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    lines = [f"{'class':>6}{'precision':>11}{'recall':>9}{'F1':>9}{'support':>9}"]
-    for row in rows:
-        precision, recall, f1 = ("-" if math.isnan(row[f]) else f"{row[f]:.4f}" for f in ("precision", "recall", "f1"))
-        lines.append(
-            f"{row['class']:>6}{precision:>11}{recall:>9}{f1:>9}{row['support']:>9}{_named(names, row['class'])}"
-        )
-    return lines
+        return [f"{'Confusion Matrix':=^66}", head, "-" * len(head), *lines, how_to_read]
 
 
 def _ratio(part: float, whole: int) -> float:

@@ -41,7 +41,7 @@ class Fit:
         one_of("split", self.split, ("test", "validation"))
 
     def check_choosers(self, choosers: Sequence[Callback | Schedule], synchronizer: Synchronizer, workers: int) -> None:
-        """Refuse a fit without evaluations on validation images if a callback or the schedule needs them. ConfigError."""
+        """Refuse a fit without the evaluations that a callback or the schedule needs. ConfigError."""
         for chooser in choosers:
             if not chooser.needs_validation:
                 continue

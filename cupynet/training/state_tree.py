@@ -1,4 +1,4 @@
-"""Workers' states on their way: taken apart into numbers and arrays, gathered on rank 0, sent to others, put together.
+"""States of workers as trees: split into numbers and arrays, gathered on rank 0, sent to others, joined again.
 
 A state is what `Trainer.state` returns: numbers and arrays on the host, by name, in dictionaries.
 """
@@ -16,25 +16,24 @@ from cupynet.core.errors import DataError
 from cupynet.parallel import Communicator
 
 Tree: TypeAlias = "dict[str, Any]"  # numbers and arrays by name, in dictionaries
-Arrays: TypeAlias = "dict[str, Any]"  # by the names that lead there, with / between them
+Arrays: TypeAlias = "dict[str, Any]"  # by path, with / between names
 
-
-MOST_COUNTED = 2**53  # of anything: beyond it a number is none that training has come to
+MOST_COUNTED = 2**53  # no count or time of a training exceeds it
 
 
 def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
-    """Every worker's state, on rank 0; None on the others.
+    """Return every worker's state, on rank 0; None on the others.
 
     Returns:
-        of each worker its numbers, and under which name each of its arrays is found among
-        the arrays: those that all who have one of that name hold alike once, the others as `name@rank`.
+        of each worker its numbers, and the name of each of its arrays among the arrays. An array that is equal on all
+        workers that have it is there once, else as `name@rank`.
     """
     traffic, sent = world.traffic, world.traffic.bytes_sent
     numbers, arrays = apart(state)
     digests = {name: _fingerprint(array) for name, array in arrays.items()}
     text = json.dumps({"numbers": numbers, "arrays": digests}).encode()
     told = [json.loads(each.tobytes()) for each in world.all_gather_ragged(np.frombuffer(text, np.uint8))]
-    kinds: dict[str, dict[str, int]] = {}  # of each name the different arrays, and the lowest rank that has each
+    kinds: dict[str, dict[str, int]] = {}  # name -> the different arrays, and the lowest rank that has each
     for rank, each in enumerate(told):
         for name, digest in each["arrays"].items():
             kinds.setdefault(name, {}).setdefault(json.dumps(digest), rank)
@@ -52,14 +51,12 @@ def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | No
     traffic.bytes_sent = sent  # that figure is of what training sends
     if world.rank != 0:
         return None
-    places = [
-        {
+    for each in told:
+        each["arrays"] = {
             name: _stored_as(name, kinds[name][json.dumps(digest)], kinds[name])
             for name, digest in each["arrays"].items()
         }
-        for each in told
-    ]
-    return [{"numbers": each["numbers"], "arrays": names} for each, names in zip(told, places, strict=True)], arrays
+    return told, arrays
 
 
 def _stored_as(name: str, rank: int, owners: Mapping[str, int]) -> str:
@@ -89,7 +86,7 @@ def received(world: Communicator) -> Tree:
 
 
 def check_like(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuse counters and times that are none, and arrays of other shapes. TypeError, KeyError, ValueError."""
+    """Refuse invalid counts and times, and arrays of other shapes. TypeError, KeyError, ValueError."""
     for name in own:
         if not isinstance(state[name], dict):
             raise TypeError(f"{name}: expected names and values, found {state[name]!r:.80}")
@@ -122,7 +119,7 @@ def _fingerprint(array: Any) -> list[Any]:
 
 
 def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
-    """The numbers of a tree, its shape kept; and its arrays."""
+    """Return the numbers of a tree, with its structure, and its arrays."""
     numbers: Tree = {}
     arrays: Arrays = {}
     for name, value in tree.items():
@@ -138,7 +135,7 @@ def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
 
 
 def together(numbers: Tree, arrays: Arrays) -> Tree:
-    """The tree that was taken apart; `numbers` is it afterwards."""
+    """Put the arrays back into `numbers`, and return it."""
     for path, array in arrays.items():
         *above, name = (part.replace("%2F", "/").replace("%25", "%") for part in path.split("/"))
         node: Any = numbers

@@ -160,8 +160,8 @@ def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path
 def test_other_workers_and_another_dtype_go_on(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     stdout, stderr = run(tmp_path, "resume=outputs/day/run", "workers=3", "dtype=double", "backend=numpy", FAULTY[0])
-    assert stderr == "" and "workers: 3 go on from what 2 left: all begin with the mean of their weights" in stdout
-    assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float;" in stdout
+    assert stderr == "" and "3 workers continue from 2: all begin with the mean of the weights" in stdout
+    assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float" in stdout
     summary = json.loads((tmp_path / "outputs/day/run/summary.json").read_text())
     assert (summary["workers"], summary["dtype"], summary["epochs"]) == (3, "double", 3)
 
@@ -226,7 +226,7 @@ def test_stages_that_were_left_open_are_as_many_as_then(tmp_path):
         more = ["callbacks.checkpoint.every_iterations=3", f"epochs={workers + 1}"]
         stdout, _ = run(tmp_path, "resume=run", FAULTY[0], f"workers={workers}", *more)
         begun = json.loads((tmp_path / "run/started.json").read_text())
-        assert (begun["workers"], begun["stages"]) == (workers, stages) and "goes on exactly" not in stdout
+        assert (begun["workers"], begun["stages"]) == (workers, stages) and "continues bit for bit" not in stdout
 
 
 def test_the_only_checkpoint_is_found_where_it_was_moved_to(stopped, tmp_path):

@@ -444,7 +444,7 @@ def test_a_state_that_nobody_wrote(keys: str, value: Any, said: str, good: Path,
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"workers": [], "workers": [1]}', "names 'workers' twice"),
+        ('{"workers": [], "workers": [1]}', "workers.0.: expected numbers"),
         ("[" * 100_000, "cannot be read as a checkpoint"),
         ('{"workers": ' + "9" * 5000 + "}", "cannot be read as a checkpoint"),
         ("[]", "expected an object, found list"),

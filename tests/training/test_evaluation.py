@@ -111,7 +111,7 @@ def test_nan_scores_are_wrong_and_reported() -> None:
     assert evaluation.accuracy == 0.25 and evaluation.top_n_accuracy == 0.25
     assert evaluation.per_class()[0]["recall"] == 1 / 3
     assert math.isnan(evaluation.loss)
-    assert "Warning: 3 of 4 samples had NaN among their scores and count as wrong" in evaluation.stats()
+    assert "Warning: 3 of 4 samples have NaN scores and count as wrong" in evaluation.stats()
     assert evaluation.to_dict()["undecided"] == 3
     assert "NaN" not in small().stats()
 
@@ -141,7 +141,7 @@ def test_nothing_evaluated_is_not_a_number() -> None:
     for name in ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss"):
         assert math.isnan(getattr(evaluation, name)), name
         assert evaluation.to_dict()[name] is None
-    assert "3 classes were never predicted" in evaluation.stats()
+    assert "excludes classes where it is 0/0: [0, 1, 2]" in evaluation.stats()
 
 
 def test_stats_report() -> None:
@@ -156,7 +156,7 @@ def test_stats_report() -> None:
             " Precision:       0.6111",
             " Recall:          0.7222",
             " F1 Score:        0.6349",
-            "Precision, recall & F1: macro-averaged (equally weighted avg. of 3 classes)",
+            "Precision, recall & F1: macro-averaged (all classes count alike)",
             "",
             " class  precision   recall       F1  support",
             "     0     0.6667   0.5000   0.5714        4",
@@ -176,22 +176,15 @@ def test_stats_report() -> None:
 
 def test_stats_say_what_the_averages_leave_out() -> None:
     report = undefined().stats()
-    assert " Precision:       0.5556   (1 class excluded from average)" in report
-    assert " Recall:          0.5000   (1 class excluded from average)" in report
     assert " F1 Score:        0.3667\n" in report
-    assert "Warning: 1 class was never predicted by the model, excluded from average precision: 2" in report
-    assert "Warning: 1 class was absent from the labels, excluded from average recall: 3" in report
-    assert "average F1" not in report
+    assert "Warning: the average precision excludes classes where it is 0/0: [2]" in report
+    assert "Warning: the average recall excludes classes where it is 0/0: [3]" in report
+    assert "average f1" not in report
     assert "     2          -   0.0000   0.0000        1" in report
     nobody = Evaluation(3)
     nobody.add(one_hot([0, 1]), [0, 1], np.zeros(2))
-    assert " F1 Score:        1.0000   (1 class excluded from average)" in nobody.stats()
-    assert "1 class was neither predicted nor in the labels, excluded from average F1: 2" in nobody.stats()
-    assert "excluded" not in small().stats()
-
-
-def test_one_class_is_no_classes() -> None:
-    assert "(equally weighted avg. of 1 class)" in Evaluation(1).stats()
+    assert "Warning: the average f1 excludes classes where it is 0/0: [2]" in nobody.stats()
+    assert "excludes" not in small().stats()
 
 
 def test_top_n_is_reported_only_where_it_says_something() -> None:
@@ -207,29 +200,15 @@ def test_wide_counts_stay_in_their_columns() -> None:
     assert table[3 + 10].endswith(" 123456 | 10")
 
 
-def test_of_many_classes_the_most_frequent_confusions_stand_in_place_of_the_matrix() -> None:
+def test_of_many_classes_there_is_no_matrix() -> None:
     assert "Confusion Matrix" in Evaluation(FEW_CLASSES).stats()
-    evaluation = Evaluation(300)
-    labels = [7] * 12 + [5] * 3 + [3] * 3 + [299] + list(range(300))
-    guesses = [8] * 12 + [0] * 3 + [2] * 3 + [298] + list(range(300))
-    evaluation.add(one_hot(guesses, 300), labels, np.zeros(len(labels)))
-    assert evaluation.stats(["a"] * 6).split("\n\n")[-1].splitlines() == [
-        "=====================Most Frequent Confusions=====================",
-        " 12 of 7, seen as 8",
-        "  3 of 3  a, seen as 2  a",
-        "  3 of 5  a, seen as 0  a",
-        "  1 of 299, seen as 298",
-        "The matrix of 300 classes is left out: to_dict() and evaluate --json have it",
-    ]
-    evaluation.confusion[0, 1:31] = 1
-    assert evaluation.stats().count("seen as") == 10
-    assert "none" in Evaluation(26).stats()
+    assert "Confusion Matrix" not in Evaluation(FEW_CLASSES + 1).stats()
 
 
 def test_merge_refuses_another_kind() -> None:
-    with pytest.raises(ConfigError, match=r"of 4 classes \(top 3\) into one of 3 \(top 3\)"):
+    with pytest.raises(ConfigError, match="cannot merge"):
         Evaluation(3).merge(Evaluation(4))
-    with pytest.raises(ConfigError, match="top 2"):
+    with pytest.raises(ConfigError, match="cannot merge"):
         Evaluation(3).merge(Evaluation(3, top_n=2))
 
 
@@ -271,7 +250,7 @@ def test_refused_arguments(arguments: tuple[Any, ...]) -> None:
 )
 def test_refused_shapes(scores: Any, targets: Any, losses: Any) -> None:
     evaluation = Evaluation(3)
-    with pytest.raises(ConfigError, match=r"3 classes needs scores \(N, 3\)"):
+    with pytest.raises(ConfigError, match=r"needs scores \(N, 3\)"):
         evaluation.add(scores, targets, losses)
     assert evaluation.samples == 0
 
@@ -421,5 +400,5 @@ def test_the_vector_has_room_for_the_longest_exact_sum():
 
 def test_names_stand_beside_the_numbers_of_classes() -> None:
     plain, named = small().stats(), small().stats(("cat", "d\x1bog", "eel"))
-    assert "     0     0.6667   0.5000   0.5714        4  cat\n" in named and " 1 2 0 | 1  d?og\n" in named
+    assert "     0     0.6667   0.5000   0.5714        4  cat\n" in named and " 1 2 0 | 1  d\ufffdog\n" in named
     assert "cat" not in plain and len(named.splitlines()) == len(plain.splitlines())

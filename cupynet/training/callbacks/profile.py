@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 class Timer:
-    """Times the calls of one worker: a method is replaced by a timed one meanwhile, so nothing is checked in hot paths.
+    """Times the calls of one worker by replacing their methods, so that hot paths check nothing.
 
     Every call waits for the device before and after, so that its span covers the work that it launches.
     """
@@ -65,19 +65,6 @@ class Timer:
         loss = model.loss
         model.loss = cast(Loss, _TimedLoss(self, loss))
         self._restore.append(lambda: setattr(model, "loss", loss))
-
-    def once(self, piece: Piece, inside: Iterable[Piece], model: Model) -> None:
-        """Time the next call of `piece` and the calls inside it, and nothing afterwards."""
-
-        def timed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            self.end()
-            self.begin(inside, model)
-            try:
-                return self._measure(piece.name, piece.kind, call, *args, **kwargs)
-            finally:
-                self.end()
-
-        self._replace(piece.owner, piece.method, timed)
 
     def end(self) -> None:
         """Restore the original methods. The calls that are still open are not recorded."""
@@ -129,19 +116,19 @@ class _TimedLoss:
 
 
 class Profile(Callback):
-    """Times the calls in some rounds of the first fit, and in the next evaluation, on every worker.
+    """Times the calls in some rounds of the first fit, and in evaluations between them, on every worker.
 
     After the fit it writes `trace.json`, for ui.perfetto.dev or chrome://tracing, with a track for each worker; and
-    `profile.json`, all calls by their own time, without the calls inside them, which adds up to the whole time. The
-    longest are printed. A fit that fails writes nothing.
+    `profile.json`, all calls by their own time, without the calls inside them. The longest are printed. A fit that
+    fails writes nothing.
 
-    A GPU is synchronized before and after each call, and a captured step is launched operation by operation: rounds are
-    slower while they are timed, on a GPU much slower, so only the shares of kernels count there. Results do not change.
+    A GPU is synchronized before and after each call, and captured graphs are launched operation by operation: rounds
+    are slower while they are timed, on a GPU much slower. Results do not change.
 
     Args:
-        rounds: how many are timed at most.
-        after: rounds before them, while caches are cold; in a short fit at most a quarter of its rounds.
-        path: folder of both files; that of the run by default. Without any folder only the table is printed.
+        rounds: number of timed rounds.
+        after: rounds before them; in a short fit at most a quarter of its rounds.
+        path: folder of both files; that of the run by default. Without a folder only the table is printed.
 
     Attributes:
         pieces: the content of `profile.json`, on rank 0 after the fit; see `table`.
@@ -176,26 +163,21 @@ class Profile(Callback):
             self._timer.begin(trainer.pieces(), trainer.model)
         elif self._timer is not None and not self._timed:
             if trainer.iteration >= self._first + self.rounds:
-                self._end_rounds(trainer, self._timer)
+                self._end(trainer, self._timer)
             elif self._timer.full:
                 self._timer.end()
 
-    def _end_rounds(self, trainer: TrainerView, timer: Timer) -> None:
+    def _end(self, trainer: TrainerView, timer: Timer) -> None:
         timer.end()
         trainer.launch_singly(False)
         self._timed = trainer.iteration - self._first
-        if not any(span.name == "evaluation" for span in timer.spans):
-            evaluation = [piece for piece in trainer.pieces() if piece.kind == "evaluation"]
-            whole = next(piece for piece in evaluation if piece.owner is trainer)
-            timer.once(whole, [piece for piece in evaluation if piece is not whole], trainer.model)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         if self._timer is None or self._done:
             return
         self._done = True
         if not self._timed:
-            self._end_rounds(trainer, self._timer)
-        self._timer.end()
+            self._end(trainer, self._timer)
         place = f"worker {trainer.rank}: {trainer.backend.name}, device {trainer.backend.device}"
         own = [place, [span._replace(began=span.began - self._zero) for span in self._timer.spans]]
         traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent

@@ -164,15 +164,6 @@ def test_which_rounds(tmp_path: Path, rounds: int, after: int, epochs: int, firs
     assert len(named(events(tmp_path)[1], "round")) == timed
 
 
-def test_an_evaluation_is_timed_once(tmp_path: Path) -> None:
-    """That of the first epoch which ends after the rounds that are timed."""
-    profiled(tmp_path, Profile(2, 1), epochs=3)
-    for own in events(tmp_path).values():
-        (evaluation,) = named(own, "evaluation")
-        assert len(named(own, "evaluation of a batch")) == len(named(own, "conv1")) == 2
-        assert all(evaluation["ts"] <= each["ts"] for each in named(own, "conv1"))
-
-
 class Block(Layer):
     """A layer that holds another as an attribute."""
 
