@@ -1,7 +1,6 @@
-"""Training in parallel replicas, as an object: the successor of Deeplearning4j's ParallelWrapper.
+"""Training in parallel replicas: the successor of Deeplearning4j's ParallelWrapper.
 
-This is the one assembly line: the class that the README shows is the one that `cupynet train` runs. How many
-workers, on which devices and what each is made from is decided by its `WorkerPlan`; here tasks are run on them.
+`WorkerPlan` decides how many workers there are, on which devices, and what each is made from; here they run tasks.
 """
 
 from __future__ import annotations
@@ -56,47 +55,45 @@ Examples: TypeAlias = Batches | Dataset | Shards | tuple[Array, Array]
 class ParallelWrapper:
     """Trains a model as `workers` replicas that are averaged every `averaging_frequency` iterations.
 
-    The first replica of this process is the model itself, so after `fit` it holds the average. Replicas are made in
-    their workers at the first task; they, the optimizer's and the synchronizer's state and all counters live until the
-    wrapper is closed: `fit` may be called again and goes on. A context manager.
+    The first replica of this process is the model itself, so after `fit` it holds the average. Replicas, optimizer and
+    synchronizer states and all counters live until the wrapper is closed: `fit` may be called again and continues. A
+    context manager.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3, prefetch_buffer=24) as wrapper:
             wrapper.fit(Loader(data.train, batch_size=128, seed=12345), epochs=2)
             print(wrapper.evaluate(data.test).stats())
 
     Args:
-        model: what to train.
-        workers: how many replicas; by default one per device, on a CPU one per core up to 4; with `mpi` one per rank.
-        averaging_frequency: iterations between averages, or `epoch`, or `end`, or a rule such as `PostLocal`.
-        prefetch_buffer: batches made ahead, over all workers; 0 for none.
+        model: the model to train.
+        workers: number of replicas; by default one per device, on a CPU one per core up to 4, with `mpi` one per rank.
+        averaging_frequency: iterations between averages, or `epoch`, or `end`, or a schedule such as `PostLocal`.
+        prefetch_buffer: batches prepared ahead, over all workers; 0 for none.
         report_score_after_averaging: compute the mean loss over all replicas at each average.
         average_updaters: average the optimizer state with the weights.
         optimizer: Nesterov(0.01, 0.9) by default; each worker gets a copy.
-        synchronizer: in place of the averaging that `averaging_frequency`, `report_score_after_averaging` and
+        synchronizer: instead of the averaging that `averaging_frequency`, `report_score_after_averaging` and
             `average_updaters` describe; each worker gets a copy.
-        learning_rate_scale: what more workers do to the optimizer's learning rate: `none`, `linear` (times workers),
-            `sqrt` (times their root), or a factor of one's own; told in the log.
-        accumulate: into how many parts each batch is cut, whose gradients are added up one after the other: it takes
-            less memory, and an iteration stays one update. Stages of a pipeline have `micro_batches` for that.
+        learning_rate_scale: multiplies the learning rate: `none`, `linear` (times workers), `sqrt` (times their square
+            root), or a factor.
+        accumulate: number of parts of a batch whose gradients are accumulated, to save memory; an iteration stays one
+            update. A pipeline has `micro_batches` instead.
         devices: the GPUs, worker r on devices[r % len(devices)]; that of this process's first worker is the model's
             own. By default all; under mpiexec the model's own.
-        callbacks: told of events, see `Callback`.
-        progress: how fits are shown where no `Progress` is among the callbacks, which decides else: `auto`, a bar on a
-            terminal, and a line per epoch; `lines` alone; `bar`; or `none`, nothing. See `Progress` for where lines go.
+        callbacks: see `Callback`.
+        progress: the style of the `Progress` that is added if `callbacks` have none: `auto`, `bar`, `lines` or `none`.
         report_every: iterations between reports to callbacks; 0 for none.
-        timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
+        timeout_s: seconds that a worker waits for the others.
         blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to.
-        launcher: what runs the workers: `thread`, `mpi`, or a `Launcher` with as many as there are ranks. With `mpi`
-            this process is one worker, and mpiexec has started the others, which make the same calls.
+        launcher: runs the workers: `thread`, `mpi`, or a `Launcher`. With `mpi` this process is one worker, and the
+            others, started by mpiexec, make the same calls.
         pipeline: cuts each replica into stages, each on a device or core of its own; by default it is whole. The model
-            then holds the average wherever replicas are evaluated, and after `fit`.
+            then holds the average whenever replicas are evaluated, and after `fit`.
         reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
-            (Deeplearning4j's legacy averaging); `host`; by default NCCL where there are several devices and it is
-            there, else the device. On a CPU only `auto` and `host`, which are the same.
-        data_on_device: whether the images stay in the memory of each GPU during a fit or an evaluation: true, false, or
-            `auto`, where they take at most a quarter of what is free. Else they are sent batch by batch. The batches
-            are the same. On a CPU only `auto` and false, which are the same.
+            (Deeplearning4j's legacy averaging); `host`; by default NCCL for several devices if it is installed, else
+            the device. On a CPU only `auto` and `host`, which are the same.
+        data_on_device: keep the images in the memory of each GPU during a fit or an evaluation: true, false, or `auto`,
+            if they take at most a quarter of the free memory. On a CPU only `auto` and false, which are the same.
 
     Attributes:
         plan: what every worker is made from.
@@ -105,7 +102,7 @@ class ParallelWrapper:
         blas_threads: of each worker, as decided; 0 on a GPU.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     def __init__(
@@ -138,7 +135,7 @@ class ParallelWrapper:
             synchronizer = ParameterAveraging(
                 averaging_frequency,
                 average_updaters=average_updaters,
-                report_score=flag("report_score_after_averaging", report_score_after_averaging),  # by its name here
+                report_score=flag("report_score_after_averaging", report_score_after_averaging),
             )
         self.plan = WorkerPlan(
             model=model,
@@ -165,15 +162,15 @@ class ParallelWrapper:
         own = model.backend
         if self.placement.devices and self.placement.device(self._launcher.first) != own.device:
             raise ConfigError(
-                f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, and that "
-                f"is on device {own.device}: name it first"
+                f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, which is "
+                f"on device {own.device}: name it first"
             )
         if blas_threads is None:
             blas_threads = blas.threads_per_worker(own.name, self._launcher.sharing)
         self.blas_threads = 0 if self.placement.devices else blas_threads
         self._trainers: list[Trainer | None] = [None] * self.placement.ranks
-        self._stop: tuple[str, StopReason] | None = None  # asked for before there were trainers to ask
-        self._blas = blas.limited(self.blas_threads) if self.blas_threads else None  # last: all else may be refused
+        self._stop: tuple[str, StopReason] | None = None  # requested before there were trainers
+        self._blas = blas.limited(self.blas_threads) if self.blas_threads else None  # last: nothing is refused after it
 
     def __enter__(self) -> ParallelWrapper:
         return self
@@ -189,7 +186,7 @@ class ParallelWrapper:
             log.warning("closing failed too: %s: %s", type(second).__name__, second)
 
     def close(self) -> None:
-        """End the workers and let callbacks close what they hold; the model stays usable. Harmless a second time."""
+        """End the workers and close callbacks; the model stays usable. It may be called twice."""
         trainers, self._trainers = self._trainers, [None] * self.placement.ranks
         with ExitStack() as closing:
             for trainer in trainers:
@@ -197,8 +194,8 @@ class ParallelWrapper:
                     closing.callback(trainer.close)
             if self._blas is not None:
                 closing.callback(self._blas.close)
-            closing.callback(self._launcher.close)  # first: nobody works any more while the rest is closed
-            closing.callback(self.model.backend.deactivate)  # one worker alone works in the caller's thread
+            closing.callback(self._launcher.close)  # before the trainers
+            closing.callback(self.model.backend.deactivate)  # a single worker runs in the caller's thread
 
     def fit(
         self,
@@ -212,32 +209,29 @@ class ParallelWrapper:
     ) -> ParallelWrapper:
         """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
 
-        The rest of an epoch that a stop broke off counts as one of them, see `Trainer.fit`.
-
-        The first worker that fails stops the others and its exception is raised here; the wrapper can do nothing more
-        then, and the model keeps what it has. (After a DivergedError early stopping gives it the best weights.)
-
-        On a terminal a bar shows how far it is; and of each epoch there is a line, in the log where that is listened to
-        at level INFO, else printed. The wrapper's `progress="none"` turns both off.
+        The rest of an interrupted epoch counts as one of them, see `Trainer.fit`. If a worker fails, the others stop
+        and its exception is raised here; then the wrapper must be closed, and the model keeps its weights. (After a
+        DivergedError early stopping restores the best weights.)
 
         Args:
-            train: a `Loader`; or a `Dataset`, `Shards`, or a pair of images (S, H, W, C) uint8 and labels (S,), as in
-                `fit((images, labels))`, shuffled anew in each epoch.
-            epochs: how many more; 0 after `restore`, to end a fit whose last epoch was complete.
-                The pixels of a pair become what the model has them become already (`Model.pixels`): fractions, unless
-                it was trained on others.
+            train: a `Loader`; or a `Dataset`, `Shards`, or a pair of images (S, H, W, C) uint8 and labels (S,),
+                shuffled in each epoch. The pixels of a pair are scaled as the model was trained (`Model.pixels`).
+            epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
             batch_size: for a `train` or `evaluate_on` that is no `Loader`.
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
         """
         loader = self._loader(train, batch_size, self.model.pixels)
-        loader.rounds(self.placement.workers)  # refuses shards that are not as many
+        loader.rounds(self.placement.workers)  # refuses another number of shards
         pixels = loader.dataset.pixels
         held_out = None if evaluate_on is None else self._judging(evaluate_on, batch_size, pixels)
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, unfinished)
         choosers: list[Callback | Schedule] = [*self.plan.callbacks, self.plan.optimizer.learning_rate]
         fit.check_choosers(choosers, self.plan.synchronizer, self.placement.workers)  # before any worker begins
-        self._warn_of_idle(loader)
+        workers = self.placement.workers
+        if loader.batches < workers and self._launcher.first == 0:
+            idle = workers - loader.batches
+            log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
         self.plan.check(loader)
 
         def task(trainer: Trainer) -> None:
@@ -259,8 +253,8 @@ class ParallelWrapper:
         return self
 
     def _end_fit(self) -> None:
-        """After an error too: what is of one fit alone is over, the terminal is given back, and no call is timed."""
-        self._stop = None  # also a stop that came when some workers had left the fit already
+        """Clear stop requests, and end the progress bar and the profile, also after an error."""
+        self._stop = None
         for trainer in filter(None, self._trainers):
             trainer.consensus.wish = None
             for callback in trainer.callbacks:
@@ -270,15 +264,16 @@ class ParallelWrapper:
     def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
         """Evaluate in parallel over the replicas; `data` as for `fit`.
 
-        ConfigError: its pixels become something else than those that the model was trained on; or the replicas were
-        restored to where they differ, between two averages.
+        Raises:
+            ConfigError: the pixels are not scaled as in training; or the replicas differ, as they were restored to a
+                state between two averages.
         """
-        pixels = self.model.pixels  # fractions, too, before it has seen any: then data may say otherwise
+        pixels = self.model.pixels  # fractions also before training: then data may differ
         loader = self._judging(data, batch_size, pixels if pixels != FRACTIONS else None)
-        found: list[Evaluation] = []  # one from each worker of this process, all the same
+        found: list[Evaluation] = []  # one from each worker of this process, all equal
 
         def task(trainer: Trainer) -> None:
-            if trainer.synchronizer.identical:  # here as there
+            if trainer.synchronizer.identical:
                 trainer.replica.begin()
                 trainer.synchronizer.begin(trainer.replica)
                 found.append(trainer.evaluate(loader))
@@ -286,37 +281,33 @@ class ParallelWrapper:
         self.on_workers(task, batch_size=loader.batch_size)
         if not found:
             raise ConfigError(
-                "the replicas are between two averages, and differ: let fit go on first, or evaluate what load_model "
-                "makes of the checkpoint, their mean"
+                "the replicas differ, between two averages: call fit first, or evaluate their mean, load_model(checkpoint)"
             )
         return found[0]
 
     def greatest(self, number: float) -> float:
-        """The greatest of the numbers that the processes of this run give, on all of them: what each does next must not
-        depend on what it alone has seen."""
+        """Return the greatest number that any process of this run passes, on all of them."""
         found: list[float] = []
         self.on_workers(lambda trainer: found.append(trainer.groups.world.gather_numbers(number).max()))
         return float(found[0])
 
     def checkpoint(self, folder: str | Path) -> Path:
-        """Write a checkpoint into `folder`, beside those of other iterations: where training is, on all workers.
-
-        Its path. Between fits; during one a `Checkpoint` among the callbacks writes them. OutputError.
-        """
+        """Write a checkpoint into `folder`, and return its path. Call it between fits. OutputError."""
         store = Checkpoints(folder)
         self.on_workers(lambda trainer: save(store, trainer))
         return store.path(self.trainer.iteration)
 
     def restore(self, path: str | Path) -> None:
-        """Go on from a checkpoint: what the next `fit` does is what would have been done, bit for bit.
+        """Continue from a checkpoint, bit for bit.
 
-        With another number of workers than it is of all begin with the mean of the replicas; with another backend or
-        dtype the same is computed to rounding. The log says which.
+        With another number of workers all begin with the mean of the replicas; with another backend or dtype results
+        are equal to rounding. The log says which.
 
-        path: of a checkpoint, or of a folder of them, of which the newest is taken that is whole.
+        Args:
+            path: a checkpoint, or a folder of them, of which the newest whole one is taken.
 
         Raises:
-            ConfigError: it is not there; or of another network, optimizer or synchronizer, or of other stages.
+            ConfigError: it is missing; or of another network, optimizer or synchronizer, or of other stages.
             DataError: it is damaged.
         """
         stored: Stored | None = None
@@ -336,7 +327,7 @@ class ParallelWrapper:
         self.on_workers(task)
 
     def _of_first(self, refusal: CupynetError | None) -> CupynetError | None:
-        """What worker 0 has against something, in all processes: the others would wait for it in what comes next."""
+        """Return the error of worker 0, in all processes."""
         text = "" if refusal is None else f"{type(refusal).__name__} {refusal}"
         told: list[str] = []
 
@@ -349,25 +340,24 @@ class ParallelWrapper:
         return refusal or ({"ConfigError": ConfigError, "DataError": DataError}[kind](rest) if kind else None)
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load every kernel that training needs; the seconds it took."""
+        """Compile or load every kernel that training needs; return the seconds."""
         return self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size), batch_size=batch_size) or 0.0
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Let the running `fit`, or else the next one, end soon, after the same round on all workers.
-
-        From a callback, another thread or a signal handler.
-        """
+        """End the running `fit`, or the next one, after the same round on all workers. Callable from any thread."""
         self._stop = (text, reason)
         for trainer in self._trainers:
             if trainer is not None:
                 trainer.stop(text, reason)
 
     def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
-        """Run `task(trainer)` on every worker, in its thread, as `fit` and `evaluate` do; rank 0's result.
+        """Run `task(trainer)` on every worker, in its thread; return rank 0's result.
 
-        batch_size: of what is done, for messages.
+        Args:
+            batch_size: for messages.
 
-        RuntimeError after a failure or `close`, and in the middle of another task: a callback works with its trainer.
+        Raises:
+            RuntimeError: after a failure or `close`, and during another task.
         """
 
         def done(world: Communicator) -> T:
@@ -377,7 +367,7 @@ class ParallelWrapper:
                 trainer.backend.synchronize()
                 return result
 
-        self.model.backend.synchronize()  # streams of the caller and of the workers do not wait for each other
+        self.model.backend.synchronize()  # streams of caller and workers do not wait for each other
         return self._launcher.run(done)
 
     def _loader(self, data: Examples, batch_size: int, pixels: PixelScale, *, shuffle: bool = True) -> Batches:
@@ -386,37 +376,27 @@ class ParallelWrapper:
         return loader
 
     def _judging(self, data: Examples, batch_size: int, pixels: PixelScale | None) -> Batches:
-        """Batches to evaluate on, whose pixels must become what those trained on do, where that is known."""
+        """Return batches to evaluate on. pixels: those of training, if known."""
         loader = self._loader(data, batch_size, pixels or FRACTIONS, shuffle=False)
         if pixels is not None:
             check_pixels(loader.dataset, pixels)
         return loader
 
-    def _warn_of_idle(self, loader: Batches) -> None:
-        """Say that some replicas will never train, where there are more of them than batches."""
-        workers, batches = self.placement.workers, loader.batches
-        if batches < workers and self._launcher.first == 0:
-            log.warning(
-                "%d workers for %d batch%s of %d images an epoch: %d never train; fewer workers, or a "
-                "smaller batch_size, waste nothing",
-                workers, batches, "es" * (batches > 1), loader.batch_size, workers - batches,
-            )  # fmt: skip
-
     @property
     def history(self) -> Columns:
-        """How training went so far, column by column; empty in processes other than rank 0's. See `Columns`."""
+        """The history of training so far, see `Columns`; empty in processes other than rank 0's."""
         return Columns.of(self.plan.rows.kept)
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of this process's first worker: its counters and clock. RuntimeError before the first task."""
+        """The trainer of this process's first worker. RuntimeError before the first task."""
         found = next((trainer for trainer in self._trainers if trainer is not None), None)
         if found is None:
             raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
         return found
 
     def pipeline_speed(self) -> PipelineSpeed | None:
-        """How fast the pipeline is, and could be; None without one, and before `warm_up` and a `fit`."""
+        """Return the speed of the pipeline and its bound; None without one, and before `warm_up` and a `fit`."""
         stage, rate = self.trainer.replica, self.trainer.statistics.clock.images_per_s
         if not isinstance(stage, Stage) or not stage.work_s or not rate:
             return None
@@ -425,22 +405,21 @@ class ParallelWrapper:
         return PipelineSpeed(self.layers, micro_batches, stage.work_s, round_s)
 
     def replicas(self) -> list[Model]:
-        """The replicas that exist so far in this process, in rank order; in a pipeline each is a stage's layers."""
+        """Return the replicas of this process, in rank order; in a pipeline each is a stage's layers."""
         return [trainer.model for trainer in self._trainers if trainer is not None]
 
     # in a worker ----------------------------------------------------------------------------------------------------
 
     def _trainer(self, world: Communicator) -> Trainer:
-        """This worker's trainer, made in its own thread at its first task."""
+        """Return this worker's trainer, created in its own thread at its first task."""
         trainer = self._trainers[world.rank]
         if trainer is None:
             trainer = self._trainers[world.rank] = self.plan.trainer(world, own=world.rank == self._launcher.first)
-        trainer.backend.activate()  # one worker alone runs in the calling thread, which may be another than before
+        trainer.backend.activate()  # a single worker runs in the calling thread, which may be another than before
         return trainer
 
 
 def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
-    """What runs `ranks` workers; ConfigError."""
     if not isinstance(asked, str):
         return asked
     kind = one_of("launcher", asked, ("thread", "mpi"))

@@ -1,4 +1,4 @@
-"""What every worker is made from: its model, its optimizer, its callbacks, and where it computes."""
+"""The arguments of a ParallelWrapper, and the trainer of each worker that is made from them."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class WorkerPlan:
-    """The arguments of a `ParallelWrapper` that its workers are made from, see there, and what follows from them.
+    """The arguments of a `ParallelWrapper`, see there, from which its workers are made.
 
     Each worker gets a copy of the optimizer and of the synchronizer.
 
     Attributes:
-        processes: whether each worker is a process of its own, which mpiexec has started.
+        processes: True if each worker is a process that mpiexec has started.
         placement: how many workers, of how many stages, and on which devices.
         layers: the names of the layers of each stage; empty without a pipeline.
         rows: the history, on rank 0.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     model: Model
@@ -98,10 +98,7 @@ class WorkerPlan:
         self.optimizer = _scaled(self.optimizer, self.learning_rate_scale, workers)
 
     def check(self, loader: Batches) -> None:
-        """Refuse batches too small for a layer, or too large for the machine's memory. ConfigError.
-
-        Ranks are not asked about memory: they might find different answers, and some would wait for the others.
-        """
+        """Refuse batches too small for a layer, or too large for the memory of a single machine. ConfigError."""
         cut = self.accumulate if self.pipeline is None else self.pipeline.micro_batches
         largest = min(loader.batch_size, len(loader.dataset))
         check_batches(self.model.network, largest, cut, self.placement.workers)
@@ -126,7 +123,7 @@ class WorkerPlan:
 
     @property
     def _prefetch(self) -> int:
-        """Batches made ahead for each worker."""
+        """Batches prepared ahead for each worker."""
         return -(-self.prefetch_buffer // self.placement.workers)
 
     def trainer(self, world: Communicator, *, own: bool) -> Trainer:
@@ -151,9 +148,9 @@ class WorkerPlan:
         callbacks = [each if first else copy.deepcopy(each) for each in self.callbacks if first or each.every_rank]
         if first and self.progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
             callbacks.append(Progress(self.progress))
-        if first:  # before all others: who is told of an epoch finds it in the history
+        if first:  # runs first, so that other callbacks find the epoch in the history
             callbacks.insert(0, self.rows)
-        world.barrier()  # nobody trains the model, or starts a callback, while others still copy it
+        world.barrier()  # all have copied the model before any trains it
         return Trainer(
             replica,
             groups=groups,
@@ -168,7 +165,7 @@ class WorkerPlan:
 
 
 def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
-    """The optimizer at the learning rate that so many workers call for; the same one if that is its own."""
+    """Return the optimizer with its learning rate scaled."""
     factor = scale_factor(scale, workers)
     if scale != "none":
         log.info("learning rate x %g: learning_rate_scale=%s, workers=%d", factor, scale, workers)
