@@ -1,4 +1,4 @@
-"""The rows of a training's history as columns: a list of values for each name, as plots and tables want them."""
+"""The rows of a training's history as columns, for plots and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Columns:
-    """Name -> list of values, in the words of history.jsonl. A value that a row has not, or that is no number, is None.
+    """Name -> list of values, with the names of history.jsonl. A missing value is None.
 
         pandas.DataFrame(wrapper.history.epochs)
 
@@ -25,7 +25,7 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:
-        """From rows, each of a `kind`: epoch or report."""
+        """Return the columns of rows, each of a `kind`: epoch or report."""
         kept = list(rows)
         epochs, reports = ([row for row in kept if row.get("kind") == kind] for kind in ("epoch", "report"))
         return cls(_columns(epochs), _columns(reports))

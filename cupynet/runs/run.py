@@ -1,4 +1,4 @@
-"""A run's folder and its summary, as types that training and every command share."""
+"""A run's folder and its summary."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from cupynet.runs.history import Columns
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a run was made with.
+    """The set-up of a run.
 
     Attributes:
-        dataset, fallback: the data's name, and whether they replace data that could not be loaded.
+        dataset, fallback: the data's name; True if they replace data that could not be loaded.
         stages: of each replica.
-        synchronizer: how the replicas were kept together, in words.
+        synchronizer: in words.
         parameters: number of weights of the network.
         image_shape: (H, W, C).
-        normalize: mean and deviation that pixels were normalised with, by channel, in fractions of 255; None: they were
-            fractions.
-        class_names: what people call the classes; None if they have no names.
-        fast_dev_run: of a trial of whether everything works, how many batches each worker had; its figures say
-            nothing. 0 in a run.
+        normalize: mean and deviation of pixels by channel, in fractions of 255; None if they were not normalised.
+        class_names: None if the classes have no names.
+        fast_dev_run: batches of each worker in a trial run, whose figures mean nothing; else 0.
         commit: of the source, with `-dirty` if it was changed; None outside a repository.
         environment: the machine, its BLAS and versions.
     """
@@ -60,15 +58,16 @@ class Outcome:
     """How training went.
 
     Attributes:
-        epochs, iterations, images: how much was trained.
+        epochs, iterations, images: completed.
         train_loss: of the last epoch, see `EpochRecord.loss`; None if none was complete.
-        stopped_by: why training ended early, in words; None if it did not. stop_reason: whose wish it was, `request`,
-            `signal` or `early`; `diverged`, if a number was not finite and these are the best weights.
-        early_stopping: see `EarlyStoppingResult`; None if it was not asked for.
+        stopped_by: why training ended early, in words; None if it did not.
+        stop_reason: `request`, `signal` or `early`; `diverged` if a number was not finite and these are the best
+            weights.
+        early_stopping: see `EarlyStoppingResult`.
         divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
-        left_out: batches that were not trained on, as their loss or gradient was not finite, see `NonFinite`.
-        skipped_steps: skipped as a gradient overflowed 16 bits, see `LossScaler`.
-        advice: what the times say about how to run this, in one sentence.
+        left_out: batches left out because their loss or gradient was not finite, see `NonFinite`.
+        skipped_steps: steps whose gradient overflowed 16 bits, see `LossScaler`.
+        advice: one sentence from the times, see `advise`.
     """
 
     epochs: int
@@ -87,16 +86,16 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a run took.
+    """Times and traffic of a run.
 
     Attributes:
-        images_per_s: training images over the seconds of their rounds, after the first 10.
-        wall_s: of the whole run; compile_s: of it, until the kernels were ready; train_s, evaluate_s, data_s,
-            averaging_s: see `Clock`.
-        bytes_sent: by all workers to each other; spent: what each worker spent, see `Spent`, lists in rank order.
-        pipeline: how fast the stages were, if there are several: `layers` of each, `micro_batches`, `work_s` of each
-            for a micro-batch, `bound` of the speed-up over one worker, `speed_up` reached.
-        memory: of each device's memory pool what it held and used, see `Pools`; None on a CPU.
+        images_per_s: training images per second of their rounds, after the first 10.
+        wall_s: of the whole run; compile_s: until the kernels were ready; train_s, evaluate_s, data_s, averaging_s: see
+            `Clock`.
+        bytes_sent: by all workers to each other; spent: by each worker, see `Spent`.
+        pipeline: if there are several stages: `layers` of each, `micro_batches`, `work_s` of each for a micro-batch,
+            `bound` of the speed-up over one worker, `speed_up` reached.
+        memory: of each device's memory pool, see `Pools`; None on a CPU.
     """
 
     images_per_s: float
@@ -114,7 +113,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The evaluation of the result; test: all of that evaluation."""
+    """The evaluation of the result; test: the whole evaluation on the test set."""
 
     validation_accuracy: float | None = None
     test_accuracy: float | None = None
@@ -127,7 +126,7 @@ class Scores:
 class Summary:
     """The content of summary.json, which has the fields of all parts side by side.
 
-    Times end in `_s` and are seconds, rates in `_per_s`; accuracies lie in 0..1. None: not measured, or not finite.
+    Times end in `_s`, rates in `_per_s`; accuracies are in 0..1. None: not measured, or not finite.
     """
 
     setup: Setup
@@ -158,16 +157,16 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a run set out to do: the content of started.json, which is there from its first moment.
+    """The content of started.json, written at the beginning of a run.
 
     Attributes:
         setup: its fields are written beside the others.
-        started: when, in local time.
-        epochs: as many as were asked for.
-        overrides: what the command line said, setting by setting; None if that is unknown.
-        config_dir: the folder that --config-dir named.
-        processes: how many mpiexec started; None without it.
-        layers: of each a row of `Model.rows`, by the names of its columns.
+        started: local time.
+        epochs: as requested.
+        overrides: of the command line; None if unknown.
+        config_dir: of --config-dir.
+        processes: started by mpiexec; None without it.
+        layers: rows of `Model.rows`, by column.
     """
 
     setup: Setup
@@ -183,15 +182,12 @@ class Run:
     """The folder of one run.
 
     Attributes:
-        folder: holds `.hydra/`, train.log and what is named here; and running.json while the run is going on (lock.py).
-        started_path, summary_path, weights_path, history_path: started.json, summary.json, weights.safetensors,
-            history.jsonl.
-        examples_path: examples.safetensors, the images of the most confident mistakes, where there are any.
-        report_path, curves_path: report.html, curves.png.
-        checkpoints_path: the folder checkpoints/.
-        trial_path: a file that says that these are no results, where the run was but a trial of whether it works.
-        saved: whether this object has written results.
-        settings: what the run was made with, nested, for who writes it down; None where nobody says.
+        folder: holds `.hydra/`, train.log, the files below, and running.json during the run (lock.py).
+        started_path, summary_path, weights_path, history_path, report_path, curves_path, checkpoints_path: its files.
+        examples_path: examples.safetensors, the images of the most confident mistakes.
+        trial_path: marks the results of a trial run.
+        saved: True if this object has written results.
+        settings: of the run, nested; None if unknown.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
@@ -207,7 +203,7 @@ class Run:
 
     @classmethod
     def of(cls, run: Run | str | Path) -> Run:
-        """A run, or one in the folder of that name, which is made if it is not there. ConfigError, OutputError."""
+        """Return a run, or that in a folder, which is created if it is missing. ConfigError, OutputError."""
         if isinstance(run, Run):
             return run
         if not isinstance(run, str | Path):
@@ -222,23 +218,23 @@ class Run:
         return str(self.folder)
 
     def begin(self) -> None:
-        """Remove what an earlier run left in this folder, so that no old result passes for a new one. OutputError."""
+        """Remove the results of an earlier run in this folder. OutputError."""
         self.tidy()
         results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
         for path in (*results, self.started_path):
             path.unlink(missing_ok=True)
         for path in (self.report_path, self.curves_path):
-            with contextlib.suppress(OSError):  # they only show what is elsewhere
+            with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
 
     def mark_trial(self, batches: int) -> None:
-        """Let nobody take what is in this folder for results. OutputError."""
+        """Mark the results in this folder as those of a trial run. OutputError."""
         text = f"fast_dev_run={batches}: a trial of whether everything works. These are no results.\n"
         write_whole(self.trial_path, text.encode())
 
     def tidy(self) -> None:
-        """Remove what a process that was killed left half-written. OutputError."""
+        """Remove half-written files of a killed process. OutputError."""
         try:
             for part in [*self.folder.glob(".*.part"), *self.folder.glob(".hydra/.*.part")]:
                 part.unlink()
@@ -247,14 +243,14 @@ class Run:
             raise OutputError(f"{self.folder}: what was left half-written cannot be removed ({error})") from error
 
     def describe(self, start: Start) -> None:
-        """Write what the run sets out to do. OutputError."""
+        """Write started.json. OutputError."""
         known = asdict(start)
         write_json(self.started_path, {**known.pop("setup"), **known})
 
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
-        """Write the results, the summary last: where it is, the rest is. OutputError.
+        """Write the results, the summary last. OutputError.
 
-        examples: (M, H, W, C) uint8, the images of its M mistakes, in that order.
+        examples: (M, H, W, C) uint8, the images of the M mistakes, in that order.
         """
         with undisturbed():
             self.summary_path.unlink(missing_ok=True)  # it is of other weights
@@ -266,7 +262,7 @@ class Run:
         self.saved = True
 
     def summary(self) -> Summary:
-        """What `save` wrote. ConfigError where there is no finished run, DataError for a damaged file."""
+        """Return the summary. ConfigError if there is no finished run, DataError for a damaged file."""
         path = self.summary_path
         if not path.is_file():
             raise ConfigError(
@@ -284,18 +280,18 @@ class Run:
             raise DataError(f"{path}: is not a whole summary, it lacks {error.args[0]}") from error
 
     def iterations(self) -> int | None:
-        """How many iterations the results are of; None where there are none that can be read."""
+        """Return the iterations of the results; None if there are no readable results."""
         try:
             return self.summary().outcome.iterations
         except (ConfigError, DataError):
             return None
 
     def weights(self) -> dict[str, Any]:
-        """Name -> array of the trained weights. DataError for a missing or damaged file."""
+        """Return name -> array of the trained weights. DataError for a missing or damaged file."""
         return load_weights(self.weights_path)
 
     def history(self) -> list[dict[str, Any]]:
-        """The rows of history.jsonl in order. DataError for a missing or damaged file."""
+        """Return the rows of history.jsonl. DataError for a missing or damaged file."""
         require_plain(self.history_path)
         try:
             lines = self.history_path.read_text(encoding="utf-8").splitlines()
@@ -304,5 +300,5 @@ class Run:
             raise DataError(f"{self.history_path}: cannot be read ({error})") from error
 
     def columns(self) -> Columns:
-        """The same as a list of values for each name, of epochs and of reports. DataError."""
+        """Return the history as columns. DataError."""
         return Columns.of(row for row in self.history() if isinstance(row, dict))

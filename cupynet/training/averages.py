@@ -1,4 +1,4 @@
-"""The averages of a worker's fit: what is noted of each, and those at its end, after which replicas are identical."""
+"""The averages of a fit: what is recorded of each, and those at its end, after which replicas are identical."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cupynet.training.trainer_view import TrainerView
 
 
 def average(trainer: TrainerView, moment: Moment) -> None:
-    """Make whatever average the synchronizer makes at this moment; if it makes none, check the weights.
+    """Let the synchronizer average at this moment; if it does not, check the weights.
 
     Raises:
         DivergedError: the weights are not finite.
@@ -33,11 +33,11 @@ def average(trainer: TrainerView, moment: Moment) -> None:
 
 
 def take_note(trainer: TrainerView, made: Average) -> None:
-    """After an average: replicas agree on a loss scale, and the next report has what it found."""
+    """After an average: agree on a loss scale, and record its figures for the next report."""
     if trainer.replica.scaler is not None:
         trainer.replica.scaler.meet(trainer.replicas)
     if trainer.groups.stages.size > 1 and not math.isnan(made.divergence):
-        trainer.consensus.own = made  # other stages hear of it when workers agree the next time
+        trainer.consensus.own = made  # other stages learn of it at the next agreement
         made = Average(made.score, math.nan)
     trainer.statistics.averaged(made)
 

@@ -1,4 +1,4 @@
-"""What the workers of a fit agree on: whether to stop, how much was sent, how far the replicas were apart."""
+"""Agreement of the workers of a fit: whether to stop, bytes sent, divergence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cupynet.parallel import Average, Communicator, Groups
 from cupynet.training.clock import Statistics
 from cupynet.training.events import STOP_BYTES, Stop, StopReason
 
-AGREE_EVERY = 10  # rounds between two agreements, where no average brings the workers together
-HEARD_S = 0.5  # where rounds are slow, workers ask each other more often: a wish is heard after about this long
+AGREE_EVERY = 10  # rounds between two agreements without an average
+HEARD_S = 0.5  # workers with slow rounds ask for wishes more often: after about this long
 
 
 class StopConsensus:
@@ -22,25 +22,25 @@ class StopConsensus:
 
     Args:
         groups: all workers, and the stages of this one's replica.
-        statistics: of this worker, which take note of what the others have sent and measured.
+        statistics: of this worker.
 
     Attributes:
         wish: this worker's own wish to stop.
-        own: the last average that measured this stage alone, which the others do not know of yet.
+        own: the last average that measured this stage alone, not yet known to the others.
     """
 
     def __init__(self, groups: Groups, statistics: Statistics) -> None:
         self.groups, self._statistics = groups, statistics
         self.wish: Stop | None = None
         self.own: Average | None = None
-        self._counted = 0  # bytes of the traffic that are in the clock
-        self._often = 1  # rounds between two questions for wishes alone
+        self._counted = 0  # bytes already in the clock
+        self._often = 1  # rounds between two exchanges of wishes
         self._since, self._rounds = time.perf_counter(), 0  # since the last agreement
 
     def after_round(self, iteration: int, *, averaged: bool) -> Stop | None:
-        """After each round: why the fit ends here; None if it goes on, or if no agreement is due.
+        """Return why the fit ends after this round; None if it continues, or if no agreement is due.
 
-        averaged: whether this round ended with an average, for which all waited for each other anyway.
+        averaged: True if this round ended with an average, for which all waited anyway.
         """
         began, world = time.perf_counter(), self.groups.world
         self._rounds += 1
@@ -51,13 +51,13 @@ class StopConsensus:
             stop = self._ask()
         else:
             return None
-        self._statistics.clock.meeting(time.perf_counter() - began)  # workers wait for each other here too
+        self._statistics.clock.meeting(time.perf_counter() - began)
         return stop
 
     def meet(self, *, begun: bool = True) -> Stop | None:
-        """Exchange what all workers wish, have sent and have measured; the wish of the lowest rank that has one.
+        """Exchange wishes, bytes sent and divergence; return the wish of the lowest rank that has one.
 
-        begun: False at the start of a fit: a resumed one must not report here what an uninterrupted one reports later.
+        begun: False at the start of a fit: a resumed one must not report earlier than an uninterrupted one.
         """
         world = self.groups.world
         if world.size == 1:
@@ -75,12 +75,12 @@ class StopConsensus:
         return stop
 
     def count_bytes(self) -> None:
-        """What was sent since the last time goes into the clock."""
+        """Add the bytes sent since the last call to the clock."""
         clock, sent = self._statistics.clock, self.groups.world.traffic.bytes_sent
         clock.bytes_sent, self._counted = clock.bytes_sent + sent - self._counted, sent
 
     def _ask(self) -> Stop | None:
-        """Wishes alone. How often follows from the clock on the wall, so nothing may follow from it that is written."""
+        """Exchange wishes alone. How often depends on the time, so it must not affect results."""
         world = self.groups.world
         sent = world.traffic.bytes_sent
         stop = self._of_lowest(world.gather_numbers(self._reason)[:, 0])
@@ -92,14 +92,14 @@ class StopConsensus:
         return self.wish.reason if self.wish else 0
 
     def _pace(self) -> float:
-        """Seconds of a round since the last agreement."""
+        """Return the seconds of a round since the last agreement."""
         now = time.perf_counter()
         pace = (now - self._since) / self._rounds if self._rounds else HEARD_S
         self._since, self._rounds = now, 0
         return pace
 
     def _of_lowest(self, reasons: Any) -> Stop | None:
-        """The wish of the lowest rank that has one. reasons: (W,), 0 for none."""
+        """Return the wish of the lowest rank that has one. reasons: (W,), 0 for none."""
         wishing = np.flatnonzero(reasons)
         if not len(wishing):
             return None
@@ -110,10 +110,9 @@ class StopConsensus:
 
 
 def _of_all(stages: Communicator, own: Average | None) -> Average:
-    """What each stage of a pipeline measured of its own layers, as one: the layers of all, and the largest divergence.
+    """Return the layers of all stages, and their largest divergence: an upper bound of the whole network's.
 
-    That of the whole network lies below: it is a mean of theirs, in squares. Every stage calls it; own: None where this
-    one measured nothing.
+    Every stage calls it. own: None if this one measured nothing.
     """
     told: list[Any] = [math.nan, {}]
     if own is not None:

@@ -1,4 +1,4 @@
-"""A device that fails under a worker, as one error that says what to do."""
+"""Errors of a worker's device, translated to one that says what to do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from cupynet.parallel import Placement
 def translate_device_errors(
     backend: Backend, placement: Placement, rank: int, batch_size: int | None
 ) -> Iterator[None]:
-    """Raise DeviceError in place of an error that says that worker `rank`'s device is out of memory or has failed.
+    """Raise DeviceError in place of an error of worker `rank`'s device: out of memory, or failed.
 
-    The notes of where it happened are kept. Arrays that the calls in between held are let go of here, in the worker's
-    own thread.
+    Notes are kept. Arrays of the frames in between are released here, in the worker's own thread.
 
     Args:
         backend: of that kind.
-        batch_size: of what is being done; None where there are no batches.
+        batch_size: None if there are no batches.
     """
     try:
         yield
@@ -46,10 +45,10 @@ def translate_device_errors(
 
 
 def _way_out(backend: Backend, placement: Placement, rank: int, batch_size: int | None, limited_by: str) -> str:
-    """What a device's memory is asked for, and what to lower."""
+    """Return what needs the device's memory, and what to lower."""
     device, ranks = placement.device(rank), range(placement.ranks)
     if placement.seats:
-        alike = [each for each in ranks if each == rank]  # of other processes, and machines, nothing is known here
+        alike = [each for each in ranks if each == rank]  # other processes are unknown here
     else:
         alike = [each for each in ranks if placement.device(each) == device]
     there = f"{len(alike)} worker{'s' * (len(alike) > 1)} there"
@@ -63,7 +62,7 @@ def _way_out(backend: Backend, placement: Placement, rank: int, batch_size: int 
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Forget what the calls held that an error came through, and those that led to it."""
+    """Clear the frames of an error and of its causes."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

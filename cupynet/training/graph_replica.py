@@ -1,12 +1,12 @@
 """A replica whose steps are CUDA graphs, each launched as a whole.
 
-A step of a small network is a few dozen kernels of a few microseconds each: launching them one by one takes the host
-longer than the GPU needs to run them. The gradient, the update, and both as one are captured for each batch size when
-it comes for the second time. The first time the operations are launched one by one: that loads kernels and allocates.
+A step of a small network is a few dozen kernels of a few microseconds each: launching them one by one takes longer than
+running them. The gradient, the update, and both as one are captured for each batch size the second time. The first time
+the operations are launched one by one, which loads kernels and allocates.
 
-Steps of both can run ahead: the device decides whether a step is made (`judge` in update.cu), and the host reads the
-outcome when it must know, at an average, a report or the end of an epoch. From the first loss or gradient on that is
-not finite the replica stands still until then, so that nothing of it is used and the batch can be found.
+Steps can run ahead of the host: the device decides whether a step is made (`judge` in update.cu); the host reads the
+result at an average, a report or the end of an epoch. After the first loss or gradient that is not finite the replica
+halts until then, so that nothing of it is used and the batch can be found.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from cupynet.training.replica import Replica, Settled, Step
 
 log = logging.getLogger(__name__)
 
-SPOILED = range(900, 908)  # cudaErrorStreamCapture...: what a capture ended with that was invalidated
-ATTEMPTS = 3  # to record a work, where it was spoiled
+SPOILED = range(900, 908)  # cudaErrorStreamCapture...: another thread invalidated the capture
+ATTEMPTS = 3  # to capture, if spoiled
 
 
 class GraphReplica(Replica):
@@ -47,18 +47,18 @@ class GraphReplica(Replica):
     def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder, accumulate: int = 1) -> None:
         super().__init__(model, optimizer, accumulate)
         self._recorder = recorder
-        self._inputs: dict[int, tuple[Array, Array]] = {}  # by the size of a batch: images and labels
+        self._inputs: dict[int, tuple[Array, Array]] = {}  # images and labels by batch size
         self._draws = any(layer.uses_rng for layer in model.network.walk())
-        self._samples: dict[int, Array] = {}  # by that size, where a layer draws at random
+        self._samples: dict[int, Array] = {}  # by batch size, if a layer uses random numbers
         self._epoch: Array = model.backend.asarray(np.zeros(1, np.int64))
         self._epoch_there = 0
-        self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by what it does and that size: works done before
-        self._workspace: Workspace | None = None  # of the thread that recorded these
-        self._spoiled: dict[tuple[str, int], int] = {}  # how often a work was not recorded
-        self._scale: float | None = None  # the loss scale last written to the device or read from it; None before
+        self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by name and batch size
+        self._workspace: Workspace | None = None  # of the thread that captured these
+        self._spoiled: dict[tuple[str, int], int] = {}  # failed captures
+        self._scale: float | None = None  # on the device; None if unknown
         self._ahead = False
-        self._batch: Batch | None = None  # of the step that `update` launches ahead of the host
-        self._launched: dict[int, bool] = {}  # of the steps since the host looked: iteration, whether it had a batch
+        self._batch: Batch | None = None  # of the step that `update` launches
+        self._launched: dict[int, bool] = {}  # since `settle`: iteration -> had a batch
         self._loss: Array = None
         self.refused = ""
         self._singly = self._wanted_ahead = False
@@ -71,7 +71,7 @@ class GraphReplica(Replica):
         """See `Replica.begin`."""
         super().begin()
         self._launched, self._scale = {}, None
-        if self._workspace is not self.backend.workspace:  # another thread: graphs write to the buffers of the last one
+        if self._workspace is not self.backend.workspace:  # another thread has other buffers
             self._workspace, self._known = self.backend.workspace, {}
 
     def gradient(self, batch: Batch | None) -> Step:
@@ -165,7 +165,7 @@ class GraphReplica(Replica):
         self._loss = total
 
     def _added(self, total: Array, *, first: bool) -> Array:
-        """The sum over the parts of a batch so far: what the backend has is overwritten by the next."""
+        """Return the sum over the parts of a batch so far; `total` is overwritten by the next part."""
         if self._sum is None:
             self._sum = self.backend.allocate((), total.dtype)
         if first:
@@ -189,7 +189,7 @@ class GraphReplica(Replica):
     # how ------------------------------------------------------------------------------------------------------------
 
     def _take(self, batch: Batch) -> int:
-        """Bring a batch to where recordings look for it; its size."""
+        """Copy a batch to the inputs of the graphs; return its size."""
         size, backend = len(batch), self.backend
         if size not in self._inputs:
             images = batch.images if batch.steady else backend.allocate(batch.images.shape, batch.images.dtype)
@@ -203,7 +203,7 @@ class GraphReplica(Replica):
         return size
 
     def _take_numbers(self, batch: Batch) -> None:
-        """Bring to the device what random numbers follow from."""
+        """Copy to the device what seeds random numbers."""
         samples = self.backend.asarray(np.asarray(batch.samples, np.int64))
         there: Array = self._samples.setdefault(len(batch), samples)
         there[...] = samples
@@ -212,7 +212,7 @@ class GraphReplica(Replica):
             self._epoch_there = batch.epoch
 
     def _run(self, name: str, size: int, work: Callable[[int], None]) -> None:
-        """Do it: as it stands the first time, then by one launch."""
+        """Do it: operation by operation the first time, then by one launch."""
 
         def plainly() -> None:
             with self._recorder.steered():
@@ -230,19 +230,17 @@ class GraphReplica(Replica):
             known()
 
     def _first_recorded(self, key: tuple[str, int], work: Callable[[], None]) -> None:
-        """The second time: record it, then do it; or find that it cannot be recorded, and do it as it stands.
+        """The second time: capture it; if that fails, launch operation by operation.
 
-        What another thread did to the device meanwhile may have spoiled it: then it is tried again, a few times.
+        Another thread may have spoiled the capture: then it is tried again, a few times.
         """
         try:
             self._known[key] = self._recorder.record(work)
-        except Exception as error:  # CuPy's, CUDA's, or of whatever is in a network
+        except Exception as error:
             failed = self.backend.failure(error, self.backend.device)
             if failed is not None and failed.of_memory:
                 raise
-            spoiled = (
-                failed is not None or getattr(error, "status", 0) in SPOILED
-            )  # a device that is lost says so again
+            spoiled = failed is not None or getattr(error, "status", 0) in SPOILED
             self._spoiled[key] = self._spoiled.get(key, 0) + 1
             if spoiled and self._spoiled[key] < ATTEMPTS:
                 log.debug("%s could not be recorded (%s): tried again at the next", key[0], error)
@@ -254,18 +252,18 @@ class GraphReplica(Replica):
         self._known[key]()
 
     def _tell(self) -> None:
-        """Let the device know the loss scale, where the host has changed it."""
+        """Write the loss scale to the device if the host has changed it."""
         if self._scale != self.backend.loss_scale:
             self._scale = self.backend.loss_scale
             self._write(used=self._scale)
 
     def _write(self, used: float) -> None:
-        """Begin a new stretch of steps on the device."""
+        """Begin a new series of steps on the device."""
         self._recorder.begin(self.backend.loss_scale, used, 0 if self.scaler is None else self.scaler.steady)
 
 
 class GraphContext(Context):
-    """Of a pass that is recorded: what would be recorded with it as it happened to be is refused. RuntimeError."""
+    """Context for graph capture. Refuses attributes whose values would be frozen into the graph. RuntimeError."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -276,7 +274,7 @@ class GraphContext(Context):
 
 
 def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Replica:
-    """The replica of a model: one that is recorded, where that can be."""
+    """Return the replica of a model: a GraphReplica if all its parts are recordable."""
     recorder = model.backend.recorder()
     if recorder is None:
         return Replica(model, optimizer, accumulate)

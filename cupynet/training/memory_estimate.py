@@ -1,7 +1,6 @@
-"""A rough estimate of a run's memory, by which settings that are absurd for this machine are refused.
+"""A rough estimate of a run's memory, to refuse settings that cannot fit into this machine.
 
-It counts what is certainly held at the same time: the layers' outputs, weights with gradients and optimizer state,
-batches made ahead, and images. A run that is refused could not have fitted; one that is accepted may still run out.
+It is a lower bound: the layers' outputs, weights with gradients and optimizer state, prefetched batches, and images.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from cupynet.optim.optimizers import ByRule
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What the memory of a run follows from, on one machine.
+    """The settings that determine the memory of a run on one machine.
 
     Attributes:
-        network: built, with so many `weights` in all.
+        network, weights: the built network and its number of weights.
         batch_size, workers, prefetch: as in the settings; `prefetch` is that of all workers.
-        held: the share of a batch whose activations are held at once, if it is cut into parts.
-        images: of each part of the data set that is loaded, by the name of the argument that limits it.
+        held: the share of a batch whose activations are held at once.
+        images: of each part of the data set, by the name of the argument that limits it.
         loads: how often they are loaded: by each process of the machine.
-        trained: images of an epoch; no more are made ahead.
-        devices: how many share it, if it is that of the devices.
+        trained: images of an epoch, an upper bound of those prefetched.
+        devices: how many share it, if it is the memory of devices.
     """
 
     network: Layer

@@ -281,7 +281,7 @@ class ParallelWrapper:
         self.on_workers(task, batch_size=loader.batch_size)
         if not found:
             raise ConfigError(
-                "the replicas differ, between two averages: call fit first, or evaluate their mean, load_model(checkpoint)"
+                "the replicas differ, between two averages: call fit first, or evaluate load_model(checkpoint)"
             )
         return found[0]
 

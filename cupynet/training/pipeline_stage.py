@@ -1,6 +1,6 @@
-"""A stage of a pipeline: some of a network's layers on one worker, and what it exchanges with the stages beside it.
+"""A stage of a pipeline: some of a network's layers on one worker, and its exchange with the neighbouring stages.
 
-Where the network is cut and in which order a stage works is said in parallel/pipeline.py.
+parallel/pipeline.py has the cut of the network and the order of work of a stage.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from cupynet.parallel import Groups, one_forward_one_backward, parts
 from cupynet.training.events import Piece
 from cupynet.training.replica import Replica, Scores
 
-REHEARSALS = 7  # passes by which a stage's work is measured, after two that are not counted
+REHEARSALS = 7  # measured passes of a stage, after two warm-up passes
 
 
 class Stage(Replica):
-    """Consecutive layers of a network on one worker; all stages of a replica do together what a `Replica` does.
+    """Consecutive layers of a network on one worker; all stages together are a `Replica`.
 
-    Activations go to the stage behind, their derivatives to the stage before, micro-batch by micro-batch; nothing else
-    is shared. All stages of a replica are given the same batches: the first uses their images, the last their labels.
-    Each has an optimizer and a synchronizer of its own, so weights are averaged stage by stage.
+    Activations go to the next stage, their gradients to the previous one, micro-batch by micro-batch. All stages of a
+    replica receive the same batches: the first uses their images, the last their labels. Each has an optimizer and a
+    synchronizer of its own, so weights are averaged stage by stage.
 
     Args:
-        whole: the network in this process, of which this stage has a part. That of rank 0 is the user's own: `begin`
-            takes its weights, `assemble` gives the trained ones back.
-        optimizer: moves this stage's weights; not shared with another stage.
+        whole: the network in this process. That of rank 0 is the user's own: `begin` takes its weights, `assemble`
+            writes the trained ones back.
+        optimizer: updates this stage's weights; not shared with another stage.
         groups: the other stages of this replica, and the other replicas.
         backend: where the stage computes.
         layers: the names of the layers of all stages.
-        micro_batches: into how many parts a batch is cut, if it has as many examples.
+        micro_batches: number of parts of a batch.
 
     Attributes:
-        model: this stage's layers, under the names they have in the whole network.
+        model: this stage's layers, with their names of the whole network.
         losses: the sum of the last batch's losses on the first and the last stage, None on the others.
-        waited_s: seconds of the last round in which this stage waited for what others were to send it.
-        batch_size, work_s: the seconds that each stage alone needs for a micro-batch of batches of this size, forward
-            and backward, as `warm_up` measured them; 0 and [] before.
+        waited_s: seconds of the last round spent waiting for other stages.
+        batch_size, work_s: seconds of each stage alone for a micro-batch of batches of this size, forward and backward,
+            measured by `warm_up`; 0 and [] before.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Stage(Replica):
         super().__init__(whole.part(self.layers[self.number], backend), optimizer)
         self.losses: Array | None = 0.0 if self.first or self.last else None
         self.batch_size, self.work_s = 0, list[float]()
-        self._restored = False  # since `begin`: this stage's weights are the ones to go on with
+        self._restored = False  # since `begin`: this stage's weights replace the user's
 
     @property
     def whole(self) -> Model:
@@ -71,12 +71,12 @@ class Stage(Replica):
 
     @property
     def first(self) -> bool:
-        """Whether this stage is fed with images."""
+        """True if this stage receives images."""
         return self.number == 0
 
     @property
     def last(self) -> bool:
-        """Whether this stage makes the output, and has the loss."""
+        """True if this stage computes the output and the loss."""
         return self.number == self.count - 1
 
     @property
@@ -97,7 +97,7 @@ class Stage(Replica):
         if batch is None:
             return 0
         waiting = iter(parts(len(batch), self.micro_batches))
-        flying: deque[Callable[[], None]] = deque()  # micro-batches whose backward pass is to come
+        flying: deque[Callable[[], None]] = deque()  # pending backward passes
         with self.backend.loans():
             for forward in one_forward_one_backward(self.number, self.count, min(len(batch), self.micro_batches)):
                 if forward:
@@ -108,7 +108,7 @@ class Stage(Replica):
         return len(batch)
 
     def _forward(self, batch: Batch, part: slice) -> Callable[[], None]:
-        """The forward pass of a micro-batch, and its backward pass, to be called."""
+        """Compute the forward pass of a micro-batch; return its backward pass."""
         model, backend, stages = self.model, self.backend, self.groups.stages
         share = (part.stop - part.start) / len(batch)
         context = self._context(train=True, batch=batch, part=part)
@@ -135,19 +135,19 @@ class Stage(Replica):
         return backward
 
     def _received(self, count: int) -> Array:
-        """What the stage before sent: (count, ...), borrowed."""
+        """Return the activations from the previous stage: (count, ...), borrowed."""
         x = self.backend.borrow((count, *self.model.input.shape))
         self._receive(x, self.number - 1)
         return x
 
     def _receive(self, array: Array, source: int) -> None:
-        """Fill `array` with what another stage sends, and count the seconds until it is there."""
+        """Receive `array` from another stage, and count the seconds."""
         began = time.perf_counter()
         self.groups.stages.recv(array, source)
         self.waited_s += time.perf_counter() - began
 
     def _share_losses(self) -> None:
-        """Tell the first stage what the last one lost, as reports are made on rank 0."""
+        """Send the losses to the first stage, as rank 0 makes the reports."""
         backend, last = self.backend, self.count - 1
         if self.first != self.last:
             losses = backend.asarray(np.zeros(1, backend.policy.accumulate))
@@ -169,9 +169,7 @@ class Stage(Replica):
     def scores(self, batch: Batch) -> Scores | None:
         """See `Replica.scores`. A stage works on a batch while the next one works on the one before."""
         backend, stages = self.backend, self.groups.stages
-        taken = np.zeros(
-            1, np.uint8
-        )  # a stage waits until its output is taken: batches do not pile up before a slow one
+        taken = np.zeros(1, np.uint8)  # a stage waits until its output is received: batches do not pile up
         with backend.loans():
             x = batch.images
             if not self.first:
@@ -191,7 +189,7 @@ class Stage(Replica):
         return [*super().pieces(), Piece(self, "_receive", "waiting for a stage", "waiting")]
 
     def warm_up(self, batch_size: int) -> float:
-        """See `Replica.warm_up`; and measure the work of all stages, one worker after the other. All call it."""
+        """See `Replica.warm_up`; also measure the work of all stages. Every worker calls it."""
         began = time.perf_counter()
         scratch = self._scratch()
         passes = self._passes(scratch.model, -(-batch_size // min(batch_size, self.micro_batches)))
@@ -201,7 +199,7 @@ class Stage(Replica):
         seconds = time.perf_counter() - began
         own, world = 0.0, self.groups.world
         for rank in range(world.size):
-            world.barrier()  # alone: others would take its caches, its memory or even its core
+            world.barrier()  # one after the other: alone on the machine
             if rank == world.rank:
                 own = statistics.median([next(passes) for _ in range(REHEARSALS + 2)][2:])
         self.work_s = self.groups.stages.gather_numbers(own)[:, 0].tolist()
@@ -209,7 +207,7 @@ class Stage(Replica):
         return seconds
 
     def _passes(self, model: Model, samples: int) -> Iterator[float]:
-        """The seconds of forward and backward passes of a micro-batch, without the neighbours, for ever."""
+        """Yield the seconds of a forward and backward pass of a micro-batch, without other stages, forever."""
         backend, rng = self.backend, np.random.default_rng(0)
         if self.first:
             images = rng.integers(0, 256, (samples, *model.input.shape)).astype(np.uint8)
@@ -235,9 +233,7 @@ class Stage(Replica):
     # the whole network ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Before a fit or an evaluation: take over the weights of rank 0's whole network, which somebody may have
-        changed; or bring it those that were restored.
-        """
+        """Before a fit or an evaluation: take the weights of rank 0's whole network, or give it the restored ones."""
         super().begin()
         if self._restored:
             self.assemble()
@@ -254,7 +250,7 @@ class Stage(Replica):
         self._restored = False
 
     def assemble(self) -> None:
-        """Bring the weights of all stages of replica 0 into the whole network on rank 0."""
+        """Copy the weights of all stages of replica 0 into the whole network on rank 0."""
         if self.groups.replicas.rank == 0:
             stages = self.groups.stages
             for stage, part, whole in self._weights():
@@ -268,7 +264,7 @@ class Stage(Replica):
                 self.whole.params.publish()
 
     def _weights(self) -> Iterator[tuple[int, Array, Array]]:
-        """The stage of each weight and buffer, it there and in the whole network: on the first stage those of all."""
+        """Yield stage, array there, and array in the whole network of each weight and buffer."""
         own = _arrays(self.params)
         stage_of = {name: stage for stage, names in enumerate(self.layers) for name in names}
         for name, whole in _arrays(self.whole.params).items():
@@ -282,6 +278,6 @@ class Stage(Replica):
 
 
 def _arrays(params: Params) -> dict[str, Array]:
-    """The weights, as the optimizer moves them, and the buffers by name."""
+    """Return the master weights and the buffers by name."""
     weights = {name: parameter.master for name, parameter in params.named()}
     return weights | {name: buffer.data for name, buffer in params.named_buffers()}

@@ -1,11 +1,11 @@
-"""Another number of workers goes on from a checkpoint: their states, made from those of the workers that it is of.
+"""Resuming with another number of workers: their states, computed from those of a checkpoint.
 
-All begin with the mean of the replicas, weighted as their next average would have been: by the samples that each has
-seen since the last one. Optimizer state and what synchronizers carry along (momentum, residuals) are averaged in the
-same way; what must be counted anew is. A stage of a pipeline begins with the mean of what was the same stage.
+All begin with the mean of the replicas, weighted as in their next average: by the samples that each has seen since the
+last one. Optimizer state and the state of synchronizers (momentum, residuals) are averaged in the same way. A stage of
+a pipeline begins with the mean of the same stage.
 
-Where an epoch was broken off it is gone on with behind the last round that the new workers would have completed: at
-most as many batches as they are less one are trained on once more, none is left out.
+An interrupted epoch continues after the last round that the new workers would have completed: fewer batches than they
+are workers are trained on once more, none is left out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from cupynet.parallel import Synchronizer
 from cupynet.training.clock import Losses
 from cupynet.training.state_tree import Tree
 
-COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a clock: the same on all workers
+COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a clock: equal on all workers
 
 
 def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer) -> list[Tree]:
-    """The states of `size` workers, replicas of `stages` each, made from those of others, as `Trainer.state` has them.
+    """Return the states of `size` workers, replicas of `stages` each, computed from those of others.
 
-    synchronizer: says what a replica weighs in the mean, and what its own state is when they have become one.
+    synchronizer: knows the weight of a replica in the mean, and its own state afterwards.
     """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
@@ -49,20 +49,20 @@ def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Sync
 
 
 def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
-    """Batches of the epoch that was broken off which `size` workers train on once more."""
+    """Return the batches of the interrupted epoch that `size` workers train on once more."""
     before, after = len(states) // stages, size // stages
     return int(states[0]["trainer"]["round"]) * before % after
 
 
 def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
-    """What each replica counts in the mean of all; their sum is 1."""
+    """Return the weight of each replica in the mean of all; their sum is 1."""
     weights = [synchronizer.merge_weight(state["synchronizer"]) for state in states]
     total = sum(weights)
     return [weight / total if total else 1 / len(states) for weight in weights]
 
 
 def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
-    """The mean of trees that are alike: of arrays of real numbers; all else is the first's, and so is what differs."""
+    """Return the mean of float arrays of the same shape in all trees; all else is taken from the first."""
     first = trees[0]
     if isinstance(first, Mapping):
         return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
@@ -71,13 +71,13 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
         return first
     total = np.zeros(first.shape, np.float64)
     for tree, share in zip(trees, counted, strict=True):
-        if share:  # what does not count may be anything
+        if share:  # 0 x NaN is NaN
             total += share * tree.astype(np.float64)
     return total.astype(first.dtype)
 
 
 def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
-    """`state`, and what is only in `own`: one worker alone keeps less."""
+    """Return `state` with what is only in `own`: a single worker keeps less."""
     found = dict(state)
     for name, value in own.items():
         if name not in found:
@@ -88,10 +88,10 @@ def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
 
 
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
-    """What all replicas have in common of one stage, or of the whole network."""
+    """Return the state that all replicas of one stage, or of the whole network, have in common."""
     counted = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
-    passed = position["iteration"] - position["span_start"]  # as rounds of those who went before
+    passed = position["iteration"] - position["span_start"]  # in rounds of the former workers
     position["span_start"] = position["iteration"] - round(passed * before / after)
     position["round"] = position["round"] * before // after
     position["deal"] = np.array([*position["deal"][:-1], after][: len(position["deal"])], np.int64)
@@ -107,7 +107,7 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
 
 
 def _known(states: Sequence[Tree]) -> Tree:
-    """What `NonFinite` knows of batches to be left out, of all workers: each may be given any of them now."""
+    """Return the batches that `NonFinite` left out on any worker."""
     found = [state["callbacks"]["NonFinite"] for state in states if "NonFinite" in state["callbacks"]]
     if not found:
         return {}
@@ -116,8 +116,8 @@ def _known(states: Sequence[Tree]) -> Tree:
 
 
 def _losses(found: Sequence[Mapping[str, float]]) -> Tree:
-    """Of the epoch that was broken off: a worker goes on with its own and those of workers that are no more."""
-    losses = {**(found[0] if found else Losses().state())}  # a mean that only others know is not asked for here
+    """Return the losses of the interrupted epoch: a worker takes over those of former workers."""
+    losses = {**(found[0] if found else Losses().state())}
     for other in found[1:]:
         losses["epoch_samples"] += other["epoch_samples"] + other["samples"]
         losses["epoch_losses"] += other["epoch_losses"] + other["unread"]
@@ -125,5 +125,5 @@ def _losses(found: Sequence[Mapping[str, float]]) -> Tree:
 
 
 def _new_clock(clock: Mapping[str, Any]) -> Tree:
-    """That of a worker which was not there before: what all know alike, and nothing of its own."""
+    """Return the clock of an additional worker: the common figures, and 0 for its own."""
     return {name: value if name in COMMON else type(value)(0) for name, value in clock.items()}

@@ -1,7 +1,7 @@
-"""The state of a worker's training: everything from which it continues bit for bit after any round.
+"""The state of a worker's training, from which it continues bit for bit after any round.
 
-(Nothing else is random: the order of examples follows from seed and epoch, and what layers draw from seed, epoch,
-sample, layer and place.)
+It needs no generator state: the order of examples depends on seed and epoch, random numbers of layers on seed, epoch,
+sample, layer and place.
 """
 
 from __future__ import annotations
