@@ -154,8 +154,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
                 run.save(summary, wrapper.model.weights(), data.test.images[wrong])
             number = int(wrapper.greatest(told.number))
     if experiment.rank == 0 and test is not None and not settings.fast_dev_run:
-        losses = [loss for loss in wrapper.history.epochs.get("loss", ()) if loss is not None]
-        warning = unlearned(test, experiment.loss.chance(test.classes), losses)
+        warning = unlearned(test)
         if warning is not None:
             log.warning("%s", warning)
     silent = config.in_sweep() or is_quiet(settings.callbacks)  # a sweep has a table of all jobs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -35,10 +34,6 @@ class Loss:
 
     def check(self, classes: int) -> None:
         """Refuse to be the loss of a network with as many outputs. ConfigError."""
-
-    def chance(self, classes: int) -> float | None:
-        """The loss of a network that thinks all classes equally likely, whatever the examples; None: that depends."""
-        return None
 
     def _outputs(self, prediction: Array, what: str = "outputs") -> None:
         """Refuse what is no row of outputs for each example. ConfigError."""
@@ -86,10 +81,6 @@ class SoftmaxNLL(Loss):
     def scores(self, backend: Backend, prediction: Array) -> Array:
         """(N, O) logits -> probabilities."""
         return backend.softmax(prediction)
-
-    def chance(self, classes: int) -> float | None:
-        """ln(classes), however smooth the targets; with class weights it depends on the examples."""
-        return math.log(classes) if self.class_weights is None else None
 
 
 def _class_weights(given: Weights) -> tuple[float, ...]:

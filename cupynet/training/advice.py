@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import fmean, median
 
 from cupynet.core.checks import percent
@@ -17,8 +16,6 @@ MOST_RARELY = 100  # iterations between averages: replicas that drift further ap
 FEW_ROUNDS = 5  # in an epoch: more workers make fewer updates, and cost more than they save
 SLOWER = 1.25  # times as long for the same samples: more than the noise of a shared machine
 SURELY = 3.0  # standard deviations above chance: a network that knows nothing gets there once in 700 runs
-LOST = 0.8  # of the last epoch's training loss: an earlier one below it was no chance
-BURST = 2.0  # times the loss at chance: fresh networks are above it, but not so far
 
 
 def advise(
@@ -49,7 +46,7 @@ def advise(
         most = MOST_RARELY if rounds is None else min(MOST_RARELY, rounds * evaluated_every)
         found.append(_averaging(spent, frequency, most, stages, cores))
     if stages > 1:
-        found.append(_pipeline(spent, speed, cores))
+        found.append(_pipeline(spent, speed))
     cost, sentence = max(found)
     if cost < STANDS_OUT:
         return f"nothing stands out: {percent(fmean(spent.share('compute_s')), 0)} of the time is computing"
@@ -77,7 +74,7 @@ def _averaging(
     ranks, share = len(spent.rounds_s), min(spent.share("averaging_s"))
     text = f"averaging costs {percent(share, 0)} of the time"
     if cores is not None and ranks > cores:
-        return share, f"{text}: {_oversubscribed(ranks, cores, stages)}"
+        return share, f"{text}: {ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
     if isinstance(frequency, int) and frequency < most and share >= STANDS_OUT:
         other, then = rarer(share, frequency, most)
         return share, f"{text}: frequency {other} would cost {percent(then, 0)}"
@@ -101,44 +98,27 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
     return 1 - 1 / ratio if ratio >= SLOWER else 0.0, f"{name} {slowest} is {ratio:.1f} times slower than the others"
 
 
-def _pipeline(spent: Spent, speed: PipelineSpeed | None, cores: int | None) -> tuple[float, str]:
-    ranks, share = len(spent.rounds_s), fmean(spent.share("waiting_s"))
-    if speed is not None and speed.speed_up <= 1:
-        workers = ranks if cores is None else min(ranks, cores)
+def _pipeline(spent: Spent, speed: PipelineSpeed | None) -> tuple[float, str]:
+    share = fmean(spent.share("waiting_s"))
+    if speed is None:
+        return share, f"stages wait {percent(share, 0)} of the time"
+    if speed.speed_up <= 1:
         lost = 1 - speed.speed_up / len(speed.work_s)
-        return lost, f"{speed.speed_up:.2f} times one worker: try workers={workers} without a pipeline"
-    text = f"stages wait {percent(share, 0)} of the time"
-    if cores is not None and ranks > cores:
-        return share, f"{text}: {_oversubscribed(ranks, cores, len(speed.work_s) if speed else 2)}"
-    return share, text if speed is None else f"{text}: at best {speed.bound:.2f} times one worker"
+        return lost, f"{speed.speed_up:.2f} times one worker: try {len(spent.rounds_s)} workers without a pipeline"
+    return share, f"stages wait {percent(share, 0)} of the time: at best {speed.bound:.2f} times one worker"
 
 
-def _oversubscribed(ranks: int, cores: int, stages: int) -> str:
-    return f"{ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
-
-
-def unlearned(evaluation: Evaluation, chance: float | None, losses: Sequence[float] = ()) -> str | None:
+def unlearned(evaluation: Evaluation) -> str | None:
     """Return a warning if the accuracy may be that of a constant answer, the commonest class; else None.
 
-    That answer is right on a share p of n images, with the standard deviation sqrt(p (1 - p) / n). The steps were too
-    large if the loss is not finite, was far above `chance`, or rose again after it had fallen.
-
-    Args:
-        chance: the loss of equal probabilities, see `Loss.chance`; None if unknown.
-        losses: the mean training loss of each epoch.
+    That answer is right on a share p of n images, with the standard deviation sqrt(p (1 - p) / n).
     """
-    samples, loss = evaluation.samples, evaluation.loss
+    samples = evaluation.samples
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
     deviation = math.sqrt(share * (1 - share) / max(samples, 1))
     if not 0 < share < 1 or evaluation.accuracy > share + SURELY * deviation:
         return None
-    hardly = "has hardly learned" if evaluation.accuracy > share + deviation else "has not learned"
-    beside = "" if chance is None else f", at chance {chance:.4g}"
-    lost = len(losses) > 0 and min(losses) < LOST * losses[-1]
-    burst = chance is not None and max(loss, *losses, -math.inf) > BURST * chance
-    too_large = lost or burst or not math.isfinite(loss)
     return (
-        f"it {hardly}: accuracy {percent(evaluation.accuracy)} on {samples:,} images, the commonest class alone gives "
-        f"{percent(share)}; loss {loss:.4g}{beside}: "
-        f"{'lower learning_rate' if too_large else 'train longer, or change learning_rate'}"
+        f"it has not learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, the commonest class alone "
+        f"gives {percent(share)}; loss {evaluation.loss:.4g}: lower learning_rate, or train longer"
     )

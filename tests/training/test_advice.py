@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
-from cupynet.nn import BinaryCrossEntropy, Hinge, Huber, MeanSquaredError, SoftmaxNLL
 from cupynet.parallel import Adaptive, PipelineSpeed
 from cupynet.parallel.synchronizers.schedule import Every
 from cupynet.training import Evaluation, Spent, advise, unlearned
 from cupynet.training.advice import FEW_ROUNDS, MOST_RARELY, STANDS_OUT, WANTED, rarer
-
-LN10 = math.log(10)
 
 
 def spent(averaging=None, data=None, compute=None, samples=None, waiting=None) -> Spent:
@@ -95,10 +89,8 @@ FAST = PipelineSpeed([["a"], ["b"]], 4, [3e-3, 4e-3], 20e-3)  # 1.40 times, boun
     [
         ((30, 50), FAST, None, "stages wait 40 % of the time: at best 1.40 times one worker"),
         ((30, 50), FAST, 2, "stages wait 40 % of the time: at best 1.40 times one worker"),
-        ((30, 50, 30, 50), FAST, 2, "stages wait 40 % of the time: 4 stages on 2 cores"),
-        ((30, 50), SLOW, 2, "0.85 times one worker: try workers=2 without a pipeline"),
-        ((30, 50, 30, 50), SLOW, 2, "0.85 times one worker: try workers=2 without a pipeline"),
-        ((1, 2), SLOW, None, "0.85 times one worker: try workers=2 without a pipeline"),
+        ((30, 50), SLOW, 2, "0.85 times one worker: try 2 workers without a pipeline"),
+        ((1, 2), SLOW, None, "0.85 times one worker: try 2 workers without a pipeline"),
         ((30, 50), None, None, "stages wait 40 % of the time"),
         ((4, 6), FAST, None, "nothing stands out: 95 % of the time is computing"),
     ],
@@ -176,7 +168,7 @@ def evaluated(right: int, wrong: int, loss: float, classes: int = 10, commonest:
     [(100, 900, 0), (128, 872, 0), (550, 450, 500), (5, 5, 3), (0, 1000, 0)],
 )
 def test_what_is_no_better_than_a_constant_answer_has_not_learned(right, wrong, commonest):
-    assert unlearned(evaluated(right, wrong, 2.0, commonest=commonest), LN10) is not None
+    assert unlearned(evaluated(right, wrong, 2.0, commonest=commonest)) is not None
 
 
 @pytest.mark.parametrize(
@@ -184,54 +176,9 @@ def test_what_is_no_better_than_a_constant_answer_has_not_learned(right, wrong, 
 )
 def test_what_is_better_has(right, wrong, commonest):
     """However large its loss: it may be too sure of itself."""
-    assert unlearned(evaluated(right, wrong, 99.0, commonest=commonest), LN10) is None
-
-
-@pytest.mark.parametrize(
-    ("loss", "losses", "way_out"),
-    [
-        (4988216032362.4961, (), "lower learning_rate"),
-        (math.nan, (), "lower learning_rate"),
-        (2.303, (57.0,), "lower learning_rate"),  # it exploded, and came to rest
-        (2.412, (2.412,), "train longer, or change learning_rate"),  # as it was initialised
-        (2.31, (2.4, 2.32), "train longer, or change learning_rate"),
-        (2.30, (), "train longer, or change learning_rate"),
-        (2.30, (1.342, 2.306), "lower learning_rate"),  # it had learned, and lost it
-        (2.30, (2.306, 0.7, 2.301), "lower learning_rate"),
-        (2.30, (2.303, 2.29, 2.301), "train longer, or change learning_rate"),
-    ],
-)
-def test_lower_is_told_only_where_the_loss_has_risen(loss, losses, way_out):
-    said = unlearned(evaluated(100, 900, loss), LN10, losses)
-    assert said.startswith("it has not learned: accuracy 10.00 % on 1,000 images")
-    assert f"loss {loss:.4g}" in said and said.endswith(f": {way_out}")
-
-
-def test_between_chance_and_more_than_chance_it_has_hardly_learned():
-    """50 of 120 at three classes: two standard deviations above a constant answer."""
-    assert unlearned(evaluated(50, 70, 1.0, classes=3), math.log(3)).startswith("it has hardly learned: accuracy 41.67")
-
-
-def test_a_loss_that_is_no_log_likelihood_is_compared_with_nothing():
-    for loss, way_out in {
-        0.09001: "train longer, or change learning_rate",
-        5.0: "train longer, or change learning_rate",
-        math.nan: "lower learning_rate",
-        math.inf: "lower learning_rate",
-    }.items():
-        said = unlearned(evaluated(100, 900, loss), None)
-        assert "at chance" not in said and said.endswith(f"loss {loss:.4g}: {way_out}"), said
-
-
-def test_losses_know_what_they_are_by_chance_or_say_nothing():
-    backend, labels = create_backend("numpy", "double"), np.arange(4)
-    for loss in (SoftmaxNLL(), SoftmaxNLL(0.2)):
-        value, _ = loss(backend, backend.asarray(np.full((4, 5), 0.3)), backend.asarray(labels))
-        np.testing.assert_allclose(value, loss.chance(5), rtol=1e-12)
-    weighted = SoftmaxNLL(class_weights=[0, 1, 1, 1, 1])
-    assert {each.chance(5) for each in (weighted, MeanSquaredError(), BinaryCrossEntropy(), Hinge(), Huber())} == {None}
+    assert unlearned(evaluated(right, wrong, 99.0, commonest=commonest)) is None
 
 
 def test_one_class_or_none_says_nothing():
-    assert unlearned(evaluated(3, 0, 0.0, classes=1), 0.0) is None
-    assert unlearned(Evaluation(3), math.log(3)) is None
+    assert unlearned(evaluated(3, 0, 0.0, classes=1)) is None
+    assert unlearned(Evaluation(3)) is None

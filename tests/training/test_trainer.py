@@ -442,7 +442,7 @@ def test_a_schedule_stretches_over_each_fit_anew():
 @pytest.mark.parametrize(
     ("images", "classes", "message"),
     [
-        ((8, 8, 3), 3, r"images of \(8, 8, 3\) .* made for Image\(8, 8, 1\)"),
+        ((8, 8, 3), 3, r"images of \(8, 8, 3\) .* takes Image\(8, 8, 1\)"),
         ((9, 8, 1), 3, r"images of \(9, 8, 1\)"),
         ((8, 8, 1), 4, "gives Flat\\(3\\), but the data has 4 classes"),
     ],

@@ -132,8 +132,8 @@ def test_a_worker_that_has_it_of_others_says_so(caplog):
     assert sorted(record.getMessage() for record in caplog.records if "left out" in record.getMessage()) == [
         "the loss of worker 0 at batch 0 of epoch 1 is not finite, for sample 0, first in the output of layer "
         "'poisoned'; the batch is left out",
-        "the loss of worker 1 at batch 1 of epoch 1 is not finite, but for what layer 'norm1' has of other replicas' "
-        "batches; the batch is left out",
+        "the loss of worker 1 at batch 1 of epoch 1 is not finite, because of other replicas' batches, which layer "
+        "'norm1' uses; the batch is left out",
     ]
 
 
