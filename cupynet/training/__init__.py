@@ -1,4 +1,4 @@
-"""Training: the loop that every worker runs, what watches it, and the wrapper that is the way in."""
+"""Training: the loop of every worker, its callbacks, and ParallelWrapper."""
 
 from cupynet.training.advice import advise, unlearned
 from cupynet.training.callbacks.base import Callback

@@ -1,4 +1,4 @@
-"""Evaluation in parallel: each worker its own batches, the same result on all of them."""
+"""Evaluation in parallel: each worker evaluates its own batches; all have the same result."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Evaluator:
     """Evaluates one replica, with the other workers.
 
     Args:
-        replica: this worker's.
+        replica: of this worker.
         groups: the other workers.
-        who: this worker's name in the notes of an error.
+        who: this worker's name in notes of errors.
         open_feed: creates the feed of a loader's batches for this worker.
     """
 
@@ -28,7 +28,7 @@ class Evaluator:
 
     @contextmanager
     def hold(self, loader: Batches) -> Iterator[BatchFeed]:
-        """Keep the feed of `loader` open in this context, so that each evaluation in it finds its memory allocated."""
+        """Keep the feed of `loader`, and its memory, for all evaluations in this context."""
         if loader in self._held:
             yield self._held[loader]
             return
@@ -41,7 +41,7 @@ class Evaluator:
 
     def evaluate(self, loader: Batches) -> Evaluation:
         """Evaluate the batches of `loader`: the same result on all workers."""
-        with self.hold(loader) as feed:  # until all workers are done: those of a device share the images there
+        with self.hold(loader) as feed:  # until all are done: workers on a device share images
             own, whole = self._evaluate(feed), Evaluation(loader.dataset.classes)
             for packed in self._groups.world.all_gather(own.pack()):
                 whole.merge(Evaluation.unpack(packed, loader.dataset.classes))

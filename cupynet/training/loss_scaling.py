@@ -1,8 +1,8 @@
 """Dynamic loss scaling: a factor on the loss keeps small gradients above what 16 bits can hold.
 
 It is halved when a gradient overflows, and that step is skipped; after a while without an overflow it is doubled
-(Micikevicius et al. 2018, "Mixed precision training", and NVIDIA's apex). An overflow is no failure. A loss that is not
-finite is one, and so is a gradient that overflows with the smallest factor.
+(Micikevicius et al. 2018, "Mixed precision training", and NVIDIA's apex). A loss that is not finite is a failure, and
+so is a gradient that overflows with the smallest factor.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ class LossScaler:
     """Finds the loss scale of one worker's replica. Every worker makes the same calls.
 
     Args:
-        backend: whose `loss_scale` is set.
-        together: the workers that skip a step together: the stages of a replica, or all if gradients are shared. The
-            last of them computes the loss, or all do.
-        shared: whether these are all workers.
+        backend: its `loss_scale` is set.
+        together: the workers that skip a step together: the stages of a replica, or all if gradients are shared.
+        shared: True if these are all workers.
 
     Attributes:
         skipped: steps that were skipped.
-        skipping: whether this round's step is.
+        skipping: True if this round's step is.
         steady: rounds since the factor changed.
     """
 
@@ -38,7 +37,7 @@ class LossScaler:
 
     @classmethod
     def of(cls, backend: Backend, groups: Groups, *, shared: bool) -> LossScaler | None:
-        """For what is stored in 16 bits; None where nothing can get lost."""
+        """Return a scaler if 16 bits are stored, else None."""
         if backend.policy.loss_scale == 1:
             return None
         return cls(backend, groups.world if shared else groups.stages, shared=shared)
@@ -53,7 +52,7 @@ class LossScaler:
         return self.steady >= GROW_AFTER and self._backend.loss_scale < MOST
 
     def grow(self) -> None:
-        """Double the factor if it has been steady for long: between two rounds, as an update divides by it."""
+        """Double the factor if it has been steady for long. Call it between two rounds: an update divides by it."""
         if self._grows:
             self._set(self.scale)
 
@@ -61,8 +60,8 @@ class LossScaler:
         """After the gradients of a round: return whether its step is skipped, on all workers that skip together.
 
         Args:
-            overflow: whether this worker's gradient is not finite.
-            failed: whether its loss is not, which a smaller factor does not repair.
+            overflow: True if this worker's gradient is not finite.
+            failed: True if its loss is not.
         """
         failed = failed or (overflow and self.scale <= LEAST)
         if self._together.size > 1:
@@ -82,7 +81,7 @@ class LossScaler:
         return Scaling(GROW_AFTER, LEAST, MOST)
 
     def learn(self, steady: int, skipped: int) -> None:
-        """Take over the counts of steps that ran ahead of the host; the backend has their factor."""
+        """Take over the counts of steps that ran ahead of the host."""
         self.steady, self.skipped = steady, self.skipped + skipped
 
     def meet(self, replicas: Communicator) -> None:
@@ -102,7 +101,7 @@ class LossScaler:
         return {"scale": self.scale, "rounds": self.steady, "skipped": self.skipped}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; {} where what it is of had no factor. ValueError: it is no such state."""
+        """Take over what `state` returned; {} if there was no scaler. ValueError: it is no such state."""
         if state:
             scale, rounds, skipped = float(state["scale"]), int(state["rounds"]), int(state["skipped"])
             if not LEAST <= scale <= MOST or min(rounds, skipped) < 0:

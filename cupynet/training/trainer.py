@@ -43,10 +43,10 @@ class Trainer:
 
     Args:
         replica: the replica to train.
-        groups: the communicators of this worker; by default it is alone.
+        groups: the communicators of this worker; by default that of a single worker.
         synchronizer: keeps the replicas together; optional for a single worker.
         callbacks: the callbacks of this worker, see `Callback`.
-        prefetch_buffer: number of batches that a thread prepares ahead for this worker; 0 disables it.
+        prefetch_buffer: batches that a thread prepares ahead for this worker; 0 disables it.
         data_on_device, shared: keep images on the GPU, and the data that workers of this process share, see
             `Device.transfer`.
         report_every: iterations between reports; 0 disables them.

@@ -1,4 +1,4 @@
-"""What writes a run down for programs that show many: TensorBoard, MLflow, Weights & Biases. See README.md here."""
+"""Loggers for TensorBoard, MLflow, and Weights & Biases. See README.md here."""
 
 from cupynet.training.callbacks.loggers.base import Logger
 from cupynet.training.callbacks.loggers.mlflow import MLflow

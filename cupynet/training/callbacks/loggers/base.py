@@ -1,4 +1,4 @@
-"""What all loggers have in common: which figures, under which names, and that none of them ever ends a run."""
+"""The base class of loggers: the figures and their names. A logger that fails never ends a run."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ RESULTS = (
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a logger is told when it begins.
+    """The arguments of `Logger._begin`.
 
     Attributes:
-        folder: of the run; None where it has none.
+        folder: of the run; None if it has none.
         hyperparameters: see `flat`.
-        iteration: after which it goes on; 0 for a new run.
-        identity: what `Logger.identity` said before the checkpoint that is gone on with; "" for a new run.
+        iteration: that of the checkpoint to resume; 0 for a new run.
+        identity: `Logger.identity` of the resumed run; "" for a new one.
     """
 
     folder: Path | None
@@ -49,10 +49,9 @@ class Beginning:
 
 
 class Logger(Callback):
-    """Hands figures to another package's writer, on rank 0. A kind of logger overrides what begins with `_` below.
+    """Passes figures to another package, on rank 0. A subclass overrides `_begin`, `_write`, `_end` and `_abandon`.
 
-    Whatever fails in there is told once, and nothing more is logged: it never ends a run. Nothing is opened before
-    the first fit.
+    If one of them fails, a warning says so once, and nothing more is logged. Nothing is opened before the first fit.
 
     Attributes:
         package, extra: the package that writes, and the extra of cupynet that installs it.
@@ -70,15 +69,14 @@ class Logger(Callback):
         self._status, self._identity_before, self._results = "failed", "", dict[str, float]()
 
     def _needs(self, package: str) -> None:
-        """Refuse to go without a package. ConfigError."""
         if find_spec(package) is None:
             kind = type(self).__name__
             raise ConfigError(f"{kind}: {package} is not installed: pip install 'cupynet[{self.extra}]'")
 
-    # what each kind does for itself ---------------------------------------------------------------------------------
+    # overridden by subclasses ---------------------------------------------------------------------------------------
 
     def _begin(self, beginning: Beginning) -> None:
-        """Open what is written to."""
+        """Open the log."""
         raise NotImplementedError
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
@@ -86,14 +84,14 @@ class Logger(Callback):
         raise NotImplementedError
 
     def _end(self, status: str, results: dict[str, float]) -> None:
-        """Write what the run came to and close. status: `finished`, `killed` by a signal, or `failed`."""
+        """Write the results and close. status: `finished`, `killed` by a signal, or `failed`."""
         raise NotImplementedError
 
     def _abandon(self) -> None:
-        """After a failure: let go of what is held; may fail itself."""
+        """Release resources after a failure; may fail itself."""
 
     def identity(self) -> str:
-        """What a checkpoint keeps of it, so that a resumed run goes on in the same place."""
+        """Return the name of the log, by which a resumed run continues it."""
         return ""
 
     # events ---------------------------------------------------------------------------------------------------------
@@ -124,7 +122,7 @@ class Logger(Callback):
         self._status = "killed" if killed else "finished"
 
     def close(self) -> None:
-        """The end of the run: its results are there by now, where it has a folder and came to any."""
+        """End the log with the results of the run, if there are any."""
         begun, self._begun = self._begun, False
         if begun:
             self._attempt(lambda: self._end(self._status, self._came_to()))
@@ -144,12 +142,12 @@ class Logger(Callback):
             self._attempt(lambda: self._write(iteration, finite))
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do it, unless something has failed before; where it fails, say so once."""
+        """Do it, unless something has failed before."""
         if self._failed:
             return
         try:
             work()
-        except Exception as error:  # of whatever package this is, of the disk or of the network
+        except Exception as error:  # of the package, the disk or the network
             self._failed = True
             kind = type(self).__name__
             log.warning("%s logs nothing more (%s: %s)", kind, type(error).__name__, one_line(error))
@@ -164,23 +162,23 @@ class Logger(Callback):
         return own | {"seed": model.seed, "parameters": model.params.count}
 
     def _came_to(self) -> dict[str, float]:
-        """The figures of summary.json, by name; of the last evaluation where there is none."""
+        """Return the figures of summary.json; of the last evaluation if there is none."""
         found: Mapping[str, Any] = self._results
         if self._run is not None and self._run.saved:
-            with suppress(CupynetError):  # somebody has removed it already
+            with suppress(CupynetError):
                 summary = self._run.summary().flat()
                 found = {name: summary[name] for name in RESULTS}
         return {f"result/{name}": float(value) for name, value in found.items() if value is not None}
 
     def _files(self) -> list[Path]:
-        """What of a run may be kept elsewhere."""
+        """Return the files of the run that may be uploaded."""
         run = self._run
         there = () if run is None else (run.summary_path, run.weights_path, run.history_path)
         return [path for path in there if path.is_file()]
 
 
 def of_report(report: Report) -> dict[str, float]:
-    """The figures of a report by the names they are logged under; what was not measured is NaN."""
+    """Return the figures of a report by their names in logs; NaN if not measured."""
     return {
         "train/loss": report.loss,
         "train/score_after_averaging": report.score_after_averaging,
@@ -194,7 +192,7 @@ def of_report(report: Report) -> dict[str, float]:
 
 
 def of_epoch(record: EpochRecord) -> dict[str, float]:
-    """The figures of an epoch by the names they are logged under; seconds are sums over all workers."""
+    """Return the figures of an epoch by their names in logs; seconds are sums over all workers."""
     figures = {
         "epoch/epoch": record.epoch,
         "epoch/loss": record.loss,
@@ -211,7 +209,7 @@ def of_epoch(record: EpochRecord) -> dict[str, float]:
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings by dotted keys: numbers, truths and texts as they are, all else as JSON."""
+    """Return nested settings by dotted keys: numbers, bools and strings as they are, all else as JSON."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

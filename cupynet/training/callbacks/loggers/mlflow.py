@@ -1,7 +1,6 @@
-"""Runs for MLflow: a file of SQLite, which MLflow needs no server for, or whatever its tracking URI names.
+"""Runs for MLflow: in a SQLite file, which needs no server, or at its tracking URI.
 
-MLflow's folders of text files are in maintenance mode, and refused by it. A figure by itself would cost a transaction,
-20 ms; they are written together, every few seconds and at the end of an epoch.
+Figures are written together, every few seconds and at the end of an epoch: a transaction takes 20 ms.
 """
 
 from __future__ import annotations
@@ -19,22 +18,20 @@ from cupynet.training.trainer_view import TrainerView
 
 EVERY_S = 5.0  # between two writes
 MARKS = ("time/compute_s", "epoch/epoch")  # in every report, and in every epoch
-# where a server does not answer: by default MLflow asks for a quarter of an hour, in which workers take rank 0 for dead
+# by default MLflow retries for a quarter of an hour if a server does not answer, longer than workers wait for rank 0
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-MOST_METRICS, MOST_PARAMS, MOST_TEXT = 1000, 100, 6000  # that MLflow takes at once, and of the text of one
+MOST_METRICS, MOST_PARAMS, MOST_TEXT = 1000, 100, 6000  # limits of MLflow
 
 
 class MLflow(Logger):
-    """A run of MLflow: hyperparameters, figures by iteration, the result, and the run's files where they are asked for.
-
-    A resumed run goes on in the same run of MLflow.
+    """A run of MLflow: hyperparameters, figures by iteration, the result. A resumed run continues it.
 
     Args:
-        uri: where runs are kept, as MLflow names it; by default MLFLOW_TRACKING_URI of the environment, else
-            `sqlite:///mlflow.db`, a file in the current folder, which `mlflow ui` shows.
-        experiment: the name that runs are gathered under.
+        uri: MLflow's tracking URI; by default MLFLOW_TRACKING_URI of the environment, else `sqlite:///mlflow.db`, a
+            file in the current folder.
+        experiment: the name of the experiment.
         name: of the run; that of its folder by default.
-        artifacts: whether weights, summary and history are kept there too.
+        artifacts: also upload weights, summary and history.
     """
 
     package, extra = "mlflow", "mlflow"
@@ -47,7 +44,7 @@ class MLflow(Logger):
         if self._where().startswith("sqlite:"):
             self._needs("sqlalchemy")
         self._client: Any = None
-        self._known: dict[str, int] = {}  # of a resumed run: the iterations up to which figures are there already
+        self._known: dict[str, int] = {}  # of a resumed run: the last logged iterations
         self._last = 0
         self._id = ""
         self._waiting: list[Any] = []
@@ -56,16 +53,16 @@ class MLflow(Logger):
     def _begin(self, beginning: Beginning) -> None:
         for variable, value in {"MLFLOW_DISABLE_TELEMETRY": "true", **PATIENCE}.items():
             os.environ.setdefault(variable, value)
-        # SQLAlchemy 2.1 says this of MLflow's own tables
+        # SQLAlchemy 2.1 warns about MLflow's own tables
         warnings.filterwarnings("ignore", message="The ``noload`` loader strategy", category=DeprecationWarning)
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         for noisy in ("alembic", "mlflow.store.db.utils"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)  # they tell of each table they make
+            logging.getLogger(noisy).setLevel(logging.WARNING)  # they log each table
         uri = self._where()
         if uri.startswith("sqlite:///"):
-            with Path(uri.removeprefix("sqlite:///")).open("ab"):  # MLflow would try for minutes where it cannot be
+            with Path(uri.removeprefix("sqlite:///")).open("ab"):  # MLflow would retry for minutes
                 pass
         self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         if beginning.identity:
@@ -87,7 +84,7 @@ class MLflow(Logger):
         return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
 
     def _experiment(self) -> str:
-        """The number of the experiment, which another run may be making just now."""
+        """Return the id of the experiment, which another run may be creating at the same time."""
         from mlflow.exceptions import MlflowException
 
         found = self._client.get_experiment_by_name(self.experiment)
@@ -105,7 +102,7 @@ class MLflow(Logger):
 
         self._last = iteration
         if any(iteration <= self._known.get(name, 0) for name in figures):
-            return  # written before the run was resumed: nothing can be taken back there, and it is the same
+            return  # logged before the run was resumed
         now = int(1000 * time.time())
         self._waiting += [Metric(name, value, now, iteration) for name, value in figures.items()]
         if time.monotonic() - self._written > EVERY_S:
@@ -129,7 +126,7 @@ class MLflow(Logger):
         self._client.set_terminated(self._id, status.upper())
 
     def state(self) -> dict[str, Any]:
-        """With a checkpoint goes all that was told before it: a resumed run does not tell it again."""
+        """Write all figures before the checkpoint: a resumed run does not log them again."""
         if self._begun:
             self._attempt(self._flush)
         return super().state()

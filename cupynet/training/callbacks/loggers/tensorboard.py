@@ -1,7 +1,7 @@
-"""Event files for TensorBoard, written by tensorboardX: without TensorFlow, and in the thread that logs.
+"""Event files for TensorBoard, written by tensorboardX, without TensorFlow.
 
-tensorboardX's `SummaryWriter` hands what it is told to a thread, by a queue of ten: where that thread has failed, on a
-full disk, the eleventh event waits for ever. Its writer of files below that raises what goes wrong.
+tensorboardX's `SummaryWriter` writes in a thread: after its failure, on a full disk, the eleventh event blocks forever.
+`EventsWriter` raises errors.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 
 class TensorBoard(Logger):
-    """Scalars and hyperparameters for TensorBoard: `tensorboard --logdir outputs` shows all runs. Steps are iterations.
+    """Scalars and hyperparameters for TensorBoard: `tensorboard --logdir outputs` shows all runs.
 
-    A resumed run goes on in the same folder; TensorBoard leaves out what it had written after the checkpoint.
+    A resumed run continues in the same folder; TensorBoard ignores events after the checkpoint.
 
     Args:
-        path: of the folder of event files; `tensorboard` in the run's folder by default, or here.
+        path: the folder of event files; by default `tensorboard` in the run's folder, or in the current one.
     """
 
     package, extra = "tensorboardX", "tensorboard"
@@ -42,9 +42,7 @@ class TensorBoard(Logger):
 
         self.path = self._given or (beginning.folder or Path()) / "tensorboard"
         self.path.mkdir(parents=True, exist_ok=True)
-        number = len(
-            list(self.path.iterdir())
-        )  # two files may be begun within a second, which is what they are named by
+        number = len(list(self.path.iterdir()))  # names have seconds: two files may begin within one
         self._file = EventsWriter(os.fspath(self.path / "events"), f".{os.getpid()}.{number}")
         if beginning.iteration:
             self._event(beginning.iteration + 1, session_log=SessionLog(status=SessionLog.START))
@@ -70,7 +68,7 @@ class TensorBoard(Logger):
 
     def _abandon(self) -> None:
         if self._file is not None:
-            self._file._py_recordio_writer.close()  # its own `close` begins with what has failed
+            self._file._py_recordio_writer.close()  # its own `close` writes first
 
     def _event(self, step: int, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event

@@ -1,4 +1,4 @@
-"""Runs for Weights & Biases: a file in the run's folder, which `wandb sync` uploads; at once only if asked."""
+"""Runs for Weights & Biases: in a file in the run's folder, which `wandb sync` uploads, or online."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class WandB(Logger):
-    """A run of Weights & Biases: hyperparameters, figures by iteration, the result, and the run's files if asked for.
-
-    It never asks anything. A resumed run has the same id: what both parts have written is one run there.
+    """A run of Weights & Biases: hyperparameters, figures by iteration, the result. A resumed run has the same id.
 
     Args:
-        project: the name that runs are gathered under.
+        project: the name of the project.
         name: of the run; that of its folder by default.
-        mode: `offline`, a file that `wandb sync` uploads when you say so; `online`, uploaded while the run trains,
-            which needs `wandb login` before.
-        path: of the folder for its files; that of the run by default, or here.
-        artifacts: whether weights, summary and history are kept there too.
+        mode: `offline`, a file for `wandb sync`; or `online`, uploaded during training, after `wandb login`.
+        path: the folder for its files; by default that of the run, or the current one.
+        artifacts: also upload weights, summary and history.
     """
 
     package = extra = "wandb"
@@ -51,9 +48,7 @@ class WandB(Logger):
         folder = self.path or beginning.folder or Path()
         mode: Any = self.mode
         if mode == "online" and not wandb.api.api_key:
-            log.warning(
-                "WandB: nobody is logged in, see `wandb login`: the run is kept in %s, for `wandb sync`", folder
-            )
+            log.warning("WandB: nobody is logged in (`wandb login`): the run is kept in %s, for `wandb sync`", folder)
             mode = "offline"
         folder.mkdir(parents=True, exist_ok=True)
         own = wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True, x_disable_stats=True)
