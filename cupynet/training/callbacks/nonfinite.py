@@ -168,17 +168,18 @@ def diagnose(rank: int, replica: Replica, batch: Batch) -> str:
 
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     """Return the first layer whose output is not finite, and for which samples; "" if all are finite."""
-    network, found = replica.model.network, ("", np.zeros(0, np.int64))
+    network, found = replica.model.network, []
     layers = list(network.children()) if isinstance(network, Sequential) else [("network", network)]
     for part in parts(len(batch), replica.accumulate):
         with replica.backend.loans() as loans:  # there is no backward pass
             number, bad = _first_of_part(replica, [layer for _, layer in layers], batch, part)
             loans.end()
         if len(bad):
-            found = layers[number][0], bad + part.start
-            break
+            found.append((number, bad + part.start))
     replica.params.restore_buffers()
-    return found
+    first = min((number for number, _ in found), default=0)
+    bad_ones = [bad for number, bad in found if number == first]
+    return (layers[first][0], np.concatenate(bad_ones)) if found else ("", np.zeros(0, np.int64))
 
 
 def _first_of_part(replica: Replica, layers: Sequence[Layer], batch: Batch, part: slice) -> tuple[int, Any]:
