@@ -81,7 +81,7 @@ def check_stages(stored: Stored, stages: int) -> None:
     then = stages_of(stored)
     if then != stages:
         remedy = setting("parallel", "pipeline.stages", then, python=f"Pipeline(stages={then})")
-        raise ConfigError(f"{stored.path}: its replicas were cut into {then} stages, not {stages}: use {remedy}")
+        raise ConfigError(f"{stored.path}: its replicas have stages={then}, not {stages}: use {remedy}")
 
 
 def resumed(trainer: Trainer, stored: Stored | None) -> None:

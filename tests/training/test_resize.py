@@ -185,8 +185,7 @@ def test_stages_go_on_as_the_same_stages(tmp_path, workers):
         with wrapper_of(tmp_path / str(whole), 1, **options) as wrapper, pytest.raises(ConfigError) as caught:
             wrapper.restore(path)
         assert str(caught.value).endswith(
-            "its replicas were cut into 1 stage, and here into 2 stages: cut them as then, "
-            "parallel.pipeline.stages=1 (in Python Pipeline(stages=1))"
+            "its replicas have stages=1, not 2: use parallel.pipeline.stages=1 (in Python Pipeline(stages=1))"
         )
 
 

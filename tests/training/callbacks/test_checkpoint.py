@@ -247,7 +247,7 @@ def test_what_cannot_be_restored_is_refused(tmp_path):
     with ParallelWrapper(small_model(), 2) as one:
         one.fit(small_dataset(20), 1, batch_size=4)
         path = one.checkpoint(tmp_path / "two")
-    stages = pytest.raises(ConfigError, match="cut into 1 stages, not 3: use")
+    stages = pytest.raises(ConfigError, match="its replicas have stages=1, not 3: use")
     with ParallelWrapper(small_model(), 1, pipeline=Pipeline(3)) as other, stages:
         other.restore(path)
     with (

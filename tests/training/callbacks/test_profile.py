@@ -17,7 +17,7 @@ from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Image, Layer, MaxPool2D, Model, Residual, Sequential
 from cupynet.optim import Nesterov
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import Callback, EarlyStopping, NonFinite, ParallelWrapper, Profile
+from cupynet.training import Callback, NonFinite, ParallelWrapper, Profile
 from cupynet.training.callbacks.profile import Timer, table
 from cupynet.training.callbacks.progress import profile_table
 from tests.training.conftest import StopAfter, small_dataset, small_model
@@ -350,13 +350,3 @@ def test_each_piece_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.Mon
     own = events(tmp_path)[0]
     assert waited.count("wait") >= 2 * len(own)
     assert profile.pieces["rounds"] == 5
-
-
-def test_beside_early_stopping_that_gives_other_weights_back(tmp_path: Path) -> None:
-    """The evaluation after the fit is not timed a second time, and nothing stays behind."""
-    stopping = EarlyStopping(patience=1, direction="max")
-    profile = Profile(3, 1)
-    with ParallelWrapper(small_model(), 2, run=tmp_path, callbacks=[profile, stopping]) as wrapper:
-        held_out = Loader(TEST, 8, shuffle=False)
-        wrapper.fit(Loader(DATA, 8, seed=3), 4, evaluate_on=held_out, split="validation")
-    assert len(named(events(tmp_path)[0], "evaluation")) == 1
