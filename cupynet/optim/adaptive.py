@@ -1,19 +1,21 @@
-"""Optimizers whose steps follow from the size of past gradients, weight by weight.
+"""Adaptive optimizers: each weight's step depends on the size of its past gradients.
 
-Means begin at zero and are corrected for that where the papers do so, by the number of iterations: those of the whole
+Means begin at zero. Where the papers correct for that, the correction depends on the number of iterations of the whole
 training, counted in rounds, see `Optimizer.numbers`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from typing import Any
 
 from cupynet.backend import RULES
 from cupynet.core.checks import number
-from cupynet.optim.optimizers import ByRule, Clipping, Numbers
-from cupynet.optim.schedules import Schedule
+from cupynet.optim.optimizers import ByRule, Numbers
 
 
+@dataclass(eq=False, repr=False)
 class Adam(ByRule):
     """Adam (Kingma & Ba 2015), with epsilon outside of the root, as PyTorch and Deeplearning4j have it.
 
@@ -23,32 +25,22 @@ class Adam(ByRule):
     t counts iterations from 1.
 
     Args:
-        beta1, beta2: the fractions of the means of gradients and of their squares that are kept in an iteration.
-        epsilon: keeps steps finite where gradients are almost zero.
-        learning_rate, l2, max_grad_norm, l1, weight_decay, clip_layer_norm, clip_value: see `Optimizer`.
+        beta1, beta2: decay rates of the means of gradients and of their squares.
+        epsilon: keeps steps finite if gradients are almost zero.
+        learning_rate and the others: see `Optimizer`.
     """
 
     recordable = True
     rule = RULES["adam"]
+    learning_rate: Any = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        l2: float = 0.0,
-        max_grad_norm: float | None = None,
-        *,
-        l1: float = 0.0,
-        weight_decay: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
-        super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.beta1, self.beta2 = self._fraction("beta1", beta1), self._fraction("beta2", beta2)
-        self.epsilon = self._positive("epsilon", epsilon)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.beta1, self.beta2 = self._fraction("beta1", self.beta1), self._fraction("beta2", self.beta2)
+        self.epsilon = self._positive("epsilon", self.epsilon)
         self.factors = self._constants()
 
     def _constants(self) -> tuple[float, float, float]:
@@ -59,39 +51,24 @@ class Adam(ByRule):
         return self.learning_rate(iteration), first, math.sqrt(second), 1.0
 
 
+@dataclass(eq=False, repr=False)
 class AdamW(Adam):
     """Adam with weight decay beside its step, not in the gradient (Loshchilov & Hutter 2019).
 
     Args:
         weight_decay: see `Optimizer`.
-        beta1, beta2, epsilon, learning_rate and the others: see `Adam`.
+        learning_rate and the others: see `Adam`.
     """
 
     recordable = True
-
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        max_grad_norm: float | None = None,
-        *,
-        weight_decay: float = 0.01,
-        l1: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
-        means = (beta1, beta2, epsilon)
-        super().__init__(learning_rate, *means, 0.0, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
+    l2: float = field(default=0.0, init=False)
+    weight_decay: float = field(default=0.01, kw_only=True)
 
 
 class AMSGrad(Adam):
     """Adam that divides by the largest mean of squares so far (Reddi et al. 2018), corrected as in PyTorch.
 
-    Args:
-        learning_rate, beta1, beta2, epsilon and the others: see `Adam`.
+    For its arguments see `Adam`.
     """
 
     recordable = True
@@ -101,8 +78,7 @@ class AMSGrad(Adam):
 class AdaMax(Adam):
     """Adam that divides by u = max(beta2 · u, |g| + epsilon) in place of the root of a mean (Kingma & Ba 2015).
 
-    Args:
-        learning_rate, beta1, beta2, epsilon and the others: see `Adam`.
+    For its arguments see `Adam`.
     """
 
     recordable = True
@@ -112,6 +88,7 @@ class AdaMax(Adam):
         return 1 - self.beta1, self.beta2, self.epsilon
 
 
+@dataclass(eq=False, repr=False)
 class Nadam(Adam):
     """Adam with Nesterov's momentum (Dozat 2016), whose beta1 grows with the iterations t as in PyTorch and Keras.
 
@@ -120,32 +97,18 @@ class Nadam(Adam):
              / (sqrt(v / (1 - beta2^t)) + epsilon)
 
     Args:
-        momentum_decay: how fast mu grows to beta1; 0: it is beta1/2 throughout.
-        learning_rate, beta1, beta2, epsilon and the others: see `Adam`.
+        momentum_decay: how fast mu grows to beta1; with 0 it stays beta1/2.
+        learning_rate and the others: see `Adam`.
     """
 
     recordable = True
     rule = RULES["nadam"]
+    learning_rate: Any = 0.002
+    momentum_decay: float = 0.004
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.002,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        momentum_decay: float = 0.004,
-        l2: float = 0.0,
-        max_grad_norm: float | None = None,
-        *,
-        l1: float = 0.0,
-        weight_decay: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
-        penalties = (l2, max_grad_norm)
-        super().__init__(learning_rate, beta1, beta2, epsilon, *penalties, l1=l1, weight_decay=weight_decay, **clipping)
-        self.momentum_decay = number("Nadam momentum_decay", momentum_decay, minimum=0)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.momentum_decay = number("Nadam momentum_decay", self.momentum_decay, minimum=0)
         self._product = (0, 1.0)  # iterations, and the product of mu over as many
 
     def numbers(self, iteration: int) -> Numbers:
@@ -158,7 +121,7 @@ class Nadam(Adam):
         return float(self.beta1 * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)))
 
     def _product_of(self, t: int) -> float:
-        """mu_1 ... mu_t: from the last one that was asked for, or from the beginning."""
+        """mu_1 ... mu_t, continued from the last call if that was for fewer."""
         known, product = self._product if self._product[0] <= t else (0, 1.0)
         for each in range(known + 1, t + 1):
             product *= self._mu(each)
@@ -166,66 +129,49 @@ class Nadam(Adam):
         return product
 
 
+@dataclass(eq=False, repr=False)
 class AdaGrad(ByRule):
     """w -= lr · g / (sqrt(sum of g²) + epsilon) (Duchi et al. 2011).
 
     Args:
         epsilon: keeps the first steps finite.
-        learning_rate, l2, max_grad_norm, l1, weight_decay, clip_layer_norm, clip_value: see `Optimizer`.
+        learning_rate and the others: see `Optimizer`.
     """
 
     recordable = True
     rule = RULES["adagrad"]
+    learning_rate: Any = 0.01
+    epsilon: float = 1e-10
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.01,
-        epsilon: float = 1e-10,
-        l2: float = 0.0,
-        max_grad_norm: float | None = None,
-        *,
-        l1: float = 0.0,
-        weight_decay: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
-        super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.epsilon = self._positive("epsilon", epsilon)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.epsilon = self._positive("epsilon", self.epsilon)
         self.factors = (self.epsilon, 0.0, 0.0)
 
 
+@dataclass(eq=False, repr=False)
 class RMSProp(ByRule):
     """s += (1 - decay) · (g² - s); w -= lr · g / (sqrt(s) + epsilon) (Tieleman & Hinton 2012).
 
     Args:
-        decay: the fraction of the mean of squares that is kept in an iteration.
-        epsilon: keeps steps finite where gradients are almost zero.
-        learning_rate, l2, max_grad_norm, l1, weight_decay, clip_layer_norm, clip_value: see `Optimizer`.
+        decay: decay rate of the mean of squares.
+        epsilon: keeps steps finite if gradients are almost zero.
+        learning_rate and the others: see `Optimizer`.
     """
 
     recordable = True
     rule = RULES["rmsprop"]
+    learning_rate: Any = 0.001
+    decay: float = 0.95
+    epsilon: float = 1e-8
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        decay: float = 0.95,
-        epsilon: float = 1e-8,
-        l2: float = 0.0,
-        max_grad_norm: float | None = None,
-        *,
-        l1: float = 0.0,
-        weight_decay: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
-        super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.decay, self.epsilon = self._fraction("decay", decay), self._positive("epsilon", epsilon)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.decay, self.epsilon = self._fraction("decay", self.decay), self._positive("epsilon", self.epsilon)
         self.factors = (1 - self.decay, self.epsilon, 0.0)
 
 
+@dataclass(eq=False, repr=False)
 class AdaDelta(ByRule):
     """Steps as large as the last ones, over gradients as large as the last ones (Zeiler 2012).
 
@@ -234,33 +180,23 @@ class AdaDelta(ByRule):
 
     Args:
         learning_rate: a factor on the steps, 1 in the paper.
-        rho: the fraction of both means that is kept in an iteration.
-        epsilon: decides how large the first steps are.
-        l2, max_grad_norm, l1, weight_decay, clip_layer_norm, clip_value: see `Optimizer`.
+        rho: decay rate of both means.
+        epsilon: determines the size of the first steps.
+        The others: see `Optimizer`.
     """
 
     recordable = True
     rule = RULES["adadelta"]
+    learning_rate: Any = 1.0
+    rho: float = 0.95
+    epsilon: float = 1e-6
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 1.0,
-        rho: float = 0.95,
-        epsilon: float = 1e-6,
-        l2: float = 0.0,
-        max_grad_norm: float | None = None,
-        *,
-        l1: float = 0.0,
-        weight_decay: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
-        super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.rho, self.epsilon = self._fraction("rho", rho), self._positive("epsilon", epsilon)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rho, self.epsilon = self._fraction("rho", self.rho), self._positive("epsilon", self.epsilon)
         self.factors = (1 - self.rho, self.epsilon, 0.0)
 
 
 def _correction(beta: float, iteration: int) -> float:
-    """What a mean that began at zero is multiplied with after this iteration, which is counted from 0."""
+    """The bias correction of a mean that began at zero, after this iteration (from 0)."""
     return 1 / (1 - beta ** (iteration + 1))

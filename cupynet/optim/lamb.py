@@ -1,46 +1,33 @@
-"""Steps that are as long as the weights they move: LAMB."""
+"""LAMB: steps proportional to the norm of the weights."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from cupynet.backend import RULES, Backend, Layers, Move
 from cupynet.nn.params import Params, Segment
 from cupynet.optim.adaptive import Adam
-from cupynet.optim.optimizers import Clipping
-from cupynet.optim.schedules import Schedule
 
 
+@dataclass(eq=False, repr=False)
 class LAMB(Adam):
     """Adam's steps, each weight array's as long as the array itself times the learning rate (You et al. 2020).
 
         r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay · w;    w -= lr · |w| / |r| · r
 
-    The ratio is one where |w| or |r| is zero. Biases, and whatever else is not decayed, take Adam's steps, as in the
-    authors' own program.
+    The ratio is one where |w| or |r| is zero. Biases, and other parameters without decay, take Adam's
+    steps, as in the authors' implementation.
 
     Args:
-        epsilon: 1e-6, as there.
-        learning_rate, beta1, beta2 and the others: see `Adam`.
+        epsilon: 1e-6, as in that implementation.
+        learning_rate and the others: see `Adam`.
     """
 
     recordable = True
     _direction = RULES["lamb"]
-
-    def __init__(
-        self,
-        learning_rate: float | Schedule = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        max_grad_norm: float | None = None,
-        *,
-        weight_decay: float = 0.01,
-        l1: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
-        means = (beta1, beta2, epsilon)
-        super().__init__(learning_rate, *means, 0.0, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
+    epsilon: float = 1e-6
+    l2: float = field(default=0.0, init=False)
+    weight_decay: float = field(default=0.01, kw_only=True)
 
     def init(self, params: Params, backend: Backend) -> None:
         super().init(params, backend)

@@ -1,87 +1,78 @@
-"""Updates of the flat weight vector from the flat gradient vector: what all optimizers share, and the oldest three.
+"""The base class of optimizers, SGD and momentum. Adaptive optimizers are in adaptive.py.
 
 An optimizer sees `Params`, never layers: its state is flat vectors like the weights, and is averaged and saved like
-them. Those whose steps follow from the size of past gradients are in adaptive.py.
+them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TypeAlias, TypedDict
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, TypeAlias
 
 from cupynet.backend import RULES, Backend, Layers, Move, Rule
 from cupynet.backend.array import Array
 from cupynet.core.checks import number, single
 from cupynet.core.errors import ConfigError
 from cupynet.nn.params import Params, Segment
-from cupynet.optim.schedules import Schedule, schedule
+from cupynet.optim.schedules import schedule
 
 Numbers: TypeAlias = "tuple[float, float, float, float]"
 
 
-class Clipping(TypedDict):
-    """Two arguments that all optimizers hand on."""
-
-    clip_layer_norm: float | None
-    clip_value: float | None
-
-
+@dataclass(eq=False, repr=False)
 class Optimizer:
-    """What all optimizers share: a learning rate, penalties, clipping, and the walk over the segments of the weights.
+    """Base class of optimizers: learning rate, penalties, clipping, and the loop over the segments of the weights.
 
-    Penalties are for weights, not for biases and whatever else is declared with `decay=False`. A gradient is shortened
-    as a whole first, then layer by layer, then value by value, each where that is asked for, and before penalties are
-    added.
+    Penalties apply to weights, not to biases and other parameters that are declared with `decay=False`. Gradients are
+    clipped before penalties are added: by the norm of all, then by that of each layer, then by value.
 
     Args:
-        learning_rate: a number or a `Schedule`.
-        l1: the factor in the penalty l1 · |w|_1, as its gradient l1 · sign(w).
-        l2: the factor in the penalty l2/2 · |w|², as its gradient l2 · w.
-        weight_decay: the fraction of a weight, times the learning rate, that it loses beside its step (Loshchilov &
-            Hutter 2019). For a rule that looks at the size of gradients this is something else than l2: not both.
-        max_grad_norm: the largest length of a gradient (of all weights together): a longer one is scaled down to it, so
-            that a rare gradient that is far too long does not end training. None for no limit.
-        clip_layer_norm: the same for each layer's gradient by itself, its weights and biases together.
-        clip_value: the largest value in a gradient, either way: larger ones become this.
+        learning_rate: a number or a `Schedule`; a `Schedule` afterwards.
+        l2: the factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
+        max_grad_norm: the largest norm of the gradient of all weights; a longer one is scaled down. None: no limit.
+        l1: the factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
+        weight_decay: decoupled weight decay (Loshchilov & Hutter 2019), times the learning rate; not together with l2.
+        clip_layer_norm: like `max_grad_norm`, for the gradient of each layer, weights and biases together.
+        clip_value: the largest magnitude of a value in a gradient; larger ones are clipped to it.
 
     Attributes:
         state: name -> flat (P,) vector; exists after `init`.
-        recordable: whether `update` asks for the same operations in every step, with nothing of the host in them but
-            its arguments: a GPU may record it then, and repeat what it has recorded. Not inherited.
-        factors: what its rule has besides, see `Move`.
+        recordable: True if `update` launches the same operations in every step and uses no values of the host but its
+            arguments, so that it may be captured in a graph. Not inherited.
+        factors: the constants of its rule, see `Move`.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
-    recordable = False
-    factors: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    learning_rate: Any
+    _: KW_ONLY
+    l2: float = 0.0
+    max_grad_norm: float | None = None
+    l1: float = 0.0
+    weight_decay: float = 0.0
+    clip_layer_norm: float | None = None
+    clip_value: float | None = None
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule,
-        l2: float = 0.0,
-        max_grad_norm: float | None = None,
-        *,
-        l1: float = 0.0,
-        weight_decay: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
+    recordable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
         owner = type(self).__name__
-        self.learning_rate = schedule(owner, learning_rate)
-        self.l1, self.l2 = self._fraction("l1", l1), self._fraction("l2", l2)
-        self.weight_decay = self._fraction("weight_decay", weight_decay)
+        self.factors = (0.0, 0.0, 0.0)
+        self.learning_rate = schedule(owner, self.learning_rate)
+        self.l1, self.l2 = self._fraction("l1", self.l1), self._fraction("l2", self.l2)
+        self.weight_decay = self._fraction("weight_decay", self.weight_decay)
         if self.l2 and self.weight_decay:
             raise ConfigError(
                 f"{owner} l2={self.l2:g} and weight_decay={self.weight_decay:g}: both draw weights to zero, in the "
                 "gradient or beside it: set one of them to 0"
             )
-        self.max_grad_norm = self._limit("max_grad_norm", max_grad_norm)
-        self.clip_layer_norm = self._limit("clip_layer_norm", clip_layer_norm)
-        self.clip_value = self._limit("clip_value", clip_value)
+        self.max_grad_norm = self._limit("max_grad_norm", self.max_grad_norm)
+        self.clip_layer_norm = self._limit("clip_layer_norm", self.clip_layer_norm)
+        self.clip_value = self._limit("clip_value", self.clip_value)
         self.state: dict[str, Array] = {}
-        self._layers: Layers | None = None  # where each has a limit of its own
+        self._layers: Layers | None = None  # for `clip_layer_norm`
 
     def _limit(self, name: str, value: float | None) -> float | None:
         return None if value is None else number(f"{type(self).__name__} {name}", value, above=0, also=", or null")
@@ -163,7 +154,7 @@ class ByRule(Optimizer):
         rule: see `cupynet.backend.update_rules`.
     """
 
-    rule: Rule
+    rule: ClassVar[Rule]
 
     def init(self, params: Params, backend: Backend) -> None:
         super().init(params, backend)
@@ -185,52 +176,35 @@ class ByRule(Optimizer):
 
 
 class SGD(ByRule):
-    """w -= lr · g.
-
-    Args:
-        learning_rate, l2, max_grad_norm, l1, weight_decay, clip_layer_norm, clip_value: see `Optimizer`.
-    """
+    """w -= lr · g. For its arguments see `Optimizer`."""
 
     recordable = True
     rule = RULES["sgd"]
 
 
+@dataclass(eq=False, repr=False)
 class Momentum(ByRule):
     """v = mu · v - lr · g; w += v (Polyak 1964). The learning rate is inside the velocity.
 
     Args:
         momentum: mu.
-        learning_rate, l2, max_grad_norm, l1, weight_decay, clip_layer_norm, clip_value: see `Optimizer`.
+        learning_rate and the others: see `Optimizer`.
     """
 
     recordable = True
     rule = RULES["momentum"]
+    momentum: float = 0.9
 
-    def __init__(
-        self,
-        learning_rate: float | Schedule,
-        momentum: float = 0.9,
-        l2: float = 0.0,
-        max_grad_norm: float | None = None,
-        *,
-        l1: float = 0.0,
-        weight_decay: float = 0.0,
-        clip_layer_norm: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        clipping: Clipping = {"clip_layer_norm": clip_layer_norm, "clip_value": clip_value}
-        super().__init__(learning_rate, l2, max_grad_norm, l1=l1, weight_decay=weight_decay, **clipping)
-        self.momentum = self._fraction("momentum", momentum)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.momentum = self._fraction("momentum", self.momentum)
         self.factors = (self.momentum, 0.0, 0.0)
 
 
 class Nesterov(Momentum):
     """v = mu · v - lr · g; w += mu · v - lr · g (Sutskever et al. 2013).
 
-    Deeplearning4j's Nesterovs, torch's nesterov=True.
-
-    Args:
-        momentum, learning_rate and the others: see `Momentum`.
+    Deeplearning4j's Nesterovs, torch's nesterov=True. For its arguments see `Momentum`.
     """
 
     recordable = True

@@ -123,7 +123,7 @@ def test_l2_alone_shrinks_weights_and_leaves_biases() -> None:
 
 def test_without_momentum_all_are_sgd() -> None:
     results = []
-    for optimizer in (SGD(0.1, l2=0.01), Momentum(0.1, 0.0, 0.01), Nesterov(0.1, momentum=0.0, l2=0.01)):
+    for optimizer in (SGD(0.1, l2=0.01), Momentum(0.1, 0.0, l2=0.01), Nesterov(0.1, momentum=0.0, l2=0.01)):
         backend = create_backend("numpy", "double")
         params = weights(backend)
         optimizer.init(params, backend)
