@@ -223,7 +223,7 @@ def _setup(experiment: Experiment, wrapper: ParallelWrapper, data: Data) -> Setu
         seed=settings.seed,
         batch_size=settings.batch_size,
         averaging_frequency=experiment.synchronizer.frequency,
-        synchronizer=wrapper.trainer.synchronizer.describe(),
+        synchronizer=str(wrapper.trainer.synchronizer),
         parameters=wrapper.model.params.count,
         image_shape=list(wrapper.model.input.shape),
         normalize=data.train.pixels.normalization(),

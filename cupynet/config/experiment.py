@@ -146,7 +146,7 @@ class Experiment:
                 )
             if not self.synchronizer.evaluates and self.placement.workers > 1:
                 raise ConfigError(
-                    f"{name}: {kind} chooses between epochs, and replicas {self.synchronizer.describe()} are "
+                    f"{name}: {kind} chooses between epochs, and replicas {self.synchronizer} are "
                     "not evaluated after each: parallel.averaging_frequency=epoch"
                 )
 

@@ -12,7 +12,7 @@ from cupynet.parallel.launchers.threads import ThreadLauncher
 from cupynet.parallel.pipeline import Pipeline, PipelineSpeed, one_forward_one_backward, parts
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.synchronizers.averaging import ParameterAveraging
-from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, is_finite
+from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, check_state, is_finite
 from cupynet.parallel.synchronizers.elastic import ElasticAveraging
 from cupynet.parallel.synchronizers.gradients import GradientSharing
 from cupynet.parallel.synchronizers.outer import DiLoCo, Mean, Outer, SlowMo
@@ -29,6 +29,7 @@ from cupynet.parallel.synchronizers.threshold import (
 __all__ = [
     "REDUCES",
     "check_reduce",
+    "check_state",
     "Adaptive",
     "AdaptiveThreshold",
     "Average",

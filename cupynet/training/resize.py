@@ -56,7 +56,7 @@ def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
 
 def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
     """Return the weight of each replica in the mean of all; their sum is 1."""
-    weights = [synchronizer.merge_weight(state["synchronizer"]) for state in states]
+    weights = [synchronizer.merge(state["synchronizer"])[0] for state in states]
     total = sum(weights)
     return [weight / total if total else 1 / len(states) for weight in weights]
 
@@ -99,7 +99,7 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
     return {
         "trainer": position,
         "replica": {**mean(replicas, counted), "updates": max(each["updates"] for each in replicas)},
-        "synchronizer": synchronizer.merged_state(mean([state["synchronizer"] for state in states], counted)),
+        "synchronizer": synchronizer.merge(mean([state["synchronizer"] for state in states], counted))[1],
         "schedule": states[0]["schedule"],
         "own": {},
         "scaling": min((state["scaling"] for state in states), key=lambda scaling: scaling.get("scale", 0.0)),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.parallel import Average
+from cupynet.parallel import Average, check_state
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.trainer_view import TrainerView
 
@@ -47,7 +47,7 @@ def restore(trainer: TrainerView, state: dict[str, Any]) -> None:
         ConfigError: it is the state of another network, optimizer or synchronizer, or of too few workers.
     """
     replica, position = trainer.replica, state["trainer"]
-    trainer.synchronizer.check_state(state["synchronizer"])
+    check_state(trainer.synchronizer, state["synchronizer"])
     trainer.iteration, trainer.epoch, trainer.round = (position[name] for name in ("iteration", "epoch", "round"))
     trainer.fit_start = position["span_start"] if position["fitting"] else None
     trainer.averaged = bool(position["finished"])

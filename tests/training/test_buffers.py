@@ -263,7 +263,7 @@ class Notes(Replica):
         ParameterAveraging(1, outer="diloco"), ParameterAveraging(1, average_updaters=False), GradientSharing(),
         GradientSharing(wire="half"), GradientSharing(reduce="sum"), GradientSharing("threshold"), ElasticAveraging(1),
     ],
-    ids=lambda each: each.describe(),
+    ids=str,
 )  # fmt: skip
 def test_estimates_weigh_as_the_samples_they_are_of(synchronizer: Synchronizer) -> None:
     """Exactly, however weights travel, and whatever an outer step makes of them; of batches of 5, 3 and none."""

@@ -194,7 +194,7 @@ def test_residuals_are_shared_out():
     trees = [{"residual": {"a": np.array([1.0, 3.0])}, "n": 5}, {"residual": {"a": np.array([3.0, 5.0])}, "n": 7}]
     assert mean(trees, [0.5, 0.5])["residual"]["a"].tolist() == [2.0, 4.0] and mean(trees, [0.5, 0.5])["n"] == 5
     assert mean([{"a": np.array([1.0])}, {"a": np.array([np.nan])}], [1.0, 0.0])["a"].tolist() == [1.0]
-    assert GradientSharing(ThresholdEncoding()).merge_weight({}) == 1
+    assert GradientSharing(ThresholdEncoding()).merge({"tally": {}})[0] == 1
 
 
 def test_what_one_worker_does_not_keep_is_begun_anew():

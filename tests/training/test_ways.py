@@ -406,14 +406,14 @@ def test_averages_tell_of_each_layer_when_they_tell_of_all():
     ],
 )
 def test_people_are_told(way, words):
-    assert WAYS[way].describe() == words
+    assert str(WAYS[way]) == words
 
 
 def test_the_pull_is_told_as_a_number_once_the_workers_are_known():
     with ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(2)) as wrapper:
         wrapper.fit(Loader(small_dataset(16), 4), 1)
-        assert wrapper.trainer.synchronizer.describe() == "pulled to a centre by 0.45 every 2 iterations"
-    assert ElasticAveraging(2, 0.25).describe() == "pulled to a centre by 0.25 every 2 iterations"
+        assert str(wrapper.trainer.synchronizer) == "pulled to a centre by 0.45 every 2 iterations"
+    assert str(ElasticAveraging(2, 0.25)) == "pulled to a centre by 0.25 every 2 iterations"
     assert str(Adaptive(0.05)) == "every 1 to 100 iterations, to be about 5 % apart"
 
 

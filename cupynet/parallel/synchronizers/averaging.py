@@ -51,6 +51,8 @@ class ParameterAveraging(Synchronizer):
         ConfigError: an argument cannot work.
     """
 
+    shares_gradients = False
+
     def __init__(
         self,
         frequency: int | str | AveragingSchedule = 1,
@@ -63,6 +65,7 @@ class ParameterAveraging(Synchronizer):
     ) -> None:
         self.schedule = averaging_schedule(frequency)
         self.frequency, self.measures = self.schedule.frequency, self.schedule.measures
+        self.evaluates = self.schedule.evaluates
         self.average_updaters = flag("average_updaters", average_updaters)
         self.report_score = flag("report_score", report_score)
         self.measure_every = integer("measure_every", measure_every, 0)
@@ -111,18 +114,10 @@ class ParameterAveraging(Synchronizer):
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     @property
-    def evaluates(self) -> bool:
-        return self.schedule.evaluates
-
-    @property
-    def shares_gradients(self) -> bool:
-        return False
-
-    @property
     def identical(self) -> bool:
         return self._statistics.rounds == 0 or self.communicator.size == 1
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         outer = "" if isinstance(self.outer, Mean) else f", outer step {self.outer}"
         return f"averaged {self.schedule}{outer}{', sent as half' * (self.wire == 'half')}"
 
@@ -145,11 +140,8 @@ class ParameterAveraging(Synchronizer):
         for i, vector in enumerate(self._common):
             take_by_name(self._replica, vector, state["common"][str(i)])
 
-    def merge_weight(self, state: Mapping[str, Any]) -> float:
-        return float(state["tally"]["samples"])
-
-    def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**state, "tally": RoundStatistics(score=self.report_score).state()}
+    def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+        return float(state["tally"]["samples"]), {**state, "tally": RoundStatistics(score=self.report_score).state()}
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
         """One average. iteration: the one it follows; None at the end of an epoch or of the fit."""

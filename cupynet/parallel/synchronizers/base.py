@@ -1,8 +1,8 @@
-"""What keeps replicas together: the base class.
+"""The base class of synchronizers.
 
-A synchronizer is described by its constructor and bound by `start`, so that a configuration can name one. What is
-needed between fits (residuals, momentum) lives on it from `start` on. Every method is called on every worker in every
-round, whether that worker had a batch or not: each may hold collective operations.
+The constructor takes settings only, so that a configuration can name it; `start` binds it to a replica. It keeps what
+is needed between fits (residuals, momentum). Every method is called on every worker in every round, with a batch or
+without one, because each may contain collective operations.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 
 @dataclass(frozen=True)
 class Average:
-    """What one average found; the same on every worker.
+    """The findings of one average; the same on every worker.
 
     Attributes:
-        score: mean loss of all samples that the replicas trained on since the last average; NaN where it was not
-            asked for or nobody has it.
-        divergence: the largest relative distance |w_r - mean| / |mean| of a replica from the mean, of those that count
-            in it; NaN where it was not measured.
-        by_layer: the same for the weights of each layer of the network, by its name; empty where it was not measured.
+        score: the mean loss of all samples that the replicas trained on since the last average; NaN if unknown.
+        divergence: the largest relative distance |w_r - mean| / |mean| of a replica that counts in the mean; NaN if it
+            was not measured.
+        by_layer: the same for the weights of each layer, by its name; empty if it was not measured.
     """
 
     score: float
@@ -39,9 +38,10 @@ class Average:
 
 
 class Synchronizer:
-    """Keeps replicas together. This one, used as it is, does nothing: for one replica alone.
+    """Keeps replicas together. The base class does nothing: it is for a single replica.
 
-    A subclass overrides what it needs. Gradients averaged in every iteration, so that all replicas stay one:
+    A subclass overrides what it needs. Example: average the gradients in every iteration, so that all replicas stay
+    identical.
 
         class GradientMean(Synchronizer):
             def before_update(self, replica, samples):
@@ -49,24 +49,26 @@ class Synchronizer:
                 return True
 
     Attributes:
-        communicator: the way to the other replicas; exists after `start`.
-        frequency: iterations between averages, or `epoch`, or `end`; None where no such rule is followed.
-        measures: whether replicas decide by what they measure after which iterations they meet. The stages of a
-            pipeline would decide differently, and wait for each other for ever: together they are refused.
+        communicator: connects this replica to the others; exists after `start`.
+        frequency: iterations between averages, or `epoch`, or `end`; None if there is no such rule.
+        measures: True if measurements of the replicas decide when they are averaged. This cannot be combined with a
+            pipeline: its stages would decide differently and wait for each other forever.
+        evaluates: True if every epoch can be evaluated, because replicas are identical whenever one is.
+        shares_gradients: True if `before_update` may change gradients: replicas then have one loss scale, and the
+            gradient norm is computed again before clipping. False if each replica makes its own steps.
     """
 
     communicator: Communicator
     frequency: int | str | None = None
     measures: bool = False
+    evaluates: bool = True
+    shares_gradients: bool = True
 
     def check(self, workers: int, stages: int = 1) -> None:
-        """Refuse to keep so many replicas together, of so many stages each, where that cannot work.
-
-        Asked once, before anything is started. A subclass with rules of its own asks `super` too.
+        """Check the number of replicas and of the stages of each, before anything is started. Overrides call `super`.
 
         Raises:
-            ConfigError: several workers and this class itself, which does nothing; or stages that would each decide
-                for themselves when to meet.
+            ConfigError: several workers and the base class itself; or stages and `measures`.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
@@ -80,13 +82,13 @@ class Synchronizer:
             )
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
-        """Bind to a worker's replica, once, when it has been made."""
+        """Bind to a worker's replica. Called once."""
         self.communicator = communicator
 
     def begin(self, replica: ReplicaView) -> None:
-        """Before a fit, and before an evaluation outside of one.
+        """Called before a fit, and before an evaluation outside a fit.
 
-        Replicas that should be identical now take over rank 0's weights, which somebody may have changed.
+        Replicas that should be identical get the weights of rank 0, which the user may have changed.
         """
         if self.identical and self.communicator.size > 1:
             for vector in (*self.shared(replica), *replica.params.running):
@@ -94,98 +96,79 @@ class Synchronizer:
             replica.params.publish()
 
     def shared(self, replica: ReplicaView) -> list[Array]:
-        """The flat vectors (P,) that replicas have in common whenever they are identical, beside the buffers."""
+        """The flat vectors (P,), besides the buffers, that are equal on identical replicas."""
         return [replica.params.master, *replica.optimizer_state.values()]
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        """After the gradients of a round: whether the optimizer is to move the weights.
+        """Called after the gradients of a round. Return True if the optimizer is to move the weights.
 
-        samples: how many this worker's gradients are of; 0 without a batch, and the gradients are zero.
+        samples: the size of this worker's batch; 0 without one, and the gradients are zero.
         """
         return samples > 0
 
     def looks(self, iteration: int) -> bool:
-        """Whether `after_update` looks at the replica after this iteration, from 0, or at what was counted.
+        """Return True if `after_update` reads the replica, or its counts, after this iteration (from 0).
 
-        Where it does not, and replicas share no gradients, a GPU may run ahead of the host: `before_update` is then
-        called for several rounds at once, before the next `after_update` that looks, and before `finish`.
+        If it does not, and replicas share no gradients, a GPU may run ahead of the host: `before_update` is then called
+        for several rounds at once, before the next `after_update` that looks, and before `finish`.
         """
         return True
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
-        """After iteration `iteration` (from 0). What was averaged, if anything: the same on every worker."""
+        """Called after iteration `iteration` (from 0). Return the average, if any; the same on every worker."""
         return None
 
     def changed(self, replica: ReplicaView) -> None:
-        """Somebody has changed weights at the end of a fit, before `finish`, of each replica its own.
+        """Called before `finish` at the end of a fit, if callbacks have changed the weights of replicas.
 
-        Their mean is what counts: here all replicas take it. A subclass whose `finish` does so anyway may wait for it.
+        All replicas get their mean. A subclass whose `finish` averages anyway need not.
         """
         self.communicator.allreduce_mean([*self.shared(replica), *replica.params.running], 1)
         replica.params.publish()
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        """At the end of an `epoch`, of an epoch that is to be evaluated (`evaluation`), and of a `fit`.
+        """Called at the end of an `epoch`, of an epoch to be evaluated (`evaluation`) and of a `fit`.
 
-        What was averaged, if anything. After a `fit` all replicas must be identical.
+        Return the average, if any. After a `fit` all replicas must be identical.
         """
         return None
 
     @property
-    def evaluates(self) -> bool:
-        """Whether replicas are made identical wherever an epoch is to be evaluated; where not, it is left out."""
-        return True
-
-    @property
-    def shares_gradients(self) -> bool:
-        """Whether replicas use each other's gradients: in half precision all have one loss scale then.
-
-        True unless a subclass knows that each replica makes its own steps: then each finds its own between averages.
-        """
-        return True
-
-    @property
-    def changes_gradients(self) -> bool:
-        """Whether `before_update` may change the gradients: their norm is computed again before clipping."""
-        return self.shares_gradients
-
-    @property
     def identical(self) -> bool:
-        """Whether all replicas hold the same weights now, so that any of them may stand for the model."""
+        """True if all replicas hold the same weights now, so that each of them is the model."""
         return True
 
-    def describe(self) -> str:
-        """How it keeps replicas together, in a few words for people."""
+    def __str__(self) -> str:
+        """How it keeps replicas together, in a few words."""
         return f"kept together by {type(self).__name__}"
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on exactly: numbers, and arrays on the host, by name."""
+        """Return the state for a checkpoint: numbers, and arrays on the host, by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
 
-    def merge_weight(self, state: Mapping[str, Any]) -> float:
-        """What a replica with such a state counts in a mean of all: for one, the samples since they last met."""
-        return 1.0
+    def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+        """Return a replica's weight in the mean of all, and its state once all have become that mean.
 
-    def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of replicas that have just become one, the mean of all; state: the mean of theirs."""
-        return dict(state)
+        Called when a run resumes with another number of workers. state: what that replica's `state` returned.
+        """
+        return 1.0, dict(state)
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse what `restore` would look in vain for something in. ConfigError."""
-        lacking = list(_lacking(self.state(), state))
-        if lacking:
-            workers = self.communicator.size
-            raise ConfigError(
-                f"this state has no {', '.join(lacking)} for {workers} worker{'s' * (workers > 1)} {self.describe()}: "
-                "it was made by another number of workers, or by a synchronizer with other settings"
-            )
+
+def check_state(synchronizer: Synchronizer, state: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the state lacks an entry that `restore` needs."""
+    lacking = list(_lacking(synchronizer.state(), state))
+    if lacking:
+        raise ConfigError(
+            f"this state has no {', '.join(lacking)}, which {synchronizer.communicator.size} workers {synchronizer} "
+            "need: it was made by another number of workers, or by a synchronizer with other settings"
+        )
 
 
 def _lacking(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[str]:
-    """The names, with dots, of what is in `own` and not in `state`."""
+    """Yield the dotted names of entries of `own` that are not in `state`."""
     for name, value in own.items():
         if name not in state:
             yield name
@@ -194,12 +177,12 @@ def _lacking(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_finite(*vectors: Array) -> bool:
-    """Whether every element of all of them is finite; one pass over each, without a temporary vector."""
+    """Return True if every element is finite. One pass over each vector, no temporary vector."""
     return all(math.isfinite(float(vector.sum())) for vector in vectors)
 
 
 def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
-    """|vector - mean| / |mean| of a vector of that backend which is given in parts, each with the mean's."""
+    """Return |vector - mean| / |mean| of a vector that is given in parts, each with that of the mean."""
     apart = length = 0.0
     for vector, mean in pairs:
         apart += float(backend.squared_norm(vector - mean))
@@ -208,17 +191,16 @@ def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
 
 
 def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
-    """Raise on every worker alike if any replica's is not finite: it must not be averaged into the others.
+    """Raise DivergedError, on every worker, if any replica is not finite: it must not be averaged into the others.
 
-    finite: by replica, which is a worker only where replicas are not cut into stages.
+    Args:
+        finite: by replica.
+        iteration: the one that was just trained; None at the end of an epoch.
     """
     bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
     if bad:
         when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
-        several = len(bad) > 1
-        whose = f"replica{'s' * several} {', '.join(bad)}"
-        verb, kept = ("are", "were") if several else ("is", "was")
-        if what != "replica":
-            whose = f"the {what}{'s' * several} of {whose}"
-        spared = f" and {kept} not averaged into the others" if len(bad) < len(finite) else ""
-        raise DivergedError(f"{whose} {verb} not finite {when}{spared}: lower learning_rate, or train in a wider dtype")
+        raise DivergedError(
+            f"{what} {', '.join(bad)} is not finite {when} and was not averaged into the others: lower learning_rate, "
+            "or train in a wider dtype"
+        )

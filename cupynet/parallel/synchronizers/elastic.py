@@ -103,7 +103,7 @@ class ElasticAveraging(ParameterAveraging):
     def identical(self) -> bool:
         return self._apart == 0 or self.communicator.size == 1
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         pull = f"{self._alpha:.3g}" if self._alpha else "0.9 / workers"
         return f"pulled to a centre by {pull} {self.schedule}{', sent as half' * (self.wire == 'half')}"
 
@@ -114,11 +114,8 @@ class ElasticAveraging(ParameterAveraging):
         super().restore(state)
         self._apart, self._seen = state["apart"], state["seen"]
 
-    def merge_weight(self, state: Mapping[str, Any]) -> float:
-        return float(state["seen"])
-
-    def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().merged_state(state), "apart": 0, "seen": 0}
+    def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+        return float(state["seen"]), {**super().merge(state)[1], "apart": 0, "seen": 0}
 
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
         """Replica and centre pull at each other."""

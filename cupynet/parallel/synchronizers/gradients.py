@@ -64,6 +64,7 @@ class GradientSharing(Synchronizer):
         score_every: int = 10,
     ) -> None:
         self.encoding = _encoding(encoding)
+        self.shares_gradients = self.encoding is None
         self.reduce = one_of("reduce", reduce, ("mean", "sum"))
         self.wire = one_of("wire", wire, WIRES)
         if self.encoding is not None and self.wire != "exact":
@@ -97,14 +98,6 @@ class GradientSharing(Synchronizer):
         """What encodes, where there is anybody to send to."""
         return self.encoding if self.communicator.size > 1 else None
 
-    @property
-    def shares_gradients(self) -> bool:
-        return self.encoding is None
-
-    @property
-    def changes_gradients(self) -> bool:
-        return self.shares_gradients and self.communicator.size > 1
-
     def shared(self, replica: ReplicaView) -> list[Array]:
         return super().shared(replica) if self._encoder is None else [replica.params.master]
 
@@ -125,7 +118,7 @@ class GradientSharing(Synchronizer):
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         return self._score(replica, None) if self._statistics.rounds and moment != "epoch" else None
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         what = f"gradients{' sent as half' * (self.wire == 'half')}"
         if self.encoding is not None:
             what = f"updates encoded with {self.encoding}"
@@ -146,8 +139,8 @@ class GradientSharing(Synchronizer):
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
             self._remember(self._replica)  # of which the state is already that of then
 
-    def merged_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**state, "tally": RoundStatistics(score=self.report_score).state()}
+    def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+        return 1.0, {**state, "tally": RoundStatistics(score=self.report_score).state()}
 
     def _share_gradients(self, params: Params, samples: int) -> None:
         """Overwrite the gradients with those of all workers, (P,); and the buffers with their mean."""
@@ -160,7 +153,7 @@ class GradientSharing(Synchronizer):
         if params.running and not together:
             self.communicator.allreduce_mean(params.running, samples)
         if not is_finite(grad):  # the same bits on all workers: all come here, and only then ask whose fault it is
-            refuse_divergence(self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient")
+            refuse_divergence(self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient of replica")
         if self.reduce == "sum":
             grad *= self.communicator.size
 

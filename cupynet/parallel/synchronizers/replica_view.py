@@ -1,4 +1,4 @@
-"""What a synchronizer sees of a replica, and how it saves vectors that are laid out like the weights."""
+"""The replica as a synchronizer sees it, and the checkpoint form of vectors that are laid out like the weights."""
 
 from __future__ import annotations
 
@@ -14,40 +14,35 @@ from cupynet.nn.params import Params
 
 
 class ReplicaView(Protocol):
-    """One worker's weights and what moves them: a whole model, or a stage of one."""
+    """The weights and optimizer state of one worker: of a whole model, or of a stage."""
 
     @property
     def backend(self) -> Backend:
-        """Where the vectors live."""
+        """The backend of the vectors."""
 
     @property
     def params(self) -> Params:
-        """The weights and their gradients, flat (P,) vectors; and the buffers, another one."""
+        """Weights and gradients, flat (P,) vectors, and the buffers, another one."""
 
     @property
     def optimizer_state(self) -> Mapping[str, Array]:
-        """Name -> (P,) vector; the optimizer's own."""
+        """Name -> (P,) vector of the optimizer."""
 
     @property
     def losses(self) -> Array | None:
         """The sum of the last batch's losses: a number, or a 0-d array on the device.
 
-        0 where there was no batch, None where another worker has them.
+        0 without a batch; None if another stage has them.
         """
 
 
 def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
-    """Copies on the host of the parts of a (P,) vector, which may be on the host already, by the parameters' names."""
-    return {name: np.array(_on_host(replica, view)) for name, view in replica.params.views(vector)}
+    """Return copies on the host of the parts of a (P,) vector, on the host or the device, by parameter names."""
+    return {name: np.array(replica.backend.to_host(view)) for name, view in replica.params.views(vector)}
 
 
 def take_by_name(replica: ReplicaView, vector: Array, saved: Mapping[str, NDArray[Any]]) -> None:
-    """Overwrite a (P,) vector with what `by_name` returned, also in another precision."""
+    """Overwrite a (P,) vector with what `by_name` returned, in any precision."""
     for name, view in replica.params.views(vector):
         part = saved[name]
         view[...] = part if isinstance(view, np.ndarray) else replica.backend.asarray(part, view.dtype)
-
-
-def _on_host(replica: ReplicaView, view: Array) -> NDArray[Any]:
-    host: NDArray[Any] = view if isinstance(view, np.ndarray) else replica.backend.to_host(view)
-    return host
