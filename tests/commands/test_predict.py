@@ -130,7 +130,7 @@ def test_what_is_not_like_mnist_is_resized_as_folder_does_it(tmp_path: Path) -> 
     pixels = np.random.default_rng(1).integers(0, 256, (40, 30, 3), np.uint8)
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
     sees = Seeing((20, 25, 3), centred=False, on_black=False, invert="auto")
-    expected = pictures._decoded(tmp_path / "a.png", 20, 25, 3, True)
+    expected = pictures.resized(picture(tmp_path / "a.png", 3), 20, 25)
     np.testing.assert_array_equal(sees.image(tmp_path / "a.png"), expected)
     turned = Seeing((20, 25, 3), centred=False, on_black=False, invert="yes").image(tmp_path / "a.png")
     assert abs(turned.astype(int) + expected - 255).max() <= 1
@@ -214,7 +214,7 @@ SPOILT = {
     "text": (b"seven", "is no PNG or JPEG, or damaged"),
     "empty": (b"", "is no PNG or JPEG, or damaged"),
     "cut": (sound()[:700], "is no PNG or JPEG, or damaged"),
-    "bomb": (bomb(100_000), "expected at most 67,108,864 pixels, found more: make it smaller"),
+    "bomb": (bomb(100_000), "expected at most 67,108,864 pixels"),
     "large": (bomb(9_000), "expected at most 67,108,864 pixels, found 9000 x 9000: make it smaller"),
     "gif": (b"GIF89a" + bytes(40), "is no PNG or JPEG, or damaged"),
 }

@@ -1,4 +1,4 @@
-"""Images and labels in IDX files of the user's."""
+"""The user's images and labels in IDX files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from cupynet.backend.array import Array
 from cupynet.core import checks
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import IdxFile, expanded, opened, read_opened
-from cupynet.data.sources.user_files import Outline, UserFiles, by, path_of, reported_at, sha256_of
+from cupynet.data.sources.user_files import Outline, UserFiles, path_of, reported_at, sha256_of
 
 IDX_NAMES = {
     "train_images": "train-images-idx3-ubyte",
@@ -26,11 +26,11 @@ class Idx(UserFiles):
     """Four IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
 
     Args:
-        folder: holds them under the names that MNIST's have, with or without .gz.
-        train_images, train_labels, test_images, test_labels: paths in place of those names; relative ones lie in
-            `folder`, if there is one.
-        classes: how many there are; None: as the training labels say.
-        sha256: name of one of these four arguments -> SHA-256 of the file, or of what is unpacked.
+        folder: holds the files under MNIST's names, with or without .gz.
+        train_images, train_labels, test_images, test_labels: other paths; relative ones are in `folder`, if given.
+        classes: the number of classes; None: the largest training label + 1.
+        sha256: name of one of these four arguments -> SHA-256 of the file or of its unpacked contents.
+        The others: see `Source`.
     """
 
     def __init__(
@@ -63,19 +63,14 @@ class Idx(UserFiles):
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        """Where each of the four files is."""
+        """The paths of the four files."""
         if self.folder is None and None in self._given.values():
             unnamed = checks.setting("data", "folder", None)
             raise ConfigError(f"{unnamed}: name the folder with the four IDX files, or the files one by one")
         folder, found = Path("." if self.folder is None else expanded(self.folder)), {}
         for part, given in self._given.items():
-            usual = [f"{IDX_NAMES[part]}.gz", IDX_NAMES[part]]
-            names = [os.fspath(expanded(given))] if given else usual
-            there = [folder / name for name in names if os.path.lexists(folder / name)]
-            if not there:
-                other = f", nor without .gz: bring it there, or name a file in {checks.setting('data', part)}"
-                raise DataError(f"{folder / names[0]}: is not there{'' if given else other}")
-            found[part] = there[0]
+            names = [expanded(given)] if given else [f"{IDX_NAMES[part]}.gz", IDX_NAMES[part]]
+            found[part] = next((folder / name for name in names if os.path.lexists(folder / name)), folder / names[0])
         return found
 
     def _place(self, part: str, what: str = "") -> str:
@@ -83,23 +78,11 @@ class Idx(UserFiles):
 
     @cached_property
     def _headers(self) -> dict[str, IdxFile]:
-        """What each file says of itself, images and labels fitting each other."""
+        """The header of each file."""
         found = {}
         for part, path in self._paths.items():
             with reported_at(path):
                 found[part] = opened(path, (3, 4) if part.endswith("images") else (1,))
-        for part in ("train", "test"):
-            images, labels = found[f"{part}_images"].shape, found[f"{part}_labels"].shape
-            if images[0] != labels[0]:
-                where = self._paths[f"{part}_labels"]
-                raise DataError(
-                    f"{where}: expected {images[0]} labels, one for each image of "
-                    f"{self._paths[f'{part}_images']}, found {labels[0]}"
-                )
-        train, test = found["train_images"].shape[1:], found["test_images"].shape[1:]
-        if train != test:
-            place = self._paths["test_images"]
-            raise DataError(f"{place}: expected images of {by(train)}, as those to train on, found {by(test)}")
         return found
 
     def _part(self, part: str) -> Array:

@@ -1,10 +1,11 @@
-"""Pictures of one's own: a folder of PNG and JPEG files for each class, or one for a trained model to look at."""
+"""The user's pictures: a folder of PNG and JPEG files for each class, or single ones to predict."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -24,23 +25,22 @@ FORMATS = ("PNG", "JPEG")
 GREY = ("1", "L", "LA")  # Pillow's modes
 DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
 BITS = (8, 10, 12, 14, 16)  # of which scanners and cameras fill as many
-MOST_PIXELS = 1 << 26  # of a picture that is looked at: a small file may unfold into any number
-PART = 1 << 20  # pixels that are computed with at once
-COLOURS = (*GREY, "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # of 8 bits in each channel, or brought to it
+MOST_PIXELS = 1 << 26  # a small file may hold any number
+PART = 1 << 20  # pixels per chunk of a computation
 
 
 class Folder(UserFiles):
     """`<folder>/train/<class>/*.png` and `<folder>/test/<class>/*.png`, or .jpg; needs Pillow (the extra `images`).
 
-    Classes are numbered in the order of their folders' names, and images come in that of their files'. Where there is a
-    `limit` classes take turns, so that it keeps some of each, and what it leaves out is not decoded (unless images are
-    first taken for validation). What begins with a dot is passed over. Transparency is dropped; a photograph is not
-    turned by what its camera has noted.
+    Classes and images are in the order of their names. With a `limit` the classes take turns, so that it keeps some of
+    each, and the other images are not decoded (unless some are held out for validation). Names that begin with a dot
+    are ignored. Transparency is dropped; the rotation that a camera noted is ignored.
 
     Args:
         folder: its path.
-        size: (height, width) to which every image is brought; None: that of the first, which all must have.
-        channels: 1 for grey, 3 for red, green and blue; None: as the first image has it.
+        size: (height, width) to which every image is resized; None: that of the first, which all must have.
+        channels: 1 for grey, 3 for colour; None: as in the first image.
+        The others: see `Source`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Folder(UserFiles):
         return found
 
     def _kept(self, part: str) -> list[tuple[Path, int]]:
-        """The files that are read, each with its label."""
+        """The files to read, each with its label."""
         names = list(self._listed["train"])
         classes = [[(path, names.index(name)) for path in files] for name, files in self._listed[part].items()]
         if self.limit is None:
@@ -91,7 +91,8 @@ class Folder(UserFiles):
     def _look(self) -> Outline:
         listed = self._listed
         first = next(iter(listed["train"].values()))[0]
-        height, width, grey = _looked_at(first)
+        with _opened(first) as header:
+            height, width, grey = header.height, header.width, header.mode in (*GREY, *DEEP)
         if self._size is not None:
             height, width = self._size
         channels = self._channels or (1 if grey else 3)
@@ -103,17 +104,22 @@ class Folder(UserFiles):
         return *self._pictures("train"), *self._pictures("test")
 
     def _pictures(self, part: str) -> tuple[Array, Array]:
-        """Images (S, H, W, C) uint8 and labels (S,) of a part."""
+        """Return images (S, H, W, C) uint8 and labels (S,) of a part."""
         (height, width, channels), listed = self.outline.image_shape, self._kept(part)
         images = np.empty((len(listed), height, width, channels), np.uint8)
-        resized = self._size is not None
         for row, (path, _) in enumerate(listed):
-            images[row] = _decoded(path, height, width, channels, resized)
+            pixels = picture(path, channels)
+            if self._size is None and pixels.shape[:2] != (height, width):
+                raise DataError(
+                    f"{path}: expected {height} x {width} pixels, as the first image has, found {pixels.shape[0]} x "
+                    f"{pixels.shape[1]}: resize all with {checks.setting('data', 'size', [height, width])}"
+                )
+            images[row] = resized(pixels, height, width)
         return images, np.array([label for _, label in listed], np.int64)
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
-    """The classes in a folder and the files of each. DataError: there are none, one is empty, or has other things."""
+    """Return the classes in a folder and the files of each. DataError if there are none, or other files."""
     inside = _inside(folder)
     for path in inside:
         if not path.is_dir():
@@ -137,6 +143,14 @@ def _inside(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: expected a folder, but it cannot be read ({error.strerror or error})") from error
 
 
+def _reason(error: BaseException) -> str:
+    """The reason from the system, or Pillow's without the path."""
+    return getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]
+
+
+# a single picture -----------------------------------------------------------------------------------------------------
+
+
 def _pillow() -> Any:
     try:
         from PIL import Image
@@ -145,105 +159,59 @@ def _pillow() -> Any:
     return Image
 
 
-def _looked_at(path: Path) -> tuple[int, int, bool]:
-    """Height, width, and whether a picture is grey, by its header. DataError."""
-    with _open(path) as picture:
-        return picture.height, picture.width, picture.mode in GREY
-
-
-def _open(path: Path) -> Any:
-    """A picture of which the header was read. DataError; ConfigError without Pillow."""
-    images = _pillow()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", images.DecompressionBombWarning)
-            picture = images.open(path, formats=FORMATS)
-    except (images.DecompressionBombError, images.DecompressionBombWarning) as error:  # by its header alone
-        times = 1 if isinstance(error, Warning) else 2  # of the limit, to be an error of Pillow's
-        raise _too_large(str(path), times * images.MAX_IMAGE_PIXELS, "more") from error
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path}: is no PNG or JPEG ({_reason(error)}): replace it, or move it away") from error
-    if picture.mode not in COLOURS:
-        picture.close()
-        raise DataError(f"{path}: expected a picture of 8 bits in each channel, found mode {picture.mode}: save it so")
-    return picture
-
-
-def _decoded(path: Path, height: int, width: int, channels: int, resized: bool) -> Array:
-    """A picture as (H, W, C) uint8. DataError."""
-    images = _pillow()
-    with _open(path) as picture:
-        if not resized and (picture.height, picture.width) != (height, width):
-            raise DataError(
-                f"{path}: expected {height} x {width} pixels, as the first image has, found {picture.height} x "
-                f"{picture.width}: bring all to one size with "
-                f"{checks.setting('data', 'size', [height, width])}"
-            )
-        try:
-            pixels = picture.convert("L" if channels == 1 else "RGB")
-        except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(f"{path}: damaged ({_reason(error)}): replace it, or move it away") from error
-    if pixels.size != (width, height):
-        pixels = pixels.resize((width, height), images.Resampling.BILINEAR)
-    return np.asarray(pixels, np.uint8).reshape(height, width, channels)
-
-
-def _reason(error: BaseException) -> str:
-    """The system's words, or Pillow's without the path."""
-    return getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]
-
-
-# a single picture -----------------------------------------------------------------------------------------------------
-
-
 def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
-    """A PNG or JPEG of whatever size and mode as (H, W, C) uint8, of 1 channel (grey) or 3.
+    """Read a PNG or JPEG of any size and mode as (H, W, C) uint8, of 1 channel (grey) or 3.
 
     Args:
-        drawn: whether it is of something that was drawn: what is transparent is laid on paper then, white, or black
-            where what is drawn is light, and a photograph is turned by what its camera has noted. Else transparency is
-            dropped and nothing turned, as `Folder` does it.
+        drawn: True for a drawing: transparent pixels become paper, white, or black if the drawing is light, and a
+            photograph is rotated as its camera noted. If False, transparency is dropped and nothing is rotated.
 
     Raises:
-        DataError: it is not there, is no such file, damaged, empty, or too large.
+        DataError: the file is missing, damaged, too large, or of another type.
         ConfigError: Pillow is not installed.
     """
+    with _opened(path) as opened:
+        return _levels(_turned(opened) if drawn else opened, channels, drawn)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a picture, whose header is read. Raises DataError, also if decoding fails in the context."""
     images = _pillow()
-    if not os.path.isfile(path):  # which knows of names that cannot be
+    if not os.path.isfile(path):
         raise DataError(f"{one_name(path)}: expected a picture, found no such file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, which are looked at here, and of what cameras note
+            warnings.simplefilter("ignore")  # about sizes, which are checked here, and about camera metadata
             with images.open(path, formats=FORMATS) as opened:
                 if opened.width * opened.height > MOST_PIXELS:
-                    raise _too_large(one_name(path), MOST_PIXELS, f"{opened.width} x {opened.height}")
-                return _levels(_turned(opened) if drawn else opened, channels, drawn)
+                    raise DataError(
+                        f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
+                        f"{opened.height}: make it smaller"
+                    )
+                yield opened
     except DataError:
         raise
     except images.DecompressionBombError as error:
-        raise _too_large(one_name(path), MOST_PIXELS, "more") from error
-    except Exception as error:  # whatever a decoder makes of bytes that may be anything
+        raise DataError(f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels: make it smaller") from error
+    except Exception as error:  # a decoder may raise anything
         raise DataError(f"{one_name(path)}: is no PNG or JPEG, or damaged ({_reason(error)})") from error
 
 
 def one_name(path: Path) -> str:
-    """A file's name as it can be printed: on one line, nothing in it that a terminal obeys."""
+    """Return a file's name in printable characters, without control sequences for the terminal."""
     return "".join(each if each.isprintable() else "?" for each in str(path))
 
 
-def _too_large(place: str, most: int, found: str) -> DataError:
-    return DataError(f"{place}: expected at most {most:,} pixels, found {found}: make it smaller")
-
-
 def _turned(opened: Any) -> Any:
-    """An opened picture as its camera was held."""
+    """Rotate an opened picture as its camera noted."""
     from PIL import ImageOps
 
     return ImageOps.exif_transpose(opened)
 
 
 def _levels(opened: Any, channels: int, drawn: bool) -> Array:
-    """(H, W, C) uint8 of an opened picture."""
+    """Return (H, W, C) uint8 of an opened picture."""
     images = _pillow()
     if opened.mode in DEEP:
         deep = np.asarray(opened).clip(0, 65535).astype(np.uint32)
@@ -262,7 +230,7 @@ def _levels(opened: Any, channels: int, drawn: bool) -> Array:
 
 
 def resized(pixels: Array, height: int, width: int) -> Array:
-    """Pixels (H, W, C) uint8 brought to another size, as `Folder` does it."""
+    """Resize pixels (H, W, C) uint8, bilinearly."""
     if pixels.shape[:2] == (height, width):
         return pixels
     images, channels = _pillow(), pixels.shape[2]

@@ -1,8 +1,8 @@
 """MNIST (LeCun, Cortes, Burges), and the sets that were made like it: 60,000 + 10,000 images of 28 x 28 bytes.
 
 Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) shows clothes, KMNIST (Clanuwat and others 2018) cursive Japanese characters.
-Each is four gzipped IDX files of the same names. The `mnist` package parses what was verified here; its downloader is
-not used (no time-out, no check, no atomic write, and an address that has refused everybody since 2024).
+Each is four gzipped IDX files of the same names. The `mnist` package parses the verified bytes; its downloader is not
+used (no time-out, no check, no atomic write, and a server that has refused requests since 2024).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import mnist
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import IdxFile, unpack
-from cupynet.data.sources.downloaded import Downloaded, Irreplaceable, KnownFile
+from cupynet.data.sources.downloaded import Downloaded, KnownFile
 
 NAMES = (  # training images and labels, test images and labels
     "train-images-idx3-ubyte.gz",
@@ -43,7 +44,7 @@ class IdxSet(Downloaded):
 
     def verify(self, path: Path, file: KnownFile) -> bytes:
         assert isinstance(file, IdxFile)
-        return unpack(path, file, self.files)
+        return unpack(path, file)
 
     def _read(self, folder: Path) -> tuple[Array, Array, Array, Array]:
         first, second, third, fourth = (self._parsed(folder, file) for file in self.files)
@@ -51,17 +52,21 @@ class IdxSet(Downloaded):
 
     def _parsed(self, folder: Path, file: IdxFile) -> Array:
         """A file as images (S, H, W, 1) uint8, or as labels (S,) int64."""
-        raw = self.check_file(folder, file)
-        assert isinstance(raw, bytes)
-        values = mnist.parse_idx(io.BytesIO(raw))
+        values = mnist.parse_idx(io.BytesIO(self.check_file(folder, file)))
         return values[..., np.newaxis] if values.ndim > 1 else values.astype(np.int64)
 
 
 class MNIST(IdxSet):
-    """Handwritten digits: `<folder>/mnist`, see `Downloaded`."""
+    """Handwritten digits: `<folder>/mnist`.
+
+    Args:
+        fallback: what to do if the files are missing and cannot be downloaded: "synthetic" loads `Synthetic` digits
+            with a warning, None raises DataError. "auto" is "synthetic" only if neither `folder` nor CUPYNET_DATA
+            names a folder.
+        folder and the others: see `Downloaded`.
+    """
 
     name = "mnist"
-    digits = True
     centred = True
     files = tuple(
         IdxFile(name, shape, sha256)
@@ -94,10 +99,13 @@ class MNIST(IdxSet):
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
-        super().__init__(folder, fallback, seed, validation, limit, timeout_s, normalize, augment)
+        super().__init__(folder, seed, validation, limit, timeout_s, normalize, augment)
+        if fallback not in ("auto", "synthetic", None):
+            raise ConfigError(f"fallback={fallback!r}: must be 'auto', 'synthetic', or null for an error instead")
+        self.fallback = fallback
 
 
-class FashionMNIST(IdxSet, Irreplaceable):
+class FashionMNIST(IdxSet):
     """Clothes, shoes and bags: `<folder>/fashion_mnist`, see `Downloaded`."""
 
     name = "fashion_mnist"
@@ -125,7 +133,7 @@ class FashionMNIST(IdxSet, Irreplaceable):
     )
 
 
-class KMNIST(IdxSet, Irreplaceable):
+class KMNIST(IdxSet):
     """Cursive Japanese characters: `<folder>/kmnist`, see `Downloaded`."""
 
     name = "kmnist"

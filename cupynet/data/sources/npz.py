@@ -1,17 +1,15 @@
-"""Images and labels of one's own in one NumPy archive."""
+"""The user's images and labels in a NumPy archive."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
-import threading
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +20,6 @@ from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import Damaged, expanded, regular
 from cupynet.data.sources.user_files import Outline, UserFiles, path_of, sha256_of
 
-_parsing = threading.Lock()  # see `stored`
 KEYS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
 
 
@@ -31,9 +28,10 @@ class Npz(UserFiles):
 
     Args:
         file: its path.
-        train_images, train_labels, test_images, test_labels: under which keys they lie in it.
-        classes: how many there are; None: as the training labels say.
-        sha256: of the file; None: not looked at.
+        train_images, train_labels, test_images, test_labels: their keys in the file.
+        classes: the number of classes; None: the largest training label + 1.
+        sha256: of the file; None: not checked.
+        The others: see `Source`.
     """
 
     def __init__(
@@ -72,56 +70,47 @@ class Npz(UserFiles):
 
     def _look(self) -> Outline:
         with self._opened() as archive:
-            shapes = {part: self._header(archive, part)[0] for part in KEYS}
+            shapes = {part: self._shape(archive, part) for part in KEYS}
             labels = self._labels(archive, "train_labels")
-        for part in ("train", "test"):
-            images, numbers = shapes[f"{part}_images"], shapes[f"{part}_labels"]
-            if len(images) not in (3, 4):
-                raise self._wrong(f"{part}_images", "images (S, H, W) or (S, H, W, C)", images)
-            if numbers not in (images[:1], (*images[:1], 1)):
-                raise self._wrong(f"{part}_labels", f"({images[0]},), a label for each image", numbers)
         train, test = shapes["train_images"], shapes["test_images"]
-        if train[1:] != test[1:]:
-            raise self._wrong("test_images", f"(S, {', '.join(map(str, train[1:]))}), as those to train on", test)
+        if len(train) not in (3, 4) or not test:
+            raise DataError(
+                f"{self._place('train', 'images')}: expected images (S, H, W) or (S, H, W, C), found {train}"
+            )
         shape = (train[1], train[2], train[3] if len(train) == 4 else 1)
         return Outline(shape, self._classes_of(labels), train[0], test[0])
 
     def _read(self) -> tuple[Array, Array, Array, Array]:
         with self._opened() as archive:
-            return (
-                self._array(archive, "train_images"),
-                self._labels(archive, "train_labels"),
-                self._array(archive, "test_images"),
-                self._labels(archive, "test_labels"),
-            )
+            images, test_images = (self._array(archive, f"{part}_images") for part in ("train", "test"))
+            return images, self._labels(archive, "train_labels"), test_images, self._labels(archive, "test_labels")
 
     @contextmanager
     def _opened(self) -> Iterator[zipfile.ZipFile]:
-        """The archive, after its digest was compared, if there is one. DataError, here and where it is read."""
+        """Open the archive after comparing its digest. Raises DataError, also if reading in the context fails."""
         path = self._path
         try:
             regular(path)
             found = hashlib.sha256(path.read_bytes()).hexdigest() if self._sha256 else None
-            if self._sha256 and found and found != self._sha256:
-                raise Damaged(f"expected SHA-256 {self._sha256[:16]}..., found {found[:16]}...: it is another file")
+            if found != self._sha256:
+                raise Damaged(f"expected SHA-256 {self._sha256}, found {found}")
             with zipfile.ZipFile(path) as archive:
                 yield archive
-        except zipfile.BadZipFile as error:
-            raise DataError(f"{path}: expected an .npz file ({error}): write it with np.savez") from error
         except Damaged as error:
             raise DataError(f"{path}: {error}") from error
-        except (OSError, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-            raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        except DataError:
+            raise
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+            raise DataError(f"{path}: cannot be read as an .npz file ({error}): write it with np.savez") from error
 
-    def _header(self, archive: zipfile.ZipFile, part: str) -> tuple[tuple[int, ...], Any]:
-        """Shape and type of an array of numbers, which the file must be long enough for."""
-        key = self._keys[part]
-        names = archive.namelist()
+    def _shape(self, archive: zipfile.ZipFile, part: str) -> tuple[int, ...]:
+        """Return the shape of an array of numbers after checking that the file is long enough for it. DataError."""
+        key, names = self._keys[part], archive.namelist()
         if f"{key}.npy" not in names:
             found = ", ".join(name.removesuffix(".npy") for name in names[:8]) or "nothing"
             way_out = f"name the key in {setting('data', part)}"
             raise DataError(f"{archive.filename}: expected an array {key!r}, found {found}: {way_out}")
-        with _parsing, archive.open(f"{key}.npy") as file:
+        with archive.open(f"{key}.npy") as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
@@ -130,19 +119,13 @@ class Npz(UserFiles):
             raise DataError(f"{archive.filename}: {key}: expected an array of integers, found {dtype}")
         if math.prod(shape) * dtype.itemsize != held:
             raise DataError(f"{archive.filename}: {key}: expected {shape} of {dtype}, found {held} bytes: damaged")
-        return shape, dtype
+        return tuple(shape)
 
     def _array(self, archive: zipfile.ZipFile, part: str) -> Array:
-        self._header(archive, part)
-        with _parsing, archive.open(f"{self._keys[part]}.npy") as file:
+        self._shape(archive, part)
+        with archive.open(f"{self._keys[part]}.npy") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
 
     def _labels(self, archive: zipfile.ZipFile, part: str) -> Array:
         labels = self._array(archive, part)
-        if labels.dtype.kind not in "iu":
-            key = self._keys[part]
-            raise DataError(f"{archive.filename}: {key}: expected labels of integers, found {labels.dtype}")
         return labels.reshape(-1) if labels.shape[1:] == (1,) else labels
-
-    def _wrong(self, part: str, expected: str, found: tuple[int, ...]) -> DataError:
-        return DataError(f"{self._path}: {self._keys[part]}: expected {expected}, found {found}")

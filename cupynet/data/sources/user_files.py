@@ -1,7 +1,6 @@
-"""Images and labels of one's own, in files that are looked at before a model is built.
+"""The user's images and labels, in files whose sizes are read before a model is built.
 
-What is wrong with such a file is told as of a file of the user's: it is named with what was expected, found, and the
-way out; nothing is ever removed or downloaded.
+Errors name the file, what was expected and found, and the remedy. Nothing is ever removed or downloaded.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cupynet.data.sources.source import Data, Source
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a data set before its images are read: (H, W, C), the classes, how many images there are."""
+    """The properties of a data set that are known before its images are read: (H, W, C), and counts."""
 
     image_shape: tuple[int, int, int]
     classes: int
@@ -35,9 +34,9 @@ class Outline:
 
 
 class UserFiles(Source):
-    """What one has in files of one's own. `image_shape` and `classes` are read from them when they are first asked for.
+    """Base class of data sets in files of the user, from which `image_shape` and `classes` are read on first use.
 
-    `classes` None: as many as the largest label of the training images says, or as there are folders of them.
+    classes: None: the largest training label + 1, or the number of class folders.
     """
 
     def __init__(
@@ -57,15 +56,15 @@ class UserFiles(Source):
 
     @abstractmethod
     def _look(self) -> Outline:
-        """What is known without reading the images. ConfigError, DataError."""
+        """Return what is known without reading the images. ConfigError, DataError."""
 
     @abstractmethod
     def _read(self) -> tuple[Array, Array, Array, Array]:
-        """Training images (S, H, W, C) or (S, H, W) and labels (S,), and those to test on. DataError."""
+        """Return training images (S, H, W, C) or (S, H, W) and labels (S,), and those to test on. DataError."""
 
     @abstractmethod
     def _place(self, part: str, what: str = "") -> str:
-        """Where `train` or `test` is, or its `images` or `labels`, for messages."""
+        """Return the file of `train` or `test`, or of its `images` or `labels`, for messages."""
 
     @cached_property
     def outline(self) -> Outline:
@@ -75,8 +74,7 @@ class UserFiles(Source):
             if not images:
                 raise DataError(f"{self._place(part, 'images')}: expected images to {part} on, found none")
         if 0 in found.image_shape:
-            place, size = self._place("train", "images"), by(found.image_shape)
-            raise DataError(f"{place}: expected pixels, found images of {size} (H x W x C)")
+            raise DataError(f"{self._place('train', 'images')}: expected pixels, found images {found.image_shape}")
         self._check_validation(found.train, self.name)
         return found
 
@@ -93,31 +91,30 @@ class UserFiles(Source):
         return self.outline.class_names
 
     def load(self) -> Data:
-        """The data. ConfigError, and DataError for what is missing, damaged, or no such data set."""
+        """Return the data. ConfigError; DataError for missing or damaged files."""
         outline = self.outline
         images, labels, test_images, test_labels = self._read()
         parts = []
         for part, pixels, numbers in (("train", images, labels), ("test", test_images, test_labels)):
             with reported_at(self._place(part)):
                 parts.append(Dataset(f"{self.name}-{part}", pixels, numbers, outline.classes))
-        return self._divided(self.name, *parts)
+        train, test = parts
+        if test.image_shape != train.image_shape:
+            raise DataError(f"{self._place('test', 'images')}: expected {train.image_shape}, found {test.image_shape}")
+        return self._divided(self.name, train, test)
 
     def expected(self) -> dict[str, int]:
         return {"train": self.outline.train, "test": self.outline.test}
 
     def _classes_of(self, labels: Array) -> int:
-        """How many classes there are, by what was asked for and else by the training labels (S,) integers.
-
-        DataError where that would be labels below 0, or more classes than images.
-        """
+        """Return the number of classes as given, else by the training labels (S,). DataError for unusable labels."""
         if self._asked_classes is not None or not len(labels):
             return self._asked_classes or 1
         least, most = int(labels.min()), int(labels.max())
         if least < 0 or most >= len(labels):
-            many = "" if least < 0 else f", or say how many: {checks.setting('data', 'classes')}"
             raise DataError(
-                f"{self._place('train', 'labels')}: expected classes numbered 0, 1, 2, ..., found labels {least} .. "
-                f"{most} of {checks.counted(len(labels), 'image')}: number them so{many}"
+                f"{self._place('train', 'labels')}: expected labels 0, 1, 2, ..., found {least} .. {most} of "
+                f"{len(labels)} images: number them so, or set {checks.setting('data', 'classes')}"
             )
         return most + 1
 
@@ -132,19 +129,14 @@ def reported_at(place: object) -> Iterator[None]:
 
 
 def sha256_of(name: str, value: str | None) -> str | None:
-    """`value` as the argument `name`, in small letters, if it is a SHA-256 in hexadecimal or None; else ConfigError."""
+    """Return the argument `name`, a SHA-256 in hexadecimal or None, in lower case. ConfigError."""
     if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{64}", value)):
         raise ConfigError(f"{name}={checks.shown(value)}: must be a SHA-256, 64 hexadecimal digits, or null")
     return value and value.lower()
 
 
 def path_of(name: str, value: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:
-    """`value` as the argument `name`, if it is a path or None; else ConfigError."""
+    """Return the argument `name`, a path or None. ConfigError."""
     if value is not None and (not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value)):
         raise ConfigError(f"{name}={checks.shown(value)}: must be a path, or null")
     return value
-
-
-def by(axes: Sequence[int]) -> str:
-    """Axes as text: 28 x 28."""
-    return " x ".join(map(str, axes))

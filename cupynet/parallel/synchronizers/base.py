@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
+from cupynet.core.checks import counted
 from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
@@ -162,8 +163,8 @@ def check_state(synchronizer: Synchronizer, state: Mapping[str, Any]) -> None:
     lacking = list(_lacking(synchronizer.state(), state))
     if lacking:
         raise ConfigError(
-            f"this state has no {', '.join(lacking)}, which {synchronizer.communicator.size} workers {synchronizer} "
-            "need: it was made by another number of workers, or by a synchronizer with other settings"
+            f"this state has no {', '.join(lacking)} for {counted(synchronizer.communicator.size, 'worker')} "
+            f"{synchronizer}: it was made by another number of workers, or by a synchronizer with other settings"
         )
 
 

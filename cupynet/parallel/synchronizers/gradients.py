@@ -153,7 +153,9 @@ class GradientSharing(Synchronizer):
         if params.running and not together:
             self.communicator.allreduce_mean(params.running, samples)
         if not is_finite(grad):  # the same bits on all workers: all come here, and only then ask whose fault it is
-            refuse_divergence(self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient of replica")
+            refuse_divergence(
+                self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient of replica"
+            )
         if self.reduce == "sum":
             grad *= self.communicator.size
 

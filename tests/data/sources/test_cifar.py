@@ -77,18 +77,19 @@ def link() -> tarfile.TarInfo:
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    "files",
     [
-        ({**GOOD, OFFICIAL.members[2]: b"short"}, "data_batch_3.bin: expected a file of 12292 bytes, found 5"),
-        ({**GOOD, OFFICIAL.members[0]: link()}, "data_batch_1.bin: expected a file of 12292 bytes, found 0"),
-        ({name: raw for name, raw in GOOD.items() if "test" not in name}, "lacks cifar-10-batches-bin/test_batch.bin"),
-        ({f"../{name}": raw for name, raw in GOOD.items()}, "lacks cifar-10-batches-bin/data_batch_1.bin"),
+        {**GOOD, OFFICIAL.members[2]: b"short"},
+        {**GOOD, OFFICIAL.members[2]: GOOD[OFFICIAL.members[2]] + b"more"},
+        {**GOOD, OFFICIAL.members[0]: link()},
+        {name: raw for name, raw in GOOD.items() if "test" not in name},
+        {f"../{name}": raw for name, raw in GOOD.items()},
     ],
 )
-def test_what_is_in_it_is_looked_at_too(tmp_path: Path, monkeypatch: Any, files: Any, expected: str) -> None:
+def test_what_is_in_it_is_looked_at_too(tmp_path: Path, monkeypatch: Any, files: Any) -> None:
     """As MD5 can be forged: a file of the right digest may still hold anything."""
     path = place(tmp_path, monkeypatch, archive(files))
-    with pytest.raises(DataError, match=f"{expected}; delete it to download it again"):
+    with pytest.raises(DataError, match="is not CIFAR-10's archive .*; delete it to download it again"):
         CIFAR10(tmp_path).load()
     assert [each.name for each in tmp_path.rglob("*") if each.is_file()] == [path.name]
 
@@ -96,7 +97,7 @@ def test_what_is_in_it_is_looked_at_too(tmp_path: Path, monkeypatch: Any, files:
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (b"<html>", "expected MD5 c32a1d4ab5d03f12..., found a web page,"),
+        (b"<html>", "expected MD5 c32a1d4ab5d03f12..., found another, of a web page"),
         (archive(GOOD)[:-9], "expected MD5 c32a1d4ab5d03f12..., found "),
         (bytes(1_000_001), "expected at most 1000000 bytes, found 1000001"),
     ],
@@ -127,7 +128,6 @@ def test_nothing_stands_in_for_it(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         CIFAR10(tmp_path).load()
     assert str(caught.value) == (
-        f"CIFAR10 IS NOT THERE: folder={tmp_path} was given, and there is no {tmp_path}/cifar10, and downloading "
-        f"failed (CUPYNET_OFFLINE forbids downloads); put {OFFICIAL.name} there, or set CUPYNET_DATA to the folder "
-        "that holds cifar10/"
+        f"CIFAR10 IS NOT THERE: {tmp_path}/cifar10 lacks {OFFICIAL.name}, and downloading failed (CUPYNET_OFFLINE "
+        "forbids downloads); put its files there, or set CUPYNET_DATA to the folder that holds cifar10/"
     )

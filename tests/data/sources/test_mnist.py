@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import logging
 import os
@@ -80,7 +79,7 @@ def test_only_what_is_missing_is_downloaded(tiny: Any, mirror: Any, monkeypatch:
 def test_a_mirror_with_another_set_is_not_believed(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
     mirror.offer(tiny.packed | {NAMES[1]: tiny.packed[NAMES[3]]})
-    with pytest.raises(DataError, match=f"wrong contents: expected .*, as {NAMES[3]} has"):
+    with pytest.raises(DataError, match="wrong contents: expected an IDX header"):
         MNIST(tiny.root, fallback=None).load()
     assert not (tiny.folder / NAMES[1]).exists()
     shutil.rmtree(tiny.folder)
@@ -115,8 +114,8 @@ def test_without_files_and_without_network(home: Path, caplog: pytest.LogCapture
     assert not np.array_equal(data.train.images, MNIST(limit=20, seed=10).load().train.images)
     caplog.records.pop()
     assert warning(caplog) == (
-        f"MNIST IS NOT THERE: there is no {home}, and downloading failed (CUPYNET_OFFLINE forbids downloads); USING "
-        "SYNTHETIC DIGITS INSTEAD, whose results say nothing about MNIST. To end this, put its 4 .gz files there, or "
+        f"MNIST IS NOT THERE: {home} lacks {NAMES[0]}, and downloading failed (CUPYNET_OFFLINE forbids downloads); "
+        "USING SYNTHETIC DIGITS INSTEAD, whose results say nothing about MNIST. To end this, put its files there, or "
         "set CUPYNET_DATA to the folder that holds mnist/."
     )
     assert not home.exists()
@@ -136,15 +135,14 @@ def test_without_a_fallback(home: Path, caplog: pytest.LogCaptureFixture) -> Non
     with pytest.raises(DataError) as caught:
         MNIST(fallback=None).load()
     assert str(caught.value) == (
-        f"MNIST IS NOT THERE: there is no {home}, and downloading failed (CUPYNET_OFFLINE forbids downloads); put its "
-        "4 .gz files there, or set CUPYNET_DATA to the folder that holds mnist/, or set "
-        "data.fallback=synthetic (in Python fallback='synthetic')"
+        f"MNIST IS NOT THERE: {home} lacks {NAMES[0]}, and downloading failed (CUPYNET_OFFLINE forbids downloads); put "
+        "its files there, or set CUPYNET_DATA to the folder that holds mnist/"
     )
     assert not caplog.records
 
 
 def typo(tiny: Any) -> tuple[Path, str]:
-    return tiny.root / "typo", f"there is no {tiny.root / 'typo' / 'mnist'}, and downloading failed"
+    return tiny.root / "typo", f"{tiny.root / 'typo' / 'mnist'} lacks {NAMES[0]}, and downloading failed"
 
 
 def three_of_four(tiny: Any) -> tuple[Path, str]:
@@ -155,12 +153,12 @@ def three_of_four(tiny: Any) -> tuple[Path, str]:
 def no_folder(tiny: Any) -> tuple[Path, str]:
     tiny.root.mkdir()
     (tiny.root / "mnist").touch()
-    return tiny.root, f"{tiny.folder} (Not a directory)"
+    return tiny.root, f"{tiny.folder} lacks {NAMES[0]}, and downloading failed"
 
 
 def one_too_deep(tiny: Any) -> tuple[Path, str]:
     tiny.write()
-    return tiny.folder, f"{tiny.folder} itself has such files: they belong into a folder mnist/ in the one that is"
+    return tiny.folder, "set CUPYNET_DATA to the folder that holds mnist/"
 
 
 @pytest.mark.parametrize("unusable", [typo, three_of_four, no_folder, one_too_deep])
@@ -176,39 +174,11 @@ def test_who_says_where_the_data_are_gets_these_or_none(
     for fallback in ("auto", None):
         with pytest.raises(DataError) as caught:
             MNIST(folder, fallback).load()
-        assert str(caught.value).startswith("MNIST ") and f": {by}={named} was given, and " in str(caught.value)
+        assert str(caught.value).startswith("MNIST ") and str(named) in str(caught.value)
         assert reason in str(caught.value) and "\n" not in str(caught.value)
     assert not caplog.records
     assert MNIST(folder, "synthetic", limit=1).load().fallback
     assert reason in warning(caplog)
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ELOOP])
-def test_a_folder_that_cannot_be_read_is_not_called_missing(
-    home: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
-) -> None:
-    def fails(_: Path) -> None:
-        raise OSError(number, os.strerror(number))
-
-    tiny.write()
-    monkeypatch.setattr(Path, "lstat", fails)
-    expected = f"MNIST CANNOT BE READ: folder={tiny.root} was given, and {home} ({os.strerror(number)}); put its"
-    with pytest.raises(DataError) as caught:
-        MNIST(tiny.root).load()
-    assert str(caught.value).startswith(expected)
-    assert MNIST(limit=1).load().fallback
-    assert warning(caplog).startswith(f"MNIST CANNOT BE READ: {home} ({os.strerror(number)}); USING SYNTHETIC")
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root reads everything")
-def test_a_forbidden_folder(tiny: Any) -> None:
-    tiny.write()
-    tiny.root.chmod(0)
-    try:
-        with pytest.raises(DataError, match=r"MNIST CANNOT BE READ: .*\(Permission denied\)"):
-            MNIST(tiny.root).load()
-    finally:
-        tiny.root.chmod(0o700)
 
 
 def test_a_home_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:

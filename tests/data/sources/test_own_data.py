@@ -113,7 +113,7 @@ def beyond(root: Path) -> tuple[list[str], str]:
 
 
 def absent(root: Path) -> tuple[list[str], str]:
-    return ["data=idx", f"data.folder={root}"], f"{root / 'train-images-idx3-ubyte.gz'}: is not there"
+    return ["data=idx", f"data.folder={root}"], f"{root / 'train-images-idx3-ubyte.gz'}: expected a file"
 
 
 @pytest.mark.parametrize("mistake", [stray, beyond, absent])

@@ -126,13 +126,21 @@ def a_header_of(*axes: int, kind: int = 8) -> bytes:
         ("train_images", a_header_of(60), "expected IDX data of 3 or 4 axes, found 1"),
         ("train_images", a_header_of(60, 8, 8, kind=13) + bytes(4), "expected IDX data of unsigned bytes .*0x0d"),
         ("train_images", a_header_of(60, 8, 8) + bytes(60 * 64 - 1), "expected 3856 bytes, as its header says, found"),
-        ("train_images", a_header_of(1 << 30, 8, 8) + bytes(9), "expected 1073741824 labels, one for each image"),
+        (
+            "train_images",
+            a_header_of(1 << 30, 8, 8) + bytes(9),
+            "expected 68719476752 bytes, as its header says, found 25",
+        ),
         ("train_images", gzip.compress(a_header_of(60, 8, 8) + bytes(9), mtime=0), "expected 3856 unpacked bytes"),
-        ("train_images", gzip.compress(idx_bytes(SMALL.train_images), mtime=0)[:90], "the gzip data end early"),
-        ("test_images", a_header_of(30, 8, 9) + bytes(30 * 72), "expected images of 8 x 8, .* found 8 x 9"),
-        ("test_labels", a_header_of(29) + bytes(29), "expected 30 labels, one for each image of"),
+        ("train_images", gzip.compress(idx_bytes(SMALL.train_images), mtime=0)[:90], "complete gzip data"),
+        (
+            "test_images",
+            a_header_of(30, 8, 9) + bytes(30 * 72),
+            "expected .8, 8, 1., found .8, 9, 1.",
+        ),
+        ("test_labels", a_header_of(29) + bytes(29), r"labels must be \(30,\), one per image, got \(29,\)"),
         ("test_labels", a_header_of(30) + bytes([77] * 30), "labels must lie in 0 .. 9 for 10 classes, got 77 .. 77"),
-        ("train_labels", a_header_of(60, 1) + bytes(60), "expected IDX data of 1 axis, found 2"),
+        ("train_labels", a_header_of(60, 1) + bytes(60), "expected IDX data of 1 axes, found 2"),
     ],
 )
 def test_wrong_idx_files(tmp_path: Path, part: str, content: bytes, expected: str) -> None:
@@ -150,7 +158,7 @@ def test_an_idx_file_that_is_missing(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(
-        DataError, match="t10k-labels-idx1-ubyte.gz: is not there, .* or name a file in data.test_labels"
+        DataError, match="t10k-labels-idx1-ubyte.gz: expected a file, but it cannot be read .No such file"
     ):
         assert Idx(folder).classes
 
@@ -181,9 +189,7 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
         assert Npz(path).classes
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert Npz(path, "a", "b", "c", "d", sha256=digest.upper()).classes == 10
-    with pytest.raises(
-        DataError, match=rf"a.npz: expected SHA-256 0{{16}}\.\.\., found {digest[:16]}\.\.\.: it is another"
-    ):
+    with pytest.raises(DataError, match=rf"a.npz: expected SHA-256 0{{64}}, found {digest}"):
         assert Npz(path, sha256="0" * 64).classes
 
 
@@ -192,10 +198,10 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
     [
         ({"x_train": SMALL[0].astype(np.float32) / 255}, "images must be uint8, 0 to 255, .*multiply by 255"),
         ({"x_train": SMALL[0].reshape(60, 64)}, r"x_train: expected images \(S, H, W\) or .*found \(60, 64\)"),
-        ({"y_train": SMALL[1][:-1]}, r"y_train: expected \(60,\), a label for each image, found \(59,\)"),
-        ({"y_train": np.eye(10)[SMALL[1]]}, r"y_train: expected labels of integers, found float64"),
+        ({"y_train": SMALL[1][:-1]}, r"labels must be \(60,\), one per image, got \(59,\)"),
+        ({"y_train": np.eye(10)[SMALL[1]]}, r"labels must be integers, one per image, got .* of float64"),
         ({"y_train": np.array(["a"] * 60)}, r"y_train: expected an array of integers, found <U1"),
-        ({"x_test": SMALL[2][:, :7]}, r"x_test: expected \(S, 8, 8\), as those to train on, found \(30, 7, 8\)"),
+        ({"x_test": SMALL[2][:, :7]}, "expected .8, 8, 1., found .7, 8, 1."),
         ({"y_test": SMALL[3] + 5}, "labels must lie in 0 .. 9 for 10 classes, got 5 .. 14"),
     ],
 )
@@ -213,14 +219,14 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
         (
             {"train_labels": SMALL[1].astype(int) - 1},
             "train_labels",
-            "found labels -1 .. 8 of 60 images: number them so",
+            "found -1 .. 8 of 60 images: number them so",
         ),
         (
             {"train_labels": np.full(60, 2**64 - 1, np.uint64)},
             "train_labels",
-            f"found labels {2**64 - 1} .. {2**64 - 1} of 60 images: number them so, or say how many: data.classes (in",
+            f"found {2**64 - 1} .. {2**64 - 1} of 60 images: number them so, or set data.classes (in",
         ),
-        ({"train_labels": np.arange(60) + 1}, "train_labels", "found labels 1 .. 60 of 60 images: number them so, or"),
+        ({"train_labels": np.arange(60) + 1}, "train_labels", "found 1 .. 60 of 60 images: number them so, or"),
         (
             {"train_images": SMALL[0][:0], "train_labels": SMALL[1][:0]},
             "train_images",
@@ -234,7 +240,7 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
         (
             {"train_images": SMALL[0][:, :0], "test_images": SMALL[2][:, :0]},
             "train_images",
-            "expected pixels, found images of 0 x 8 x 1 (H x W x C)",
+            "expected pixels, found images (0, 8, 1)",
         ),
     ],
 )
@@ -268,7 +274,7 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04broken"])
 def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"a.npz: expected an .npz file \(.*\): write it with np.savez"):
+    with pytest.raises(DataError, match=r"a.npz: cannot be read as an .npz file \(.*\): write it with np.savez"):
         assert Npz(tmp_path / "a.npz").classes
 
 
@@ -279,7 +285,7 @@ def test_a_damaged_archive(tmp_path: Path) -> None:
     path.write_bytes(raw)
     with pytest.raises(DataError, match=r"a.npz: "):
         Npz(path).load()
-    with pytest.raises(DataError, match=r"none.npz: cannot be read \(No such file"):
+    with pytest.raises(DataError, match=r"none.npz: cannot be read as an .npz file \(.*No such file"):
         assert Npz(tmp_path / "none.npz").classes
 
 
@@ -308,8 +314,8 @@ def test_a_quick_look_has_some_of_each_class_and_reads_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: int
 ) -> None:
     folder, read = pictures(tmp_path), list[Path]()
-    decoded = image_folder._decoded
-    monkeypatch.setattr(image_folder, "_decoded", lambda path, *a: (read.append(path), decoded(path, *a))[1])
+    decoded = image_folder.picture
+    monkeypatch.setattr(image_folder, "picture", lambda path, *a: (read.append(path), decoded(path, *a))[1])
     source = Folder(folder, limit=20, validation=validation)
     data = source.load()
     assert len(data.train) == len(data.test) == 20
@@ -371,12 +377,6 @@ def cut(folder: Path) -> Path:
     return path
 
 
-def sixteen_bits(folder: Path) -> Path:
-    path = folder / "train" / "class-2" / "deep.png"
-    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(path)
-    return path
-
-
 def unfolding(folder: Path) -> Path:
     path = folder / "train" / "class-2" / "bomb.png"
     Image.new("1", (15_000, 15_000)).save(path)
@@ -408,14 +408,13 @@ def nothing_to_test_on(folder: Path) -> Path:
     [
         (
             of_another_size,
-            r"expected 8 x 8 pixels, .*, found 8 x 9: .*with data.size=\[8,8\] \(in Python size=\[8, 8\]\)",
+            r"expected 8 x 8 pixels, .*, found 8 x 9: resize all with data.size=\[8,8\] \(in Python size=\[8, 8\]\)",
         ),
         (text, r"expected PNG and JPEG files alone .*: move it away"),
-        (text_called_png, r"is no PNG or JPEG \(cannot identify image file\): replace it, or move it away"),
+        (text_called_png, r"is no PNG or JPEG, or damaged \(cannot identify image file\)"),
         (first_of_all, r"is no PNG or JPEG"),
-        (cut, r"damaged \(.*\): replace it, or move it away"),
-        (unfolding, r"expected at most 178,956,970 pixels, found more: make it smaller"),
-        (sixteen_bits, r"expected a picture of 8 bits in each channel, found mode I;16"),
+        (cut, r"is no PNG or JPEG, or damaged \(.*\)"),
+        (unfolding, "expected at most 67,108,864 pixels"),
         (empty, "a class without images: bring some, or remove the folder"),
         (unknown, "expected a class of .*train, which has no such folder"),
         (loose, "expected a folder for each class in .*train, found a file: move it away"),
