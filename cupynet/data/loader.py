@@ -1,8 +1,8 @@
-"""Batches: which samples, in which order, for which worker.
+"""Loaders: which samples, in which order, for which worker.
 
-The order follows from (seed, epoch) alone, and batch i of an epoch belongs to worker i mod W; where each worker has a
-shard of its own, the order follows from the shard too, and its batches belong to that worker. What a worker trains on
-never depends on how fast anybody is, and nothing is dropped.
+The order depends on seed and epoch alone, and batch i of an epoch belongs to worker i mod W. With a shard for each
+worker, the order depends on the shard too, and its batches belong to that worker. What a worker trains on never depends
+on the workers' speed, and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -26,47 +26,64 @@ from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
 from cupynet.data.shards import Shards
 from cupynet.data.sources.source import Data, Source
 
-_LOOKED_AT = 1 << 20  # bytes of images that a signature takes in
+_LOOKED_AT = 1 << 20  # bytes of images that a signature includes
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """N examples of one epoch, ready on the device: images (N, H, W, C), labels (N,), samples (N,).
 
-    `index` counts the batches of epoch `epoch` over all workers, both from 0; `samples` says which samples of the data
-    set these are, so that a dropout mask or an augmentation can follow from the sample and not from the worker.
+    `index` counts the batches of epoch `epoch` over all workers, both from 0. `samples` are the numbers of the samples
+    in the data set: dropout masks and augmentation depend on them, not on the worker.
 
     A `BatchFeed` may reuse the memory: images and labels are valid until the next batch is taken.
     """
 
     index: int
-    images: Array  # (N, H, W, C), of the backend; None where they were not asked for
+    images: Array  # (N, H, W, C), of the backend; None if they were not requested
     labels: Array  # (N,) int64, of the backend
-    samples: Array  # (N,) int64, of the host; of the whole data set where this worker has a shard of it
+    samples: Array  # (N,) int64, on the host; with shards, numbers in the whole data set
     epoch: int = 0
-    steady: bool = False  # whether the images of all batches of its feed share one address, which it alone writes to
+    steady: bool = False  # True if the images of all batches of its feed share one address
 
     def __len__(self) -> int:
         return len(self.samples)
 
 
 class Batches(ABC):
-    """What is trained or evaluated on: labelled images, cut into batches that are dealt out to the workers in rounds.
+    """Base class of loaders: labelled images in batches that are assigned to workers in rounds.
 
-    All workers may use the same object at the same time: it holds no position. In round b of an epoch each worker has
-    its b-th batch; those that have run out have none.
+    In round b of an epoch each worker has its b-th batch, or none if it has run out. All workers may use the same
+    object at the same time: it holds no position.
 
-    Attributes:
-        dataset: what is known of the images.
-        batch_size: samples of a batch; the last of a worker may be short.
-        seed: from it and the epoch the order follows, and what augmentation draws.
-        augment: what images go through before they are batches, in this order.
+    Args:
+        dataset: the images.
+        batch_size: samples of a batch; the last one of a worker may be short.
+        seed: determines the order, and augmentation, together with the epoch.
+        shuffle: False: samples are in the order of the data set, as for evaluation.
+        augment: augmentations of the images, in this order; for training only.
+
+    Raises:
+        ConfigError: an argument is invalid.
     """
 
     dataset: Labelled
-    batch_size: int
-    seed: int
-    augment: tuple[Augmentation, ...] = ()
+    kind: type[Labelled]
+    example: str  # of such a data set, for messages
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        augment: Sequence[Augmentation] = (),
+    ) -> None:
+        self.dataset = checks.instance("dataset", dataset, self.kind, self.example)
+        self.batch_size = checks.integer("batch_size", batch_size, 1)
+        self.seed = checks.seed("seed", seed)
+        self.shuffle = checks.flag("shuffle", shuffle)
+        self.augment = augmentations(augment)
 
     @property
     @abstractmethod
@@ -75,35 +92,31 @@ class Batches(ABC):
 
     @abstractmethod
     def rounds(self, size: int) -> int:
-        """Rounds of an epoch: batches of the busiest of `size` workers. ConfigError where it cannot be so many."""
+        """Rounds of an epoch: the most batches of one of `size` workers. ConfigError if there cannot be so many."""
 
     @abstractmethod
     def images_of_round(self, number: int, size: int) -> int:
-        """Images that all `size` workers together train on in round `number` of an epoch."""
+        """Images that all `size` workers train on in round `number` of an epoch."""
 
     @abstractmethod
     def deal(self, size: int) -> tuple[int, ...]:
-        """What an epoch that was broken off must have in common with this one to be continued in its middle."""
+        """A key of how batches are assigned. An interrupted epoch can be continued only with an equal key."""
 
     @cached_property
     @abstractmethod
     def signature(self) -> int:
-        """32 bits that are the same, as good as certainly, where the data, the batches and their order are."""
+        """A checksum of the data, the batches and their order."""
 
     @abstractmethod
     def part(self, rank: int, size: int) -> Dataset:
-        """What worker `rank` of `size` reads in. DataError where it cannot be read."""
+        """The data that worker `rank` of `size` reads. DataError."""
 
     @abstractmethod
     def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
-        """Of each of a worker's batches the index, the rows in its part of the data, and the samples."""
+        """Yield the index, the rows in the worker's part of the data, and the samples of each of its batches."""
 
     def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> list[tuple[int, Array, Array]]:
-        """The batches of worker `rank` of `size` in `epoch` from round `start` on: index, rows in its part, samples."""
-        epoch, size = checks.integer("epoch", epoch, 0), checks.integer("size", size, 1)
-        start = checks.integer("start", start, 0)
-        if checks.integer("rank", rank, 0) >= size:
-            raise ConfigError(f"rank={rank}: must be below size={size}, the number of workers")
+        """Return the batches of worker `rank` of `size` from round `start` on: index, rows in its part, samples."""
         with read_of(self.dataset):
             return list(self._dealt(epoch, rank, size, start))
 
@@ -117,11 +130,10 @@ class Batches(ABC):
         *,
         images: bool = True,
     ) -> Iterator[Batch]:
-        """The batches of `epoch` that belong to worker `rank` of `size`, in order, each in memory of its own.
+        """Iterate over the batches of worker `rank` of `size` in `epoch`, each in memory of its own.
 
-        start: rounds to skip, each of one batch per worker. An epoch that was interrupted continues in its middle, and
-            the batches before that are not even made.
-        images: whether they are loaded; a stage of a pipeline that gets its input from another needs labels only.
+        start: the first round; the batches before it are not made.
+        images: False: only labels are loaded, for a stage of a pipeline that gets its input from another.
 
         Raises DataError, here or when a batch is made, if a file cannot be read.
         """
@@ -129,7 +141,7 @@ class Batches(ABC):
         with read_of(self.dataset):
             part = self.part(rank, size)
         transfer = Transfer(backend, part.images if images else None, part.labels, part.pixels)
-        return self.load(assigned, int(epoch), transfer)
+        return self.load(assigned, epoch, transfer)
 
     def load(self, assigned: list[tuple[int, Array, Array]], epoch: int, transfer: Transfer) -> Iterator[Batch]:
         """Make the batches that `assigned` returned."""
@@ -142,14 +154,14 @@ class Batches(ABC):
                 yield Batch(index, images, labels, samples, epoch, transfer.steady)
 
     def _about(self) -> tuple[object, ...]:
-        """What of augmentation and normalisation belongs to the signature; nothing where there is none."""
+        """Augmentation and normalization as part of the signature; empty if there is none."""
         pixels = self.dataset.pixels
         return (() if pixels == FRACTIONS else (pixels,)) + (self.augment and (repr(self.augment),))
 
 
 @contextmanager
 def read_of(dataset: Labelled) -> Iterator[None]:
-    """What the system says of a file that cannot be read, as a DataError: nobody shall take it for output."""
+    """Raise DataError for an OSError in this context, so that it is not taken for a failure to write output."""
     try:
         yield
     except OSError as error:
@@ -157,30 +169,10 @@ def read_of(dataset: Labelled) -> Iterator[None]:
 
 
 class Loader(Batches):
-    """Cuts `dataset` into batches of `batch_size`, the last of which may be short; an empty data set has none.
-
-    Batch i of an epoch belongs to worker i mod size. With `shuffle=False` the samples come in the data set's own order,
-    as evaluation wants them. `augment` is for training alone.
-
-    Raises:
-        ConfigError: an argument cannot work.
-    """
+    """Batches of a `Dataset`, the last of which may be short. Batch i of an epoch belongs to worker i mod size."""
 
     dataset: Dataset
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        self.dataset = checks.instance("dataset", dataset, Dataset, "Synthetic().load().train")
-        self.batch_size = checks.integer("batch_size", batch_size, 1)
-        self.seed = checks.seed("seed", seed)
-        self.shuffle = checks.flag("shuffle", shuffle)
-        self.augment = augmentations(augment)
+    kind, example = Dataset, "Synthetic().load().train"
 
     @property
     def batches(self) -> int:
@@ -207,8 +199,7 @@ class Loader(Batches):
         )
 
     def order(self, epoch: int) -> Array:
-        """The samples of `epoch` in the order they are trained on, (S,) int64."""
-        epoch = checks.integer("epoch", epoch, 0)
+        """The samples of `epoch` in training order, (S,) int64."""
         samples = len(self.dataset)
         if not self.shuffle:
             return np.arange(samples, dtype=np.int64)
@@ -225,31 +216,14 @@ class Loader(Batches):
 
 
 class ShardedLoader(Batches):
-    """Batches of `shards`: worker r reads shard r and no other, in an order that follows from seed, epoch and shard.
+    """Batches of `Shards`, one for each worker: worker r reads only shard r.
 
-    There are as many workers as shards. An epoch has as many rounds as the largest shard has batches; each shard may
-    end with a short batch. With one shard this is the order of a `Loader` over its samples. With `shuffle=False` the
-    samples of a shard come in their own order.
-
-    Raises:
-        ConfigError: an argument cannot work.
+    An epoch has as many rounds as the largest shard has batches; each shard may end with a short batch. With one shard
+    the order is that of a `Loader`.
     """
 
     dataset: Shards
-
-    def __init__(
-        self,
-        shards: Shards,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        self.dataset = checks.instance("shards", shards, Shards, "Shards('folder')")
-        self.batch_size = checks.integer("batch_size", batch_size, 1)
-        self.seed = checks.seed("seed", seed)
-        self.shuffle = checks.flag("shuffle", shuffle)
-        self.augment = augmentations(augment)
+    kind, example = Shards, "Shards('folder')"
 
     @property
     def batches(self) -> int:
@@ -277,8 +251,8 @@ class ShardedLoader(Batches):
         return found
 
     def order(self, epoch: int, number: int) -> Array:
-        """The samples (S,) of shard `number` in the order they are trained on in `epoch`, counted within the shard."""
-        epoch, count = checks.integer("epoch", epoch, 0), self.dataset.counts[number]
+        """The samples (S,) of shard `number` in training order, counted within the shard."""
+        count = self.dataset.counts[number]
         if not self.shuffle:
             return np.arange(count, dtype=np.int64)
         return philox(self.seed, epoch, number).permutation(count).astype(np.int64, copy=False)
@@ -305,17 +279,16 @@ def as_loader(
     pixels: PixelScale = FRACTIONS,
     augment: Sequence[Augmentation] = (),
 ) -> Batches:
-    """The batches of whatever there is to train or evaluate on.
+    """Return a loader of the data.
 
     Args:
-        data: a `Loader` or `ShardedLoader`, which is taken as it is, whatever the other arguments say; a `Dataset`;
-            `Shards`; or a pair (images, labels) of arrays as `Dataset` takes them.
-        batch_size, seed, shuffle, augment: see `Loader`.
+        data: a loader, which is returned unchanged; a `Dataset`; `Shards`; or a pair (images, labels) of arrays.
+        batch_size, seed, shuffle, augment: see `Batches`.
         classes: of a pair; the largest label + 1 by default.
-        pixels: of a pair: what becomes of its pixels.
+        pixels: of a pair: how pixels are scaled.
 
     Raises:
-        ConfigError: `data` is none of these, or an argument cannot work.
+        ConfigError: `data` is none of these, or an argument is invalid.
     """
     if isinstance(data, Batches):
         return data
@@ -327,8 +300,8 @@ def as_loader(
         largest = int(labels.max(initial=0))
         data = Dataset("arrays", images, labels, largest + 1 if classes is None else classes, pixels)
     if not isinstance(data, Dataset):
-        kind = f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
-        part = {Data: "; take one of its parts: train, validation or test", Source: "; take a part of what it loads"}
-        hint = next((text for known, text in part.items() if isinstance(data, known)), "")
-        raise ConfigError(f"data must be a Loader, a Dataset or a pair (images, labels), got {kind}{hint}")
+        hint = "; take a part of what it loads, such as train" if isinstance(data, Data | Source) else ""
+        raise ConfigError(
+            f"data must be a Loader, a Dataset or a pair (images, labels), got {checks.shown(data)}{hint}"
+        )
     return Loader(data, batch_size, seed, shuffle, augment)

@@ -1,10 +1,9 @@
-"""A model as an ONNX graph, in operators of opset 13, which every runtime since 2021 has.
+"""A model as an ONNX graph, in operators of opset 13, which every runtime has since 2021.
 
-The graph takes images as they come from a file, `images` (N, H, W, C) with any N: uint8 of 0 to 255, or float of 0 to
-1. What a run does to pixels, normalisation included, is in it. It returns `logits` (N, O), and `probabilities` where
-the loss makes any of them. Inside images are (N, C, H, W), as ONNX has them, but an image is flattened in the order H,
-W, C: the weights of dense layers are those of the model. Running statistics stand in the place of a batch's; `Dropout`
-is left out. All is computed in float.
+The input is `images` (N, H, W, C) with any N: uint8 of 0 to 255, or float of 0 to 1. The graph includes the scaling
+and normalization of pixels. It returns `logits` (N, O), and `probabilities` if the loss defines them. Inside the graph
+images are (N, C, H, W), but they are flattened in the order H, W, C, so the weights of dense layers are unchanged.
+Normalization uses running statistics, `Dropout` is left out. Everything is computed in float.
 
 The only file that imports onnx.
 """
@@ -45,8 +44,10 @@ from cupynet.nn import (
 
 OPSET, IR_VERSION = 13, 7  # of 2020 and 2021: the operators, and the form of the file
 INPUTS = ("uint8", "float")
-MOST_BYTES = (1 << 31) - (1 << 20)  # of a file of protobuf
-PROBABILITIES = {SoftmaxNLL: "Softmax", BinaryCrossEntropy: "Sigmoid"}
+PROBABILITIES: dict[type[Any], tuple[str, dict[str, int]]] = {
+    SoftmaxNLL: ("Softmax", {"axis": 1}),
+    BinaryCrossEntropy: ("Sigmoid", {}),
+}
 SIMPLE = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh", "sigmoid": "Sigmoid", "softplus": "Softplus"}
 
 
@@ -56,8 +57,8 @@ def export_onnx(
     """Write the model to `path` as an ONNX file; needs onnx (the extra `onnx`).
 
     Args:
-        input: what `images` are: `uint8`, 0 to 255, or `float`, 0 to 1.
-        metadata: what is to stand in the file besides: text by name.
+        input: the type of `images`: `uint8`, 0 to 255, or `float`, 0 to 1.
+        metadata: texts to store in the file, by name.
 
     Raises:
         ConfigError: onnx is not installed, or a layer has no equivalent.
@@ -67,18 +68,15 @@ def export_onnx(
 
 
 def onnx_graph(model: Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of the file. ConfigError."""
+    """Return the contents of the file. ConfigError."""
     checks.one_of("input", input, INPUTS)
     check_known(model.network, _LAYERS, "ONNX")
     weights = {name: np.asarray(weight, np.float32) for name, weight in model.weights().items()}
-    size = sum(weight.nbytes for weight in weights.values())
-    if size > MOST_BYTES:
-        raise ConfigError(f"the weights take {checks.amount(size)}: a file of ONNX holds at most 2 GB")
     return _Graph(weights).of(model, input, metadata or {})
 
 
 class _Graph:
-    """Nodes and constants, as they are added."""
+    """The nodes and constants of a graph under construction."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         try:
@@ -92,16 +90,14 @@ class _Graph:
         self.constants: dict[str, Any] = {}
 
     def of(self, model: Model, input: str, metadata: Mapping[str, str]) -> bytes:
-        """The file of a model."""
+        """Return the contents of the file of a model."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         kind = kinds.UINT8 if input == "uint8" else kinds.FLOAT
         logits = self.add("Identity", self.layer(model.network, self.images(model, input)), made="logits")
         outputs = [logits]
         if type(model.loss) in PROBABILITIES:
-            operator = PROBABILITIES[type(model.loss)]
-            outputs.append(
-                self.add(operator, logits, made="probabilities", **{"axis": 1} if operator == "Softmax" else {})
-            )
+            operator, attributes = PROBABILITIES[type(model.loss)]
+            outputs.append(self.add(operator, logits, made="probabilities", **attributes))
         shapes = [make.make_tensor_value_info(name, kinds.FLOAT, ["N", *model.output.shape]) for name in outputs]
         images = make.make_tensor_value_info("images", kind, ["N", *model.input.shape])
         constants = [self.onnx.numpy_helper.from_array(array, name) for name, array in self.constants.items()]
@@ -116,43 +112,41 @@ class _Graph:
         return content
 
     def add(self, operator: str, *inputs: str, made: str, **attributes: Any) -> str:
-        """A node; the name of what it makes."""
+        """Add a node; return the name of its output."""
         self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
 
     def constant(self, name: str, value: Any, kind: Any = np.float32) -> str:
-        """A constant of the graph; its name."""
+        """Add a constant; return its name."""
         self.constants[name] = np.ascontiguousarray(value, kind)
         return name
 
     def weight(self, layer: Layer, own: str, axes: tuple[int, ...] | None = None) -> str:
-        """A layer's weight with its axes in another order."""
+        """Add a weight, with its axes in another order; return its name."""
         name = f"{layer.path}.{own}" if layer.path else own
         return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
 
     def images(self, model: Model, input: str) -> str:
-        """What the network is fed: pixels scaled as the model does it, and images with their channels first.
+        """Add the input: pixels scaled as by the model, and channels first; return its name.
 
-        Its names begin without a slash, and have one: no layer's do, whatever it is called.
+        Names of the form images/Mul cannot be those of a layer.
         """
         per_pixel = 255.0 if input == "float" else 1.0
         scale = self.constant("images/scale", np.array(model.pixels.scale) * per_pixel)
-        x = (
-            "images"
-            if input == "float"
-            else self.add("Cast", "images", made="images/Cast", to=self.onnx.TensorProto.FLOAT)
-        )
+        x = "images"
+        if input == "uint8":
+            x = self.add("Cast", x, made="images/Cast", to=self.onnx.TensorProto.FLOAT)
         x = self.add("Mul", x, scale, made="images/Mul")
         if any(model.pixels.shift):
             x = self.add("Add", x, self.constant("images/shift", model.pixels.shift), made="images/Add")
         return self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2]) if _is_image(model.input) else x
 
     def layer(self, layer: Layer, x: str) -> str:
-        """What a layer makes of x."""
+        """Add a layer; return the name of its output."""
         return _LAYERS[type(layer)](self, layer, x)
 
     def activation(self, kind: str, x: str, name: str, slope: float = 0.01) -> str:
-        """What an activation makes of x."""
+        """Add an activation; return the name of its output."""
         if kind == "identity":
             return x
         if kind in SIMPLE:
@@ -172,7 +166,7 @@ class _Graph:
         return self.add("Mul", x, share, made=f"{name}/Mul")
 
     def flat(self, layer: Layer, x: str) -> str:
-        """x as vectors, an image in the order H, W, C."""
+        """Flatten x, images in the order H, W, C."""
         if not isinstance(layer.input, Image):
             return x
         name = _name(layer)
@@ -183,7 +177,7 @@ class _Graph:
 
 
 def _name(layer: Layer) -> str:
-    """The beginning of the names of a layer's nodes: with a slash, which no other name here has."""
+    """The prefix of the names of a layer's nodes."""
     return f"/{layer.path or 'network'}"
 
 
@@ -238,7 +232,7 @@ def _batch_norm(graph: _Graph, layer: Any, x: str) -> str:
 
 
 def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
-    """In operators of its own: ONNX has one for it since opset 17."""
+    """ONNX has an operator for it only since opset 17."""
     name, image = _name(layer), isinstance(layer.input, Image)
     whole = image and layer.axis == "features"
     axes = [1, 2, 3] if whole else [1]

@@ -1,4 +1,4 @@
-"""Whether an ONNX graph computes what the model does: both are given the same images.
+"""Comparison of an ONNX graph with its model on the same images.
 
 The only file that imports onnxruntime.
 """
@@ -17,12 +17,12 @@ BOUND = 1e-5  # of the range of the logits, in float
 
 @dataclass(frozen=True)
 class Difference:
-    """What onnxruntime and the model make of the same images.
+    """The difference between onnxruntime and the model.
 
     Attributes:
-        images: how many there were.
-        logits: the largest difference of two logits, in ranges of the logits of all images.
-        runtime: onnxruntime's version.
+        images: the number of images.
+        logits: the largest difference of two logits, relative to the range of all logits.
+        runtime: the version of onnxruntime.
     """
 
     images: int
@@ -33,9 +33,9 @@ class Difference:
 def difference(
     content: bytes, model: Model, images: int = 1000, input: str = "uint8", seed: int = 0
 ) -> Difference | None:
-    """How far the graph `content` is from the model on images of random pixels; None where onnxruntime is missing.
+    """Compare the graph `content` with the model on random images; None if onnxruntime is missing.
 
-    input: what the graph takes, see `export_onnx`.
+    input: see `export_onnx`.
     """
     try:
         import onnxruntime

@@ -410,16 +410,6 @@ class MaskedAvgPool(nn.Module):
 '''
 HELPERS = {"Branches(": BRANCHES, "ChannelNorm(": CHANNEL_NORM, "MaskedAvgPool(": MASKED_AVG_POOL}
 
-# attributes of nn.Sequential in PyTorch 2.13, except register_...: no module inside one can have such a name
-RESERVED = frozenset((
-    "T_destination", "add_module", "append", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile",
-    "cpu", "cuda", "double", "dump_patches", "eval", "extend", "extra_repr", "float", "forward", "get_buffer",
-    "get_extra_state", "get_parameter", "get_submodule", "half", "insert", "ipu", "load_state_dict", "modules",
-    "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
-    "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict", "to", "to_empty", "train",
-    "training", "type", "xpu", "zero_grad",
-))  # fmt: skip
-
 
 def torch_source(model: Model) -> str:
     """Return the text of a Python file whose `network()` makes the PyTorch module equivalent to `model`.
@@ -427,14 +417,9 @@ def torch_source(model: Model) -> str:
     Its modules have the names of the layers, so that `load_state_dict` takes what `export_torch` writes.
 
     Raises:
-        ConfigError: a layer has no equivalent, or a name that no PyTorch module can have.
+        ConfigError: a layer has no equivalent.
     """
     check_known(model.network, KNOWN, "PyTorch")
-    for layer in model.network.walk():
-        if layer.path.rpartition(".")[2] in RESERVED:
-            raise ConfigError(
-                f"layer '{layer.path}': every PyTorch module has an attribute of this name. Rename the layer."
-            )
     orders(model.network)  # refuses what PyTorch has in two orders
     if isinstance(model.network, Sequential):
         lines = "".join(f"        ({name!r}, {module}),\n" for name, module in _children(model.network))

@@ -242,21 +242,5 @@ def _chain(network: Layer) -> Sequential:
 
 def _check_names(stages: list[list[str]], names: list[str]) -> None:
     """Refuse stages that are not all layers, each once, in order."""
-    given = [name for stage in stages for name in stage]
-    unknown = [name for name in given if name not in names]
-    missing = [name for name in names if name not in given]
-    twice = sorted({name for name in given if given.count(name) > 1})
-    if unknown:
-        wrong = f"there is no layer '{unknown[0]}'"
-    elif missing:
-        wrong = f"layer '{missing[0]}' is in no stage"
-    elif twice:
-        wrong = f"layer '{twice[0]}' is named twice"
-    elif given != names:
-        later = next(name for name, right in zip(given, names, strict=True) if name != right)
-        wrong = f"layer '{later}' is not in its place"
-    else:
-        return
-    raise ConfigError(
-        f"stages={shown(stages)}: {wrong}: name every layer once, in the network's order: {', '.join(names)}"
-    )
+    if [name for stage in stages for name in stage] != names:
+        raise ConfigError(f"stages={shown(stages)}: name every layer once, in the network's order: {', '.join(names)}")

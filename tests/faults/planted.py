@@ -911,8 +911,8 @@ WORKERS = [
         "message-overtaken-by-the-next",
         "parallel",
         "cupynet/parallel/communicators/threads.py",
-        "letter = box.letters.popleft()",
-        "letter = box.letters.pop()",
+        "message = messages.popleft()",
+        "message = messages.pop()",
         ("tests/parallel/communicators/test_communicators.py::test_messages_arrive_in_order_and_may_cross",),
     ),
     Fault(

@@ -12,11 +12,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from cupynet import ConfigError, DataError, export_torch, import_torch
-from cupynet.backend import create_backend
 from cupynet.config.instantiate import build_as
 from cupynet.data import Synthetic
 from cupynet.interop import torch_source
-from cupynet.interop.torch import LAYERS, RESERVED, from_torch, orders, to_torch
+from cupynet.interop.torch import LAYERS, from_torch, orders, to_torch
 from cupynet.nn import (
     Activation,
     BatchNorm,
@@ -171,19 +170,3 @@ def test_weights_of_another_network_do_not_fit(tmp_path: Path) -> None:
     export_torch(everything_as_model(), tmp_path / "a")
     with pytest.raises(DataError, match="belongs to no layer|its shape .* does not fit|lacks"):
         import_torch(model_of(Sequential({"output": Dense(3)}), Image(3, 2, 1)), tmp_path / "a")
-
-
-@pytest.mark.parametrize("name", ["half", "type", "forward"])
-def test_names_that_every_module_of_pytorch_has_are_refused(name: str) -> None:
-    inner = Concat({name: [Dense(2)], "other": [Dense(3)]})
-    for network in (Sequential({name: Dense(4), "output": Dense(3)}), Sequential({"a": inner, "output": Dense(3)})):
-        model = Model(network, Image(4, 4, 1), create_backend("numpy"), 1)
-        with pytest.raises(ConfigError, match=rf"^layer '(a\.)?{name}': every PyTorch module"):
-            torch_source(model)
-
-
-@needs_torch
-def test_those_are_the_names() -> None:
-    from torch import nn
-
-    assert {name for name in dir(nn.Sequential()) if not name.startswith(("_", "register_"))} <= RESERVED

@@ -88,10 +88,10 @@ def test_auto_is_at_most_as_many_as_there_are_layers_with_weights() -> None:
 
 
 LISTS = [
-    ([["d0"], ["d1"]], "layer 'd2' is in no stage"),
-    ([["d0", "d1"], ["d2", "d3"]], "there is no layer 'd3'"),
-    ([["d0", "d1"], ["d1", "d2"]], "layer 'd1' is named twice"),
-    ([["d0", "d2"], ["d1"]], "layer 'd2' is not in its place"),
+    ([["d0"], ["d1"]], "name every layer once"),
+    ([["d0", "d1"], ["d2", "d3"]], "name every layer once"),
+    ([["d0", "d1"], ["d1", "d2"]], "name every layer once"),
+    ([["d0", "d2"], ["d1"]], "name every layer once"),
 ]
 
 

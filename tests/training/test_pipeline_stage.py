@@ -568,7 +568,7 @@ def test_the_command_tells_of_its_stages(tmp_path):
     ("setting", "told"),
     [
         ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network can be cut into 4 at most"),
-        ("parallel.pipeline.stages=[[conv1],[output]]", "layer 'pool1' is in no stage"),
+        ("parallel.pipeline.stages=[[conv1],[output]]", "name every layer once"),
         ("parallel.pipeline.micro_batches=0", "parallel.pipeline.micro_batches=0: must be an integer of at least 1"),
         ("parallel.pipeline=2", "parallel.pipeline=2: must be a Pipeline"),
     ],

@@ -190,35 +190,23 @@ class Cublas:
         )  # fmt: skip
 
     def _checked(self, left: Array, right: Array, out: Array) -> tuple[int, int, int, Any]:
-        """Refuse what cuBLAS would read wrongly; what it is told of precisions: see `_kinds`."""
-        shapes = [tuple(array.shape) for array in (left, right, out)]
-        if any(len(shape) != 2 for shape in shapes) or shapes[2] != (shapes[0][0], shapes[1][1]):
-            fits = False
-        else:
-            fits = shapes[0][1] == shapes[1][0]
-        if not fits:
-            raise ConfigError(
-                f"a product of {shapes[0]} and {shapes[1]} into {shapes[2]}: shapes must be (M, K), (K, N) and (M, N)"
-            )
-        if any(size >= MOST for shape in shapes for size in shape):
-            raise ConfigError(
-                f"a product of {shapes[0]} and {shapes[1]}: each size must be below 2**31: smaller batches"
-            )
+        """Refuse arrays that cuBLAS would misread. Return the entry of `_kinds`."""
+        arrays = left, right, out
+        shapes = [tuple(array.shape) for array in arrays]
         kind = self._kinds.get((left.dtype, out.dtype)) if left.dtype == right.dtype else None
-        if kind is None:
+        fit = (
+            all(len(shape) == 2 and max(shape) < MOST for shape in shapes)
+            and shapes[0][1] == shapes[1][0]
+            and shapes[2] == (shapes[0][0], shapes[1][1])
+        )
+        whole = out.flags.c_contiguous and all(a.flags.c_contiguous or a.flags.f_contiguous for a in (left, right))
+        here = all(getattr(getattr(array, "device", None), "id", None) == self._device for array in arrays)
+        if kind is None or not (fit and whole and here):
+            given = " and ".join(f"{shape} {array.dtype}" for shape, array in zip(shapes, arrays, strict=True))
             raise ConfigError(
-                f"a product of {left.dtype} and {right.dtype} into {out.dtype}: factors must be of one precision, and "
-                "the result of theirs, or float32 where that has 16 bits"
+                f"a product of {given}: must be contiguous (M, K), (K, N) and (M, N) on device {self._device}, of one "
+                "precision (a result of 16-bit factors may be float32), each size below 2**31"
             )
-        for name, array in (("left", left), ("right", right), ("out", out)):
-            device = getattr(getattr(array, "device", None), "id", None)  # of NumPy's it is a word
-            flags = array.flags
-            if device != self._device:
-                where = "on the host" if device is None else f"on device {device}"
-                raise ConfigError(f"a product on device {self._device}: {name} is {where}")
-            if not (flags.c_contiguous or (flags.f_contiguous and array is not out)):
-                either = "" if array is out else ", as it stands or transposed"
-                raise ConfigError(f"a product: {name} {tuple(array.shape)} has gaps: it must be contiguous{either}")
         return kind
 
 

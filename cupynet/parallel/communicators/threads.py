@@ -60,17 +60,17 @@ class ThreadTeam:
 
 
 class ThreadGroup:
-    """What the threads of one group share: a barrier, slots to hand values over, and letter boxes.
+    """The shared state of the threads of one group: a barrier, slots for exchanged values, and messages.
 
     Args:
-        ranks: of its workers, in order, among all workers of the run.
+        ranks: the ranks of its workers in the whole run, in order.
         team: all workers of the run.
     """
 
     def __init__(self, ranks: list[int], team: ThreadTeam) -> None:
         self.ranks, self.size, self.team = ranks, len(ranks), team
         self.slots: tuple[list[Any], list[Any]] = ([None] * self.size, [None] * self.size)
-        self._boxes: dict[tuple[int, int], LetterBox] = {}  # only of pairs that exchange messages
+        self.messages: dict[tuple[int, int], deque[NDArray[Any]]] = {}  # (from, to) -> those not yet received
         self._arrived: set[int] = set()
         self._generation = 0
 
@@ -93,30 +93,9 @@ class ThreadGroup:
             generation = self._generation
             self.team.wait(self.ranks[rank], lambda: generation != self._generation, self._missing)
 
-    def box(self, source: int, to: int) -> LetterBox:
-        """The messages from one worker to another."""
-        return self._boxes.setdefault((source, to), LetterBox())
-
     def _missing(self) -> str:
         late = [str(name) for rank, name in enumerate(self.ranks) if rank not in self._arrived]
         return f"worker {', '.join(late)} in a collective operation"
-
-
-class LetterBox:
-    """Messages from one worker to another that have not been received yet, and buffers to be used again."""
-
-    def __init__(self) -> None:
-        self.letters: deque[NDArray[Any]] = deque()
-        self.buffers: deque[NDArray[Any]] = deque()
-
-    def copy(self, host: NDArray[Any]) -> NDArray[Any]:
-        """A copy of `host`, in a buffer that was received from before where it fits."""
-        if self.buffers:
-            buffer = self.buffers.popleft()
-            if buffer.shape == host.shape and buffer.dtype == host.dtype:
-                buffer[...] = host
-                return buffer
-        return np.array(host)
 
 
 class ThreadCommunicator(Communicator):
@@ -187,21 +166,19 @@ class ThreadCommunicator(Communicator):
         return [theirs.copy() for theirs in self._exchange(vector.copy())]
 
     def send(self, array: Array, to: int) -> None:
-        host, condition = self._backend.to_host(array), self.group.team.condition
-        box = self.group.box(self.rank, to)
-        letter = box.copy(host)
-        self.traffic.message(letter.nbytes)
+        message, condition = np.array(self._backend.to_host(array)), self.group.team.condition  # a copy
+        self.traffic.message(message.nbytes)
         with condition:
-            box.letters.append(letter)
+            self.group.messages.setdefault((self.rank, to), deque()).append(message)
             condition.notify_all()
 
     def recv(self, array: Array, source: int) -> None:
-        box, team, ranks = self.group.box(source, self.rank), self.group.team, self.group.ranks
+        team, ranks = self.group.team, self.group.ranks
         with team.condition:
-            team.wait(ranks[self.rank], lambda: bool(box.letters), lambda: f"worker {ranks[source]} in recv")
-            letter = box.letters.popleft()
-        self._put(array, same_form(array, letter))
-        box.buffers.append(letter)
+            messages = self.group.messages.setdefault((source, self.rank), deque())
+            team.wait(ranks[self.rank], lambda: bool(messages), lambda: f"worker {ranks[source]} in recv")
+            message = messages.popleft()
+        self._put(array, same_form(array, message))
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         host = self._backend.to_host(array)

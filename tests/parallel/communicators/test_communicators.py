@@ -457,9 +457,3 @@ def test_arrays_of_a_device_travel_through_the_host(team):
 
     last = team.workers - 1
     assert on_workers(team, task) == [([last / 2] * 4, [float(last)] * 4, [last] * 4)] * team.workers
-
-
-@of_threads
-def test_threads_keep_letter_boxes_only_for_those_who_write():
-    group = ThreadGroup.of(3000)  # a box for each pair would take twelve gigabytes
-    assert group.box(1, 2) is group.box(1, 2) is not group.box(2, 1)
