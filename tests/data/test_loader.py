@@ -128,12 +128,6 @@ def test_what_is_left_out_is_not_made() -> None:
     assert len(list(Loader(numbered(40), 4).epoch(0, Counter(), rank=1, size=2, start=3))) == len(made) == 2
 
 
-@pytest.mark.parametrize("start", [-1, 1.0, True, None])
-def test_a_wrong_start_is_refused_at_once(backend: Any, start: Any) -> None:
-    with pytest.raises(ConfigError, match=f"start={start!r}: must be an integer of at least 0"):
-        Loader(numbered(3), 1).epoch(0, backend, start=start)
-
-
 def test_numpy_numbers_are_taken() -> None:
     loader = Loader(numbered(10), np.int64(4), seed=np.uint64(2**64 - 1), shuffle=np.bool_(False))
     assert (type(loader.batch_size), type(loader.seed), loader.shuffle) == (int, int, False)
