@@ -44,7 +44,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {  # ours -> PyTorch's, at rates at whic
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured: the options of the command."""
+    """The options of the command."""
 
     network: str  # a file of `cupynet export --torch-module`
     optimizer: str = "Nesterov"

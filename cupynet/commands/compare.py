@@ -38,7 +38,7 @@ efficiency is the speed-up per worker.
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     steady_streams()
     leave_after(lambda: _compare(_parser().parse_args()))
 

@@ -35,7 +35,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked, and the run that is measured for it."""
+    """A plan that can begin, and the run that it measures."""
 
     settings: PlanSettings
     experiment: Experiment

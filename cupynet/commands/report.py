@@ -12,7 +12,7 @@ EXAMPLES = """for example:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     steady_streams()
     parser = Arguments(
         "cupynet report",
