@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cupynet.backend import Backend
-from cupynet.core.checks import listed
 from cupynet.core.errors import CupynetError, DeviceError, annotate
 from cupynet.parallel import Placement
 
@@ -46,19 +45,11 @@ def translate_device_errors(
 
 def _way_out(backend: Backend, placement: Placement, rank: int, batch_size: int | None, limited_by: str) -> str:
     """Return what needs the device's memory, and what to lower."""
-    device, ranks = placement.device(rank), range(placement.ranks)
-    if placement.seats:
-        alike = [each for each in ranks if each == rank]  # other processes are unknown here
-    else:
-        alike = [each for each in ranks if placement.device(each) == device]
-    there = f"{len(alike)} worker{'s' * (len(alike) > 1)} there"
-    asked = there if batch_size is None else f"batch_size={batch_size}, {there}"
-    ways = ["lower batch_size", "fewer workers on a device"] if len(alike) > 1 else ["lower batch_size"]
-    if backend.policy.name in ("float", "double"):
-        ways.append(f"train with dtype={'half' if backend.policy.name == 'float' else 'float'}")
-    if limited_by:
-        ways.append(f"raise {limited_by}")
-    return f"; {asked}: {listed(ways)}"
+    device = placement.device(rank)  # of other processes nothing is known here
+    workers = 1 if placement.seats else sum(placement.device(each) == device for each in range(placement.ranks))
+    size = "" if batch_size is None else f"batch_size={batch_size}, "
+    more = f", or raise {limited_by}" if limited_by else ""
+    return f"; {size}workers there: {workers}; lower batch_size, workers or dtype{more}"
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -272,7 +272,7 @@ def test_a_command_without_enough_memory_says_what_to_lower(tmp_path: Path) -> N
     done = command(tmp_path, "workers=4", "memory.device_pool_limit=12MiB")
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("cupynet: "))
-    assert " has no memory left: " in line and "batch_size=32, 2 workers there: lower batch_size, " in line
+    assert " has no memory left: " in line and "batch_size=32, workers there: 2; lower batch_size, " in line
     assert "or raise memory.device_pool_limit=12MiB; worker " in line and "Traceback" not in done.stdout + done.stderr
 
 

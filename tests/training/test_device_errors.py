@@ -117,8 +117,9 @@ def test_no_memory_in_the_warm_up_says_what_to_lower() -> None:
     text = str(caught.value)
     for part in (
         "device 1 has no memory left: ", " were asked for, and its pool, of at most 262 kB by ",
-        "memory.device_pool_limit=256KiB, holds ", "; batch_size=512, 2 workers there: lower batch_size, ",
-        "fewer workers on a device, train with dtype=half or raise memory.device_pool_limit=256KiB",
+        "memory.device_pool_limit=256KiB, holds ",
+        "; batch_size=512, workers there: 2; lower batch_size, workers or dtype, ",
+        "or raise memory.device_pool_limit=256KiB",
     ):  # fmt: skip
         assert part in text
     assert notes(caught.value) in ("worker 1", "worker 3") and "\n" not in text and caught.value.exit_code == 1
