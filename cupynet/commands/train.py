@@ -22,10 +22,9 @@ from cupynet.core import signals
 from cupynet.core.errors import CupynetError, Interrupted
 
 if TYPE_CHECKING:
-    from cupynet.config import Ranks
     from cupynet.config.experiment import Experiment
     from cupynet.data import Batches, Data
-    from cupynet.parallel import PipelineSpeed
+    from cupynet.parallel import MpiJob, PipelineSpeed
     from cupynet.runs.run import Run, Setup, Start, Summary
     from cupynet.training import Evaluation, ParallelWrapper, Spent
 
@@ -43,8 +42,8 @@ def _command() -> None:
     config.run(train, prepare, "config", Settings, ranks)
 
 
-def ranks() -> Ranks:
-    """The processes that mpiexec started; ConfigError where there is no MPI."""
+def ranks() -> MpiJob:
+    """Return the ranks that mpiexec started. ConfigError without MPI."""
     from cupynet.parallel import job
 
     return job()

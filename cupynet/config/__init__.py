@@ -8,14 +8,13 @@ runs them side by side (plugins/ makes it known to Hydra), search_space.py reads
 """
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
-from cupynet.config.hydra_main import Entry, Ranks, in_sweep, keep_settings, run
+from cupynet.config.hydra_main import Entry, in_sweep, keep_settings, run
 from cupynet.config.search_space import search_space, split
 from cupynet.config.stored import arguments_of, check_downloads, check_outputs, keep, load, overrides_of, written
 
 __all__ = [
     "GROUPS",
     "Entry",
-    "Ranks",
     "arguments_of",
     "check_downloads",
     "check_outputs",

@@ -16,10 +16,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cupynet import __version__
 from cupynet.config import resume
-from cupynet.config.composing import GROUPS, conf_folder, flat, own_folder, register, settings_of
+from cupynet.config.composing import conf_folder, flat, own_folder, register, settings_of
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import AS_RANKS, Settings
@@ -43,49 +43,19 @@ from cupynet.core.lock import Hold
 from cupynet.core.mpiexec import started
 from cupynet.core.terminal import near
 
+if TYPE_CHECKING:
+    from cupynet.parallel import MpiJob
+
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
 
 PER_MACHINE = ("data.folder", "devices")  # settings in which ranks may differ
 OVERRIDE = re.compile(r"~|[^-=][^=]*=")
+SWEEP = {"-m", "--multirun"}
 
 _log = logging.getLogger("cupynet")
 # Hydra looks for plugins in the namespace package hydra_plugins
 sys.path.append(str(Path(__file__).parent / "plugins"))
-
-
-class Ranks(Protocol):
-    """The processes that run a job together.
-
-    timeout_s: how long a rank waits for the others.
-    """
-
-    timeout_s: float
-    exit_code: int
-
-    def agree(self, settings: Mapping[str, object]) -> None:
-        """Raise ConfigError on every rank if the ranks have different settings."""
-
-    def share(self, text: str) -> str:
-        """Return rank 0's text on every rank."""
-
-    def speaks(self, error: BaseException, code: int) -> bool:
-        """Return True if this rank, which ends with `error`, is the one to report it; set `exit_code` for all ranks."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        code: exit code.
-        error: one line; "" if there was none.
-        result: the value for Hydra's sweeper.
-    """
-
-    code: int
-    error: str = ""
-    result: float | None = None
 
 
 def run(
@@ -93,7 +63,7 @@ def run(
     prepare: Callable[[S], T],
     config_name: str,
     schema: type[S],
-    join: Callable[[], Ranks] | None = None,
+    join: Callable[[], MpiJob] | None = None,
 ) -> None:
     """Run a command: compose the settings of the command line, then run the job, or each job of a sweep.
 
@@ -110,19 +80,12 @@ def run(
     """
     global _command
     steady_streams()
-    arguments, variable = sys.argv[1:], os.environ.get("HYDRA_FULL_ERROR")
-    command = _command = _Command(schema)
-    job = _Job(task, prepare, schema, join)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them and exiting
+    command = _command = _Command(task, prepare, schema, join)
     try:
-        code = _main(command, job, config_name)
+        code = command.main(config_name)
     finally:
         _command = None
-        register(Settings)
-        sys.argv[1:] = arguments
-        del os.environ["HYDRA_FULL_ERROR"]
-        if variable is not None:
-            os.environ["HYDRA_FULL_ERROR"] = variable
     if stdout_is_gone() and not command.codes:
         code = BROKEN_PIPE
     if code:
@@ -146,87 +109,6 @@ def keep_settings() -> None:
         _command.keep()
 
 
-class _Command:
-    """The state of one call of `run`.
-
-    Attributes:
-        schema: the settings class.
-        codes: exit codes of the jobs that this process has run.
-        created: folders that did not exist before, the innermost first.
-        locks: releases the lock of a sweep's folder.
-        silence: ends the silence of ranks above 0.
-        keep: stores the settings of a resumed run.
-        sweep: folder of the sweep; None for a single run.
-    """
-
-    def __init__(self, schema: type[Settings]) -> None:
-        self.schema = schema
-        self.codes: list[int] = []
-        self.created: list[Path] = []
-        self.locks = contextlib.ExitStack()
-        self.silence = contextlib.ExitStack()
-        self.keep: Callable[[], None] | None = None
-        self.sweep: Path | None = None
-
-    def makes(self, folder: Path) -> None:
-        """Note which folders will be created for `folder`."""
-        self.created = [each for each in (folder, *folder.parents) if not each.exists()]
-
-    def clean_up(self) -> None:
-        """Remove the folders that were created, unless there is something in them."""
-        for folder in self.created:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-_command: _Command | None = None  # at work in this process: Hydra creates `Entry` without arguments
-
-
-def _main(command: _Command, job: _Job[Any, Any], config_name: str) -> int | str:
-    """Hand the command line to Hydra; the exit code."""
-    if "--version" in sys.argv:
-        print(f"cupynet {__version__}")
-        return 0
-    register(job.schema)
-    try:
-        sys.argv[1:] = job.read(sys.argv[1:])
-        with command.locks, command.silence:
-            if _rank():  # Hydra's answers (--help, --cfg) come from rank 0
-                command.silence.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            decorate = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)
-            decorate(functools.wraps(job.task)(_named(job)))()
-    except (HydraException, OmegaConfBaseException) as error:
-        code = job.tell(ConfigError(message(error, job.schema)))
-    except CupynetError as error:
-        code = job.tell(error)
-    except OSError as error:
-        failed = error if isinstance(error, BrokenPipeError) else OutputError(f"the run's folder: {one_line(error)}")
-        code = job.tell(failed)
-    except ValueError as error:  # of logging.config, or of a group that is given no name of a file
-        cause = f" ({error.__cause__})" if error.__cause__ else ""
-        about = " ".join(each for each in sys.argv[1:] if resume.name_of(each) in ("", *GROUPS))
-        about = "hydra.job_logging" if str(error).startswith("Unable to configure") else about or "hydra"
-        code = job.tell(ConfigError(one_line(f"{about}: {error}{cause}")))
-    except BaseException as error:
-        in_file = hasattr(error, "problem_mark")  # YAML, which names the file and the line
-        code = job.tell(ConfigError(one_line(error)) if in_file else error)
-    else:
-        code = next((code for code in command.codes if code), 0)
-    if command.sweep is not None:
-        from cupynet.config import sweep_record
-
-        of_jobs = sweep_record.finish(command.sweep)  # also of those that other processes have run
-        code = code or of_jobs
-    if not command.codes:
-        command.clean_up()
-    return code
-
-
-def _named(job: _Job[Any, Any]) -> Callable[[DictConfig], float | None]:
-    """The job as a function: Hydra derives its name from the module of the task that it wraps."""
-    return lambda config: job(config)
-
-
 class Entry(Callback):
     """Hydra callback of every command (conf/config.yaml): checks the folder before Hydra makes it.
 
@@ -241,23 +123,9 @@ class Entry(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Lock the folder of the sweep. SystemExit if it is taken."""
-        if _command is None:
-            return
-        from cupynet.config import sweep_record
-
-        with _leaving():
-            folder = _folder(config, "hydra.sweep.dir")
-            _command.makes(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            hold = Hold(folder)
-            _command.locks.callback(hold.release)
-            if hold.warning:
-                _log.warning("%s", hold.warning)
-            if _command.schema is Settings:
-                resume.refuse_taken(folder)
-            sweep_record.begin(folder)
-            _command.sweep = folder
-            sweep_record.say(f"each job runs in a folder of {folder}")
+        if _command is not None:
+            with _leaving():
+                _command.begin_sweep(_folder(config, "hydra.sweep.dir"))
 
 
 @contextlib.contextmanager
@@ -265,12 +133,21 @@ def _leaving() -> Iterator[None]:
     """Leave the process with any error."""
     try:
         yield
-    except (OmegaConfBaseException, HydraException) as error:
-        raise SystemExit(tell(ConfigError(message(error, Settings)))) from error
-    except OSError as error:
-        raise SystemExit(tell(OutputError(f"the run's folder: {one_line(error)}"))) from error
     except Exception as error:
-        raise SystemExit(tell(error)) from error
+        raise SystemExit(tell(_as_ours(error, Settings))) from error
+
+
+def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
+    """Convert an error of Hydra, of a YAML file or of the run's folder to a CupynetError; return others unchanged."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return ConfigError(message(error, schema))
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        return OutputError(f"the run's folder: {one_line(error)}")
+    in_file = hasattr(error, "problem_mark")  # of a YAML file, which the message names
+    if in_file or (isinstance(error, ValueError) and not isinstance(error, CupynetError)):
+        cause = f" ({error.__cause__})" if error.__cause__ else ""  # of logging.config
+        return ConfigError(one_line(f"{' '.join(sys.argv[1:])}: {error}{cause}"))
+    return error
 
 
 def _folder(config: DictConfig, key: str) -> Path:
@@ -282,10 +159,16 @@ def _folder(config: DictConfig, key: str) -> Path:
     return Path(name)
 
 
-class _Job(Generic[S, T]):
-    """A job, as Hydra calls it; see `run` for the arguments. It can be pickled.
+class _Command(Generic[S, T]):
+    """One call of `run`, which see for the arguments. Hydra calls it for each job.
 
     Attributes:
+        codes: exit codes of the jobs that this process has run.
+        created: folders that did not exist before, the innermost first.
+        locks: releases the lock of a sweep's folder.
+        silence: ends the silence of ranks above 0.
+        keep: stores the settings of a resumed run.
+        sweep: folder of the sweep; None for a single run.
         resumed: the run or the checkpoint to resume; None for a new run.
     """
 
@@ -294,12 +177,73 @@ class _Job(Generic[S, T]):
         task: Callable[[T, Path], float | None],
         prepare: Callable[[S], T],
         schema: type[S],
-        join: Callable[[], Ranks] | None,
+        join: Callable[[], MpiJob] | None,
     ) -> None:
         self.task, self.prepare, self.schema, self.join = task, prepare, schema, join
+        self.codes: list[int] = []
+        self.created: list[Path] = []
+        self.locks = contextlib.ExitStack()
+        self.silence = contextlib.ExitStack()
+        self.keep: Callable[[], None] | None = None
+        self.sweep: Path | None = None
         self.resumed: Path | None = None
         self._changes: list[str] = []  # overrides of a resumed run
         self._notes: list[tuple[int, str]] = []  # for the log, once there is one
+
+    def main(self, config_name: str) -> int | str:
+        """Hand the command line to Hydra; return the exit code."""
+        if "--version" in sys.argv:
+            print(f"cupynet {__version__}")
+            return 0
+
+        @functools.wraps(self.task)  # Hydra derives the job's name from the module
+        def job(config: DictConfig) -> float | None:
+            return self(config)
+
+        register(self.schema)
+        try:
+            sys.argv[1:] = self.read(sys.argv[1:])
+            with self.locks, self.silence:
+                if _rank():  # Hydra's answers (--help, --cfg) come from rank 0
+                    self.silence.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
+            code: int | str = next((code for code in self.codes if code), 0)
+        except BaseException as error:
+            code = self.tell(_as_ours(error, self.schema))
+        if self.sweep is not None:
+            from cupynet.config import sweep_record
+
+            of_jobs = sweep_record.finish(self.sweep)  # also of those that other processes have run
+            code = code or of_jobs
+        if not self.codes:
+            self.clean_up()
+        return code
+
+    def makes(self, folder: Path) -> None:
+        """Note which folders will be created for `folder`."""
+        self.created = [each for each in (folder, *folder.parents) if not each.exists()]
+
+    def clean_up(self) -> None:
+        """Remove the folders that were created, unless there is something in them."""
+        for folder in self.created:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def begin_sweep(self, folder: Path) -> None:
+        """Create and lock the folder of a sweep. ConfigError if it is taken; OSError."""
+        from cupynet.config import sweep_record
+
+        self.makes(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        hold = Hold(folder)
+        self.locks.callback(hold.release)
+        if hold.warning:
+            _log.warning("%s", hold.warning)
+        if self.schema is Settings:
+            resume.refuse_taken(folder)
+        sweep_record.begin(folder)
+        self.sweep = folder
+        sweep_record.say(f"each job runs in a folder of {folder}")
 
     def read(self, arguments: Sequence[str]) -> list[str]:
         """The command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
@@ -309,7 +253,7 @@ class _Job(Generic[S, T]):
             name, _, value = option.lstrip("-").partition("=")
             if option.startswith("--") and name.partition(".")[0] in {each.name for each in fields(self.schema)}:
                 raise ConfigError(f"{option}: settings are written without dashes: {name}={value or '...'}")
-        if started() is not None and {"-m", "--multirun"} & set(given):
+        if started() is not None and SWEEP & set(given):
             raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
         if started() is not None and self.join is not None:
             self.join()  # a rank without MPI ends all others, before rank 0 has a folder
@@ -325,16 +269,16 @@ class _Job(Generic[S, T]):
             return given
         if self.schema is not Settings:
             raise ConfigError(f"resume={value}: only cupynet train resumes runs: leave it out")
-        if {"-m", "--multirun"} & set(given):
+        if SWEEP & set(given):
             raise ConfigError(f"resume={value}: resumes one run: leave out -m")
         self.resumed = resume.find(value, given)
         if self.resumed is None:
             ended = resume.ended(given)
             if ended is not None:
                 if not _rank():
-                    print(f"resume=latest: the run in {ended} has ended, and kept no checkpoint to go on from")
+                    print(f"resume=latest: the run in {ended} has ended and kept no checkpoint")
                 raise SystemExit(0)
-            self._notes.append((logging.INFO, f"resume=latest: {resume.nothing_left(given)}"))
+            self._notes.append((logging.INFO, "resume=latest: there is no run to resume: a new run begins"))
             return _without(given, "resume")
         folder = resume.quoted(resume.run_of(self.resumed))
         kept = _without(given, "resume", "hydra.run.dir")
@@ -347,11 +291,9 @@ class _Job(Generic[S, T]):
         from cupynet.config import sweep_record
 
         now = HydraConfig.get()
-        folder, sweep = Path(now.runtime.output_dir), in_sweep()
-        label, begun = f"job {now.job.num}: " if sweep else "", False
-        rank = _rank()
-        if _command is not None:
-            _command.silence.close()
+        folder, sweep, rank = Path(now.runtime.output_dir), in_sweep(), _rank()
+        begun, result, code, what = False, None, 0, ""
+        self.silence.close()
         if rank:
             for name in ("cupynet", "__main__"):
                 logging.getLogger(name).addHandler(RankConsole(rank))
@@ -371,56 +313,48 @@ class _Job(Generic[S, T]):
                 if not rank:
                     self._begin(settings, folder)
                 begun = True
-                outcome = Outcome(0, result=self.task(prepared, folder))
+                result = self.task(prepared, folder)
             except BaseException as error:
-                code = self.tell(error, _log if begun else None, label)
+                told = self.tell(error, _log if begun else None, f"job {now.job.num}: " if sweep else "")
+                code = told if isinstance(told, int) else 1
                 what = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
-                outcome = Outcome(code if isinstance(code, int) else 1, what)
-                if sweep and _command is not None and isinstance(error, KeyboardInterrupt | Interrupted):
+                if sweep and isinstance(error, KeyboardInterrupt | Interrupted):
                     raise SystemExit(code) from error  # which ends the sweep
             finally:
                 if sweep:
-                    ended = sweep_record.Job(
-                        now.job.num, sweep_record.split(asked()), folder, outcome.code, outcome.error
-                    )
+                    ended = sweep_record.Job(now.job.num, sweep_record.split(asked()), folder, code, what)
                     sweep_record.ended(Path(now.sweep.dir), ended)
-        if _command is not None:
-            _command.codes.append(outcome.code)
+        self.codes.append(code)
         if not begun and not rank:
             if sweep:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-            elif _command is not None:
-                _command.clean_up()
-        return outcome.result
+                self.created = [folder]
+            self.clean_up()
+        return result
 
     def _settings(self, config: DictConfig) -> S:
         """The valid settings of the job. ConfigError, DataError."""
         if self.resumed is None:
             return settings_of(config, asked(), self.schema)
         run = resume.run_of(self.resumed)
-        own = own_folder(sys.argv[1:])
-        settings = load(run, self._changes, folder=own)
+        settings = load(run, self._changes, folder=own_folder(sys.argv[1:]))
         resume.refuse_other(flat(asdict(settings)), flat(asdict(load(run, (), settings.trusted_modules))), self.resumed)
         check_outputs(settings.callbacks, run, self._changes)
         check_downloads(settings, run, self._changes)
         return settings  # type: ignore[return-value]  # `schema` is Settings
 
-    def _joined(self, settings: S) -> Ranks | None:
+    def _joined(self, settings: S) -> MpiJob | None:
         """The ranks, which agree on their settings; None without mpiexec. ConfigError."""
-        there = started()
-        if there is None:
+        if started() is None:
             return None
         if self.join is None or settings.parallel.launcher != "mpi":
-            several = "several processes" if there[1] is None else f"{there[1]} processes"
             way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
-            raise ConfigError(f"mpiexec started {several}, and each of them would be a run of its own: {way_out}")
+            raise ConfigError(f"mpiexec started several processes, and each would be a run of its own: {way_out}")
         ranks = self.join()
         ranks.timeout_s = settings.parallel.timeout_s
         ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=PER_MACHINE)})
         return ranks
 
-    def _hold(self, folder: Path, ranks: Ranks | None, locks: contextlib.ExitStack) -> None:
+    def _hold(self, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
         """Lock the folder, on rank 0 for all. ConfigError if another process has it, or if it holds another run."""
         refusal = ""
         if not _rank():
@@ -444,17 +378,12 @@ class _Job(Generic[S, T]):
         """Store the settings, and start the log. OutputError."""
         if self.resumed is None:
             store(folder, settings)
-        elif _command is not None:
-            before = overrides_of(folder)
+        else:
             now = {resume.name_of(each) for each in self._changes}
-            overrides = [*(each for each in before if resume.name_of(each) not in now), *self._changes]
-            _command.keep = functools.partial(keep, folder, settings, overrides)
+            before = [each for each in overrides_of(folder) if resume.name_of(each) not in now]
+            self.keep = functools.partial(keep, folder, settings, [*before, *self._changes])
         if OmegaConf.select(OmegaConf.create(dict(settings.callbacks)), "progress.style") == "none":
             quiet()
-        if self.schema is Settings and self.resumed is None and not in_sweep():
-            offer = resume.offer(folder)
-            if offer:
-                self._notes.append((logging.INFO, offer))
         for level, note in self._notes:
             _log.log(level, note)
         self._notes.clear()
@@ -462,13 +391,13 @@ class _Job(Generic[S, T]):
             resume.mark_latest(folder)
 
     def tell(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
-        """Report an error, on one of the ranks; the exit code."""
+        """Report an error, on one of the ranks; return the exit code."""
         there = started()
         if there is None or (isinstance(error, SystemExit) and log is None):
             return tell(error, log, label)
         code, rank, log = exit_code(error), there[0], None if there[0] else log
         if self.join is None:
-            return tell(error, log, label) if not rank else code
+            return code if rank else tell(error, log, label)
         try:
             ranks = self.join()
             speaks = ranks.speaks(error, code)
@@ -479,6 +408,9 @@ class _Job(Generic[S, T]):
         elif log is not None:
             log.info("another rank failed and reports the error")
         return ranks.exit_code
+
+
+_command: _Command[Any, Any] | None = None  # at work in this process: Hydra creates `Entry` without arguments
 
 
 def _without(arguments: Sequence[str], *names: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from pathlib import Path
@@ -15,7 +14,6 @@ from cupynet.core.errors import ConfigError
 from tests.config.test_hydra_main import command, in_folder  # noqa: F401 - fixtures
 
 LATEST = Path("outputs/latest")
-NEW = Path("outputs/day/new")  # where another run is to begin
 
 
 @pytest.fixture
@@ -121,10 +119,7 @@ def test_latest_still_means_what_did_not_come_to_its_end(here):
 @pytest.mark.parametrize("name", ["outputs/mine", "outputs/mine/first", "outputs/a/b/c", "outputs/sweeps/day/time/3"])
 def test_latest_is_found_wherever_in_outputs_it_was_put(name, here):
     run = made(name)
-    assert resume.find("latest", []) == run and str(run) in resume.offer(NEW)
-    sweep = made("outputs/sweeps/new/time/0", checkpoint=False).parent
-    (sweep / "multirun.yaml").write_text("")
-    assert resume.offer(sweep / "1") == ""  # all jobs of a sweep would say it
+    assert resume.find("latest", []) == run
 
 
 def test_checkpoints_may_go_while_they_are_looked_at(here, monkeypatch):
@@ -133,7 +128,7 @@ def test_checkpoints_may_go_while_they_are_looked_at(here, monkeypatch):
     monkeypatch.setattr(resume, "_checkpoints", lambda run: [run / "checkpoints" / "step-00000008"])
     assert resume.find("latest", []) == run
     monkeypatch.setattr(resume, "_checkpoints", lambda run: [])
-    assert resume.find("latest", []) is None and resume.offer(NEW) == ""
+    assert resume.find("latest", []) is None
     (run / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
     assert not resume._goes_on(run)
 
@@ -150,34 +145,17 @@ def test_what_others_go_on_with_is_not_the_latest(here):
     (here / "elsewhere").mkdir()
     made("elsewhere/run")
     Path("outputs/link").symlink_to(here / "elsewhere")
-    assert resume.find("latest", []) is None and resume.offer(NEW) == ""
-    nothing = "there is nothing to go on with: a new run begins"
-    assert resume.nothing_left(["seed=1"]) == nothing  # it has not come to its end
-    (job / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
-    assert resume.nothing_left(["seed=1"]) == f"{nothing} (outputs/sweeps/day/time/0 has come to its end)"
-    assert resume.nothing_left(["hydra.run.dir=mine"]) == nothing
+    assert resume.find("latest", []) is None
     (job / "summary.json").write_text('{"stop_reason": "signal", "iterations": 4}')
     assert resume.find("latest", []) == job
 
 
-@pytest.mark.parametrize(
-    ("summary", "said"),
-    [
-        (
-            None,
-            "was not finished, and beginning there would remove it: resume=outputs/day/one goes on with it; or name",
-        ),
-        (
-            '{"stop_reason": null, "iterations": 4}',
-            "is finished, and beginning there would remove it: resume=outputs/day/",
-        ),
-    ],
-)
-def test_no_run_begins_where_there_is_another(summary, said, here):
+@pytest.mark.parametrize("summary", [None, '{"stop_reason": null, "iterations": 4}'])
+def test_no_run_begins_where_there_is_another(summary, here):
     run = made("outputs/day/one")
     if summary is not None:
         (run / "summary.json").write_text(summary)
-    with pytest.raises(ConfigError, match=re.escape(f"outputs/day/one: holds a run that {said}")):
+    with pytest.raises(ConfigError, match="^outputs/day/one: already holds a run: .*resume=outputs/day/one"):
         resume.refuse_taken(run)
     (run / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
     (run / "FAST_DEV_RUN.txt").write_text("no results")
@@ -186,21 +164,17 @@ def test_no_run_begins_where_there_is_another(summary, said, here):
     resume.refuse_taken(run)  # nor is one that was stopped
     kept = made("outputs/day/two", checkpoint=False)
     (kept / "summary.json").write_text("{}")
-    with pytest.raises(
-        ConfigError, match="two: holds a run that is finished, and beginning there .* it: name another f"
-    ):
+    with pytest.raises(ConfigError, match="two: already holds a run: name another folder$"):
         resume.refuse_taken(kept)
     assert resume.ended([f"hydra.run.dir='{kept}'"]) == kept and resume.ended([]) is None
     assert resume.ended(["hydra.run.dir=outputs/day/three"]) is None
     (kept / "summary.json").write_text('{"stop_reason": "signal"}')  # and there is nothing to go on from
     assert resume.ended([f"hydra.run.dir={kept}"]) is None
-    with pytest.raises(ConfigError, match="two: holds a run that was stopped, and beginning there .* it: name another"):
+    with pytest.raises(ConfigError, match="two: already holds a run"):
         resume.refuse_taken(kept)
     resume.refuse_taken(Path("outputs/day/nothing"))
     (run.parent / "multirun.yaml").write_text("")
-    with pytest.raises(
-        ConfigError, match="^outputs/day: holds a sweep, and beginning there .* it: name another folder"
-    ):
+    with pytest.raises(ConfigError, match="^outputs/day: already holds a sweep: name another folder"):
         resume.refuse_taken(run.parent)
 
 
@@ -236,15 +210,3 @@ def test_of_what_is_part_of_a_sweep_or_a_search_that_is_meant(here):
     assert os.readlink(LATEST) == "sweeps/day/time"
     resume.mark_latest(trial)
     assert os.readlink(LATEST) == "tune/day/time"
-
-
-def test_a_run_is_offered_from_among_the_newest_alone(here):
-    """A thousand runs would be looked at whenever another begins."""
-    old = made("outputs/day/old")
-    for number in range(resume.MOST_LOOKED_AT):
-        newer = made(f"outputs/day/{number}")
-        (newer / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
-        os.utime(newer / "checkpoints", (4e9, 4e9))
-    assert resume.offer(NEW) == "" and resume.find("latest", []) == old
-    (newer / "summary.json").unlink()
-    assert str(newer) in resume.offer(NEW)

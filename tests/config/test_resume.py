@@ -154,7 +154,7 @@ def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path
     run(tmp_path, "resume=latest", FAULTY[0])  # as if killed before its results were written
     assert (tmp_path / "outputs/day/run/weights.safetensors").read_bytes() == before
     stdout, _ = run(tmp_path, "resume=latest", *QUICK, "hydra.run.dir=new")
-    assert "there is nothing to go on with: a new run begins" in stdout and (tmp_path / "new/summary.json").is_file()
+    assert "there is no run to resume: a new run begins" in stdout and (tmp_path / "new/summary.json").is_file()
 
 
 def test_other_workers_and_another_dtype_go_on(stopped, tmp_path):
@@ -172,7 +172,7 @@ def test_beginning_anew_loses_no_work(stopped, tmp_path):
     folder, store = tmp_path / "outputs/day/run", Checkpoints(tmp_path / "outputs/day/run/checkpoints")
     steps = store.steps()
     _, stderr = run(tmp_path, *QUICK, "hydra.run.dir=outputs/day/run", code=2)
-    assert "outputs/day/run: holds a run that was not finished" in stderr and "resume=outputs/day/run goes on" in stderr
+    assert "outputs/day/run: already holds a run" in stderr and "resume=outputs/day/run resumes" in stderr
     assert store.steps() == steps
     run(tmp_path, "resume=outputs/day/run", FAULTY[0])
     kept = (folder / "summary.json").read_bytes()
@@ -182,7 +182,7 @@ def test_beginning_anew_loses_no_work(stopped, tmp_path):
     assert "going on after iteration" in stdout and json.loads((folder / "summary.json").read_text())["epochs"] == 5
     kept = contents(folder)
     _, stderr = run(tmp_path, "data=mnist", "data.folder=nowhere", "hydra.run.dir=outputs/day/run", code=2)
-    assert "outputs/day/run: holds a run that is finished, and beginning there would remove it" in stderr
+    assert "outputs/day/run: already holds a run" in stderr
     assert contents(folder) == kept
 
 
