@@ -1,7 +1,4 @@
-"""Train a network: `cupynet train [key=value ...]`.
-
-Composes the settings into an `Experiment`, which is refused or else trained in its `ParallelWrapper`.
-"""
+"""Train a network: `cupynet train [key=value ...]`."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ def ranks() -> MpiJob:
 
 
 def prepare(settings: Settings) -> Experiment:
-    """The experiment that the settings describe, before anything is written; ConfigError if it cannot work."""
+    """Build the experiment, before anything is written. ConfigError if it cannot work."""
     from cupynet.config.experiment import Experiment
 
     if settings.fast_dev_run:
@@ -70,11 +67,11 @@ def prepare(settings: Settings) -> Experiment:
 
 
 def train(experiment: Experiment, folder: Path) -> float | None:
-    """One run into `folder`: summary, history, checkpoints and weights.
+    """Train into `folder`: summary, history, checkpoints and weights.
 
-    Where mpiexec started several processes, all of them do this, and rank 0 alone writes and prints.
+    Under mpiexec every process calls this, and only rank 0 writes and prints.
 
-    Returns what a sweep may choose by: the accuracy on the validation images where some are held out, else on the test
+    Returns the accuracy by which a sweep may choose: on the validation images if there are some, else on the test
     images.
     """
     from dataclasses import asdict
@@ -92,7 +89,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 
 
 def _train(experiment: Experiment, run: Run) -> float | None:
-    """The run, in which a second signal is a KeyboardInterrupt."""
+    """Train; a second signal raises KeyboardInterrupt."""
     from cupynet import config
     from cupynet.training import StopReason, unlearned
     from cupynet.training.callbacks.progress import is_quiet, result_table
@@ -101,13 +98,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
     if experiment.rank == 0:
         experiment.announce()
     data = experiment.load()
-    if settings.batch_size > len(data.train) and experiment.rank == 0 and not settings.fast_dev_run:
-        log.warning(
-            "batch_size=%d: there are %d training images: each batch is all of them",
-            settings.batch_size,
-            len(data.train),
-        )
-    if experiment.rank == 0:  # not before there is anything to train on: what is in the folder is not lost for nothing
+    if experiment.rank == 0:  # after loading: the folder is not emptied if there is nothing to train on
         if settings.resume is None:
             run.begin()
         else:
@@ -128,7 +119,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             run.describe(_start(experiment, wrapper, data, run))
         if wrapper.placement.stages > 1 and wrapper.plan.pipeline is not None:
             log.info("stages: %s", wrapper.plan.pipeline.describe(wrapper.layers))
-        told = _Told(wrapper, speaks=experiment.rank == 0)
+        told = _Stop(wrapper, speaks=experiment.rank == 0)
         with signals.handled(told):
             try:
                 _fit(experiment, wrapper, data, experiment.evaluation_loader(held_out), split)
@@ -164,11 +155,11 @@ def _train(experiment: Experiment, run: Run) -> float | None:
     return summary.scores.test_accuracy if data.validation is None else summary.scores.validation_accuracy
 
 
-class _Told:
-    """What happens when a signal tells a run to end: the first ends training soon and saves, the next ends it at once.
+class _Stop:
+    """Signal handler: the first signal stops training after this round, the next one ends the process.
 
     Attributes:
-        number: of the first; 0 while none has come.
+        number: the first signal, or 0.
     """
 
     def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
@@ -187,13 +178,13 @@ class _Told:
 
 
 def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run) -> Start:
-    """What the run sets out to do."""
+    """Describe the run that begins."""
     from cupynet import config
     from cupynet.runs.run import Start
 
     settings, (head, *rows) = experiment.settings, wrapper.model.rows()
     overrides, own = None, None
-    with contextlib.suppress(CupynetError):  # what Hydra has stored is of no concern to the training
+    with contextlib.suppress(CupynetError):  # damaged overrides do not concern the training
         overrides, own = config.overrides_of(run.folder), config.own_folder(sys.argv[1:])
     return Start(
         setup=_setup(experiment, wrapper, data),
@@ -234,14 +225,12 @@ def _setup(experiment: Experiment, wrapper: ParallelWrapper, data: Data) -> Setu
 
 
 def _goes_on(experiment: Experiment, wrapper: ParallelWrapper, run: Run) -> bool:
-    """Take over the checkpoint that is gone on with: whether there is anything left to do."""
+    """Restore the checkpoint of the resumed run. Return False if there is nothing left to train."""
     settings = experiment.settings
     wrapper.restore(resume.checkpoint_of(Path(settings.resume or "")))
     log.info("going on after iteration %d, epoch %d", wrapper.trainer.iteration, wrapper.trainer.epoch)
     if wrapper.trainer.epoch >= settings.epochs and run.iterations() == wrapper.trainer.iteration:
-        epochs = wrapper.trainer.epoch
-        complete = "its epoch is complete" if epochs == 1 else f"all of its {epochs} epochs are complete"
-        log.info("%s: epochs=... asks for more", complete)
+        log.info("the run is complete (epoch %d): epochs=... trains it further", wrapper.trainer.epoch)
         return False
     return True
 
@@ -250,7 +239,7 @@ def _fit(experiment: Experiment, wrapper: ParallelWrapper, data: Data, evaluate_
     """Train the epochs that are not complete yet."""
     settings, trainer = experiment.settings, wrapper.trainer
     left = settings.epochs - trainer.epoch
-    if left > 0 or trainer.unfinished:  # it may have been killed between its last epoch and its results
+    if left > 0 or trainer.unfinished:  # killed between the last epoch and its results
         wrapper.fit(
             experiment.train_loader(data),
             max(left, 0),
@@ -263,7 +252,7 @@ def _fit(experiment: Experiment, wrapper: ParallelWrapper, data: Data, evaluate_
 def _keep_best(
     experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Run, compile_s: float, began: float
 ) -> None:
-    """After a fit that failed: early stopping may have given the best weights back, which are the run's result then."""
+    """Save the best weights, if early stopping restored them after the training diverged."""
     found = _early_stopping(wrapper)
     if found is not None and found["reason"] == "diverged" and found["restored"]:
         ended = (found["details"], found["reason"])
@@ -273,14 +262,15 @@ def _keep_best(
 
 
 def _left(run: Run, *, complete: bool = False) -> str:
-    """What a run that a signal ended has left, and how to go on with it. complete: training had come to its end."""
+    """Say what a run that a signal ended has saved, and how to resume it. complete: it was trained to its end."""
     if run.saved and complete:
         return f"training was complete, and its results are in {run}"
     steps = any(run.checkpoints_path.glob("step-*"))
-    goes_on = f"; {shlex.quote(f'resume={run}')} goes on" if steps else ""
-    if run.saved:
-        return f"what was trained is in {run}{goes_on}"
-    return f"its last checkpoint is in {run}{goes_on}" if steps else "nothing of this run was saved"
+    if not run.saved and not steps:
+        return "nothing of this run was saved"
+    what = "what was trained" if run.saved else "its last checkpoint"
+    how = f"; {shlex.quote(f'resume={run}')} resumes it" if steps else ""
+    return f"{what} is in {run}{how}"
 
 
 def summarise(
@@ -295,20 +285,17 @@ def summarise(
 ) -> Summary:
     """Return the results of the run.
 
-    test, validation: None where they were not evaluated. ended: why and how, where the trainer does not know.
+    Args:
+        test, validation: None if they were not evaluated.
+        ended: why and how training ended, if the trainer does not know.
     """
     from dataclasses import asdict
 
     from cupynet.runs.run import Cost, Outcome, Scores, Summary
 
     settings, trainer = experiment.settings, wrapper.trainer
-    clock, stopped, spent, measured = (
-        trainer.statistics.clock,
-        trainer.stopped,
-        trainer.spent,
-        trainer.statistics.measured,
-    )
-    speed = _pipeline_speed(wrapper)
+    clock, measured = trainer.statistics.clock, trainer.statistics.measured
+    stopped, spent, speed = trainer.stopped, trainer.spent, _pipeline_speed(wrapper)
     if stopped is not None:
         ended = stopped.text, stopped.reason.name.lower()
     stopped_by, stop_reason = (None, None) if ended is None else ended
@@ -339,18 +326,15 @@ def summarise(
         pipeline=None if speed is None else speed.to_dict(),
         memory=_memory(wrapper),
     )
-    scores = Scores(
-        validation_accuracy=None if validation is None else _finite(validation.accuracy),
-        test_accuracy=None if test is None else _finite(test.accuracy),
-        test_loss=None if test is None else _finite(test.loss),
-        test_f1=None if test is None else _finite(test.f1),
-        test=None if test is None else test.to_dict(),
-    )
+    scores = Scores(validation_accuracy=None if validation is None else _finite(validation.accuracy))
+    if test is not None:
+        accuracy, loss, f1 = _finite(test.accuracy), _finite(test.loss), _finite(test.f1)
+        scores = replace(scores, test_accuracy=accuracy, test_loss=loss, test_f1=f1, test=test.to_dict())
     return Summary(setup=_setup(experiment, wrapper, data), outcome=outcome, cost=cost, scores=scores)
 
 
 def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:
-    """What early stopping came to, if it was asked for."""
+    """The result of early stopping; None without it."""
     from cupynet.training import EarlyStopping
 
     results = [each.result for each in wrapper.plan.callbacks if isinstance(each, EarlyStopping)]
@@ -358,21 +342,21 @@ def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:
 
 
 def _left_out(wrapper: ParallelWrapper) -> int:
-    """Batches that were left out of training, as they were not finite."""
+    """The number of batches left out because their loss was not finite."""
     from cupynet.training import NonFinite
 
     return sum(each.left_out for each in wrapper.plan.callbacks if isinstance(each, NonFinite))
 
 
 def _memory(wrapper: ParallelWrapper) -> list[dict[str, Any]] | None:
-    """What the memory pools of the GPUs held; None where there are none."""
+    """The statistics of the GPUs' memory pools; None on a CPU."""
     from cupynet.training import Pools
 
     return next((each.found for each in wrapper.plan.callbacks if isinstance(each, Pools) and each.found), None)
 
 
 def _pipeline_speed(wrapper: ParallelWrapper) -> PipelineSpeed | None:
-    """How fast the stages were; None where there is but one, which is no pipeline."""
+    """The speed of the stages; None without a pipeline."""
     return wrapper.pipeline_speed() if wrapper.placement.stages > 1 else None
 
 

@@ -1,8 +1,7 @@
-"""Settings turned into the objects of a run: what the commands share.
+"""Build the objects of a run from its settings.
 
-An `Experiment` is made, once, before anything is written: names are resolved, constructors have refused what they
-cannot take, and the network's shapes are inferred without allocating a weight. What it holds are descriptions; what
-trains is the `ParallelWrapper` that it builds.
+An `Experiment` is created before anything is written. It resolves names, lets constructors validate their arguments and
+infers the shapes of the network without allocating weights. `Experiment.wrapper` builds what trains.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
 from cupynet.config.instantiate import build_as, check_modules, named, naming
 from cupynet.config.schema import Settings, size
-from cupynet.core.checks import kept_out, tf32_products
+from cupynet.core.checks import counted, tf32_products
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Batches, Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
@@ -33,28 +32,28 @@ log = logging.getLogger(__name__)
 
 
 class Experiment:
-    """One run: what it computes on, on how many workers, and the parts its settings name.
+    """The backend, the workers and the parts of a run.
 
     Attributes:
-        settings: what it was made from.
-        backend_name: what computes; `backend_reason`: why it is not the preferred one, None where it is.
-        placement: how many workers, and on which devices.
-        rank: of this process's first worker: 0, unless mpiexec started several processes.
-        source, network, loss, optimizer, synchronizer, pipeline, callbacks: the parts, as descriptions; no pipeline
-            where replicas are whole.
-        tests: whether a run that chooses by validation images is evaluated on the test images at its end.
+        settings: the settings of the run.
+        backend_name: the backend; `backend_reason`: why it is not the preferred one, or None.
+        placement: the workers and their devices.
+        rank: of this process; 0 unless mpiexec started several.
+        source, network, loss, optimizer, synchronizer, pipeline, callbacks: the parts; pipeline is None if replicas
+            are not cut into stages.
+        tests: True to evaluate a run that chooses by validation images on the test images too.
 
     Args:
-        stages: of each replica, where the settings leave that open: as many as a run has that is gone on with.
+        stages: of each replica if the settings leave them open, as a resumed run had them.
 
     Raises:
-        ConfigError: the settings name something that cannot work here; the message begins with the setting.
+        ConfigError: the settings cannot work here; the message begins with the setting.
     """
 
     def __init__(self, settings: Settings, stages: int | None = None) -> None:
         check_modules(settings.trusted_modules)
         self.settings, self.tests = settings, True
-        self._open = False  # whether the settings leave open into how many stages replicas are cut
+        self._open = False  # True if the settings leave the number of stages open
         self.job = job() if settings.parallel.launcher == "mpi" else None
         self.rank = 0 if self.job is None else self.job.rank
         backend, seat = settings.backend, 0 if self.job is None else self.job.seats[self.rank]
@@ -65,11 +64,6 @@ class Experiment:
             device=settings.devices[seat % len(settings.devices)] if settings.devices else seat,
         )
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
-        if not _is_shape(getattr(self.source, "image_shape", None)) or not hasattr(self.source, "classes"):
-            kind = type(self.source).__name__
-            raise ConfigError(
-                f"data: {kind} must have image_shape, three integers (height, width, channels), and classes"
-            )
         self.loss = self._part("loss", settings.loss, Loss)
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
         self.synchronizer = self._synchronizer()
@@ -90,13 +84,12 @@ class Experiment:
         self._check_validation()
 
     def _check_workers(self, network: Layer) -> None:
-        """Refuse what the workers' constructors will refuse, before anything is written or allocated. ConfigError."""
+        """Refuse settings that the workers' constructors refuse, before anything is written. ConfigError."""
         settings, parallel, stages = self.settings, self.settings.parallel, self.placement.stages
         check_accumulate(settings.accumulate, network, self.pipeline)
         if settings.accumulate > settings.batch_size:
             raise ConfigError(
-                f"accumulate={settings.accumulate}: batches of batch_size={settings.batch_size} cannot be cut into as "
-                f"many parts: take at most {settings.batch_size}"
+                f"accumulate={settings.accumulate}: must be at most batch_size, which is {settings.batch_size}"
             )
         check_batches(network, settings.batch_size, self._cut, self.placement.workers)
         with naming("parallel.synchronizer", parallel.synchronizer):
@@ -108,11 +101,11 @@ class Experiment:
             check_on_device(settings.memory.data_on_device, self.backend_name)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
-        """The part that `node` of the settings stands for, which must be a `kind`."""
+        """Build the part that `node` of the settings describes, which must be a `kind`. ConfigError."""
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _pipeline(self, stages: int | None) -> Pipeline | None:
-        """How replicas are cut, into so many stages where the settings leave it open; None where they are whole."""
+        """Build the pipeline, of `stages` if the settings leave their number open; None if there is none."""
         node = self.settings.parallel.pipeline
         if node is None:
             return None
@@ -122,7 +115,7 @@ class Experiment:
         return pipeline
 
     def _synchronizer(self) -> Synchronizer:
-        """The part of that name, whose arguments refer to the settings beside it: these are what is refused."""
+        """Build the synchronizer. Its arguments refer to settings of `parallel`, which an error names instead."""
         parallel = self.settings.parallel
         try:
             return self._part("parallel.synchronizer", parallel.synchronizer, Synchronizer)
@@ -130,7 +123,7 @@ class Experiment:
             raise ConfigError(named("parallel", vars(parallel), str(error.__cause__)) or str(error)) from error
 
     def _check_validation(self) -> None:
-        """Refuse what chooses between epochs where none is evaluated on images kept out of training."""
+        """Refuse parts that compare epochs if there are no validation images or no evaluations. ConfigError."""
         names = [f"callbacks.{name}" for name, part in self.settings.callbacks.items() if part is not None]
         choosers: dict[str, Callback | Schedule] = dict(zip(names, self.callbacks, strict=True))
         choosers["optimizer.learning_rate"] = self.optimizer.learning_rate
@@ -139,21 +132,20 @@ class Experiment:
             if not chooser.needs_validation:
                 continue
             if not getattr(self.source, "validation", True):
-                there = self.source.expected().get("train", 0)
                 raise ConfigError(
-                    f"{name}: {kind} chooses by images kept out of training, and there are none: hold some "
-                    f"out, data.validation={kept_out(there) if there else 5000}"
+                    f"{name}: {kind} needs validation images: hold some out, such as data.validation=5000"
                 )
             if not self.synchronizer.evaluates and self.placement.workers > 1:
                 raise ConfigError(
-                    f"{name}: {kind} chooses between epochs, and replicas {self.synchronizer} are "
-                    "not evaluated after each: parallel.averaging_frequency=epoch"
+                    f"{name}: {kind} compares epochs, and replicas {self.synchronizer} are not evaluated "
+                    "after each: set parallel.averaging_frequency=epoch"
                 )
 
     def _built(self, backend: str, params: Params | None = None) -> Layer:
-        """The network with its shapes inferred and its weights declared in `params`, without allocating anything.
+        """A copy of the network with its shapes inferred and its weights declared in `params`, without allocating them.
 
-        What is computed together, and so where it may be cut, is as that backend has it.
+        Args:
+            backend: decides which layers are fused, and so between which the network can be cut.
         """
         network = copy.deepcopy(self.network)
         with naming("model"):
@@ -163,14 +155,14 @@ class Experiment:
         return network
 
     def _place(self, network: Layer) -> Placement:
-        """How many workers, of how many stages of the built network, and where."""
+        """Place the workers, each a stage of a replica of the built network, on devices. ConfigError."""
         stages: int | None = 1
         most = 1
         if self.pipeline is not None:
             with naming("parallel.pipeline", self.settings.parallel.pipeline):
                 stages, most = self.pipeline.count, self.pipeline.most(network)
         settings = self.settings
-        # where the replicas are open too it is one, whether the stages are those of the machine or those of then
+        # one replica if workers are open too, whether the stages are this machine's or those of the resumed run
         alone = self._open and self.job is None
         return Placement.of(
             self.backend_name,
@@ -183,15 +175,15 @@ class Experiment:
 
     @property
     def _cut(self) -> int:
-        """Into how many parts a replica cuts its batches."""
+        """The number of parts into which a replica cuts its batches."""
         return self.settings.accumulate if self.pipeline is None else self.pipeline.micro_batches
 
     @property
     def input(self) -> Image:
-        """What one example is."""
+        """The shape of one image."""
         return Image(*self.source.image_shape)
 
-    # what trains ----------------------------------------------------------------------------------------------------
+    # models ---------------------------------------------------------------------------------------------------------
 
     def model(self) -> Model:
         """A new model with its initial weights, on the device of this process's first worker."""
@@ -209,7 +201,7 @@ class Experiment:
         return model
 
     def own_callbacks(self) -> list[Callback]:
-        """Those of the settings, for one run."""
+        """The callbacks of one run."""
         asked = self.settings.profile
         profile = [] if asked is False else [Profile() if asked is True else Profile(asked)]
         return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
@@ -225,7 +217,7 @@ class Experiment:
         report_every: int | None = None,
         blas_threads: int | None = None,
     ) -> ParallelWrapper:
-        """A new model in the wrapper that trains it. The other arguments replace those of the settings."""
+        """Build a new model and the wrapper that trains it. The other arguments replace those of the settings."""
         settings, parallel = self.settings, self.settings.parallel
         return ParallelWrapper(
             self.model(),
@@ -244,21 +236,21 @@ class Experiment:
             blas_threads=blas_threads,
             callbacks=self.own_callbacks() if callbacks is None else callbacks,
             report_every=settings.report_every_iterations if report_every is None else report_every,
-            progress="none",  # the settings' callbacks have it, or the user took it out
+            progress="none",  # it is among the callbacks, unless the user removed it
             run=run,
         )
 
     # data -----------------------------------------------------------------------------------------------------------
 
     def check_shards(self) -> None:
-        """Refuse a training set in another number of shards than there are workers. ConfigError, DataError."""
+        """Refuse a training set that has not one shard for each worker. ConfigError, DataError."""
         if not isinstance(self.source, Sharded):
             return
         with naming("data", self.settings.data):
             self.source.shards.check_workers(self.placement.workers)
 
     def check_memory(self) -> None:
-        """Refuse what the memory of this machine or of the devices cannot hold; all ranks alike. ConfigError."""
+        """Refuse settings for which the machine or a device has too little memory, on all ranks. ConfigError."""
         refused = next(filter(None, (usage.refusal(*there, self._names()) for usage, there in self._usages())), "")
         if self.job is not None:
             refused = self.job.first_word(refused)
@@ -266,7 +258,7 @@ class Experiment:
             raise ConfigError(refused)
 
     def _usages(self) -> Iterator[tuple[Usage, tuple[int, str]]]:
-        """What this machine and each of its devices are asked for, and what they have."""
+        """Yield the estimated use of each device and of the machine, and what they have."""
         placement, params, there = self.placement, Params(), memory()
         network = self._built(self.backend_name, params)
         ranks = placement.ranks if self.job is None else self.job.machines.count(self.job.machines[self.job.rank])
@@ -294,7 +286,7 @@ class Experiment:
             yield usage, there
 
     def _names(self) -> dict[str, str]:
-        """What messages call the settings of a `Usage`, and what goes before a layer's name."""
+        """The names of a `Usage`'s settings in messages, and the prefix of a layer's name."""
         data, model = self.settings.data, self.settings.model
         sizes = {name: f"data.{name}" if name in data else f"data: {name}" for name in self.source.expected()}
         layers = "model.layers." if isinstance(model.get("layers"), Mapping) else "model: layer "
@@ -302,22 +294,22 @@ class Experiment:
         return {**own, **sizes, "layer": layers}
 
     def load(self) -> Data:
-        """The data; DataError where they are not what the source promised, or cannot be had."""
+        """Load the data. DataError if they cannot be read, or have other shapes than the source declares."""
         try:
             data = self.source.load()
-        except OSError as error:  # of a source that does not say so itself
+        except OSError as error:  # of a user's source
             raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
         data.check(self.source.image_shape, self.source.classes)
         return self._few(data) if self.settings.fast_dev_run else data
 
     def _few(self, data: Data) -> Data:
-        """What a fast dev run has of the data: so many batches for each worker, of each part. The name says so."""
+        """The data of a fast dev run: a few batches for each worker, of each split."""
         batches = int(self.settings.fast_dev_run)
         each = batches * self.settings.batch_size
         first = slice(each * self.placement.workers)
         return replace(
             data,
-            name=f"{data.name}, {batches} batch{'es' * (batches > 1)}: a fast dev run",
+            name=f"{data.name}, {counted(batches, 'batch')}: a fast dev run",
             train=data.train.take(first) if isinstance(data.train, Dataset) else data.train.head(each),
             validation=None if data.validation is None else data.validation.take(first),
             test=data.test.take(first),
@@ -334,22 +326,20 @@ class Experiment:
     # the machine ----------------------------------------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Say in the log what computes, and why not something else."""
+        """Log the backend, the workers, and warnings about them."""
         placement = self.placement
         if self.backend_reason:
             log.info("no GPU is used: %s", self.backend_reason)
         devices = ", ".join(dict.fromkeys(placement.names()))
         stages = f" of {placement.stages} stages" if placement.stages > 1 else ""
-        workers = f"{placement.workers} worker{'s' * (placement.workers > 1)}{stages} on {devices}"
-        log.info("backend %s, dtype %s, %s", self.backend_name, self.settings.dtype, workers)
+        workers = f"{counted(placement.workers, 'worker')}{stages}"
+        log.info("backend %s, dtype %s, %s on %s", self.backend_name, self.settings.dtype, workers, devices)
         if self.job is not None and self.job.size > 1:
             log.info("%d ranks: %s", self.job.size, self.job.where())
         elif self.job is not None:
-            log.warning(
-                "parallel.launcher=mpi: one rank, which trains alone: mpiexec -n 4 cupynet train ... starts "
-                "four of them"
-            )
-        self._warn_of_one_stage()
+            log.warning("parallel.launcher=mpi: there is one rank only: start mpiexec -n 4 cupynet train ...")
+        if self.pipeline is not None and self.pipeline.count is None and placement.stages == 1:
+            log.warning("parallel.pipeline: replicas have one stage: set parallel.pipeline.stages=2, or fewer workers")
         every = self.settings.parallel.averaging_frequency
         if every is not None and isinstance(self.synchronizer, GradientSharing):
             log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
@@ -361,38 +351,17 @@ class Experiment:
             log.warning("%s", held)
         sharing = placement.ranks if self.job is None else self.job.sharing
         if sharing > available_cores():
-            workers = f"{sharing} workers" if placement.stages == 1 else f"{sharing} stages"
-            log.warning("%s share %d cores: they take turns", workers, available_cores())
+            log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())
         if self.settings.dtype in ("half", "bfloat16"):
-            log.warning(
-                "dtype=%s on a CPU is stored in 16 bits and computed in 32: slower than float", self.settings.dtype
-            )
-
-    def _warn_of_one_stage(self) -> None:
-        """Where a pipeline was asked for, and the number that was left open came to one stage, which is none."""
-        placement = self.placement
-        if self.pipeline is None or self.pipeline.count is not None or placement.stages > 1:
-            return
-        workers = placement.workers
-        kind, there = "device" if placement.devices else "core", len(placement.devices) or available_cores()
-        if self.job is not None:
-            kind, there = "rank", self.job.size
-        if there >= 2 * workers:
-            why = "the network has one layer with weights: train it whole"
-        else:
-            why = f"{there} {kind}{'s' * (there > 1)} for {workers} replica{'s' * (workers > 1)}: "
-            ways_out = ["workers=1"] * (there > 1)
-            ways_out.append(f"mpiexec -n {2 * workers}" if kind == "rank" else "parallel.pipeline.stages=2")
-            why += f"{' or '.join(ways_out)} gives more"
-        log.warning("parallel.pipeline: one stage is no pipeline; %s", why)
+            log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", self.settings.dtype)
 
     def devices(self) -> list[int]:
         """The GPUs that this process uses; none on a CPU."""
-        all_of_them = list(self.placement.devices)
-        return all_of_them if self.job is None or not all_of_them else [self.placement.device(self.rank)]
+        devices = list(self.placement.devices)
+        return devices if self.job is None or not devices else [self.placement.device(self.rank)]
 
     def limit_memory(self) -> None:
-        """Cap the memory pools of the GPUs in use, or take back the cap of a job before; nothing to do on a CPU."""
+        """Set the limit of the memory pools of the GPUs in use, or remove that of an earlier job."""
         limit, devices = self.settings.memory.device_pool_limit, self.devices()
         if devices:
             from cupynet.backend import cuda
@@ -401,7 +370,7 @@ class Experiment:
             cuda.limit_pools(devices, None if limit is None else size(limit, share=True), asked)
 
     def release_memory(self) -> None:
-        """Return the memory of a finished run to the system, for the next one in this process."""
+        """Return the memory of a finished run to the system."""
         gc.collect()  # models have reference cycles
         if self.devices():
             from cupynet.backend import cuda
@@ -409,7 +378,7 @@ class Experiment:
             cuda.trim_pools(self.devices(), 0, 0)
 
     def pools(self) -> list[Callback]:
-        """The callback that watches the memory pools during training, and keeps them small; none on a CPU."""
+        """The callback that watches and trims the memory pools of GPUs; none on a CPU."""
         placement, memory = self.placement, self.settings.memory
         above = memory.device_pool_trim_above
         if not placement.devices:
@@ -422,7 +391,3 @@ class Experiment:
                 pinned_above=memory.pinned_pool_trim_above,
             )
         ]
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 3 and all(isinstance(side, int) for side in value)

@@ -127,37 +127,23 @@ class ProcessLauncher(Launcher):
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         if self._lifeline:  # the jobs stop if this process is killed
             environment[signals.LIFELINE], how["pass_fds"] = str(self._lifeline[0]), self._lifeline
-        try:
-            process = subprocess.Popen(
-                [*_program(), *kept, *ours, "hydra.mode=RUN"],
-                env=environment, text=True, errors="replace", start_new_session=True, **how,
-            )  # fmt: skip
-        except OSError as error:
-            say_error(f"job {job.number}: cannot be started ({error.strerror})")
-            return 1, f"cannot be started ({error.strerror})"
+        process = subprocess.Popen(
+            [*_program(), *kept, *ours, "hydra.mode=RUN"],
+            env=environment, text=True, errors="replace", start_new_session=True, **how,
+        )  # fmt: skip
         self._running.append(process)
         if self._signal:  # which may have come before the process was in the list
             process.send_signal(self._signal)
         _, printed = process.communicate()
         self._running.remove(process)
         code = process.returncode
-        lines = printed.splitlines()
-        for line in lines:
-            print(line.replace("cupynet: ", f"cupynet: job {job.number}: ", 1), file=sys.stderr, flush=True)
-        errors = [line.removeprefix("cupynet: ") for line in lines if line.startswith("cupynet: ")]
+        print(printed.replace("cupynet: ", f"cupynet: job {job.number}: "), end="", file=sys.stderr, flush=True)
+        errors = [line.removeprefix("cupynet: ") for line in printed.splitlines() if line.startswith("cupynet: ")]
         if code < 0:
-            ended = f"ended by {_signal_name(-code)}"
+            ended = f"ended by signal {-code}"
             say_error(f"job {job.number}: {ended}")
             return 128 - code, ended
         return code, errors[-1] if code and errors else ""
-
-
-def _signal_name(number: int) -> str:
-    """Return the name of a signal; real-time signals have none in Python."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _is_of(override: str, names: Sequence[str]) -> bool:
@@ -192,6 +178,5 @@ def _returned(job: _Job) -> JobReturn:
     from cupynet.config import sweep_record
 
     done = JobReturn(overrides=job.overrides, cfg=job.config, status=JobStatus.COMPLETED)
-    if job.code == 0:
-        done.return_value = sweep_record.Job(job.number, {}, job.folder, 0).accuracy
+    done.return_value = sweep_record.Job(job.number, {}, job.folder, 0).accuracy if job.code == 0 else None
     return done

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cupynet.config.sweep_table import Column, Screen, as_csv, heading, shortened, show
@@ -46,7 +47,7 @@ class Job:
     code: int
     error: str = ""
 
-    @property
+    @cached_property
     def summary(self) -> Summary | None:
         """The results; None if there are none. A job that was refused has written none, whatever its folder holds."""
         if self.code != ConfigError.exit_code:
@@ -57,11 +58,18 @@ class Job:
     @property
     def accuracy(self) -> float | None:
         """The accuracy on the validation images if there are some, else on the test images."""
-        found = self.summary
-        if found is None:
-            return None
-        scores = found.scores
-        return scores.test_accuracy if scores.validation_accuracy is None else scores.validation_accuracy
+        return self.accuracy_on(self.split)
+
+    @property
+    def split(self) -> str:
+        """The images to choose by: `validation` if there are some, else `test`."""
+        return "test" if self.accuracy_on("validation") is None else "validation"
+
+    def accuracy_on(self, split: str) -> float | None:
+        """The accuracy on the `validation` or the `test` images; None if it was not measured."""
+        scores = None if self.summary is None else self.summary.scores
+        found: float | None = getattr(scores, f"{split}_accuracy", None)
+        return found
 
 
 def say(text: str) -> None:
@@ -127,8 +135,7 @@ def outcome(job: Job) -> str:
         return f"failed with exit code {job.code}{f': {job.error}' if job.error else ''}"
     if found is None:
         return "done"
-    split = "test" if found.scores.validation_accuracy is None else "validation"
-    reached = "" if job.accuracy is None else f"{split} accuracy {percent(job.accuracy)}, "
+    reached = "" if job.accuracy is None else f"{job.split} accuracy {percent(job.accuracy)}, "
     return f"{reached}{found.cost.images_per_s:,.0f} images/s, trained in {found.cost.train_s:.1f} s"
 
 
@@ -138,14 +145,11 @@ def finish(sweep: Path) -> int:
     Returns the exit code of the first job that failed, or 0.
     """
     jobs = jobs_of(sweep)
-    try:
-        if jobs:
-            with contextlib.suppress(OSError, OutputError):  # each job has warned of it
-                _write(sweep, jobs)  # jobs that ended at the same time may have left out each other's rows
+    if jobs:
+        with contextlib.suppress(OutputError):  # each job has warned of it
+            _write(sweep, jobs)  # jobs that ended at the same time may have left out each other's rows
+        with contextlib.suppress(OSError):  # of the terminal
             Table(jobs).show(sweep, Screen())
-    except Exception as error:  # of the stream, or of Rich
-        if not isinstance(error, BrokenPipeError):
-            say_error(f"warning: the table of the sweep cannot be shown ({one_line(error)}): see {NAME}")
     return next((job.code for job in sorted(jobs, key=lambda job: job.number) if job.code), 0)
 
 
@@ -154,26 +158,23 @@ class Table:
 
     Attributes:
         varied: the settings in which jobs differ, in the order they were written.
+        split: the images by which the best job is chosen: `validation` or `test`.
         best: the job of the best accuracy, the fastest of several; None if none has one.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs, self.summaries = list(jobs), [job.summary for job in jobs]
+        self.jobs = list(jobs)
         names = dict.fromkeys(name for job in jobs for name in job.overrides)
         self.varied = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
-        results = [(j, s) for j, s in zip(self.jobs, self.summaries, strict=True) if s is not None and j.code == 0]
+        results = [job for job in jobs if job.code == 0 and job.summary is not None]
         # chosen by validation images if every job has some
-        self._split = (
-            "validation" if all(each.scores.validation_accuracy is not None for _, each in results) else "test"
-        )
-        judged = [(accuracy, -s.cost.train_s, j) for j, s in results if (accuracy := self._accuracy(s)) is not None]
+        self.split = "validation" if all(job.split == "validation" for job in results) else "test"
+        judged = [
+            (accuracy, -job.summary.cost.train_s, job)
+            for job in results
+            if job.summary is not None and (accuracy := job.accuracy_on(self.split)) is not None
+        ]
         self.best = max(judged, key=lambda each: each[:2])[2] if judged else None
-
-    def _accuracy(self, summary: Summary | None) -> float | None:
-        if summary is None:
-            return None
-        scores = summary.scores
-        return scores.validation_accuracy if self._split == "validation" else scores.test_accuracy
 
     def columns(self) -> list[Column]:
         """Return the table; values in files are exact."""
@@ -199,7 +200,7 @@ class Table:
         ]
 
     def _figure(self, name: str, title: str, form: Callable[[float], str], weight: int) -> Column:
-        values = [None if each is None else each.flat()[name] for each in self.summaries]
+        values = [None if job.summary is None else job.summary.flat()[name] for job in self.jobs]
         return Column(name, title, [NO_RESULT if v is None else form(v) for v in values], values, weight=weight)
 
     def show(self, sweep: Path, screen: Screen) -> None:
@@ -218,9 +219,7 @@ class Table:
             screen.print(f"no room for {', '.join(column.key for column in left_out)}: see {NAME}")
         if self.best is not None:
             settings = " ".join(f"{name}={self.best.overrides.get(name)}" for name in self.varied)
-            accuracy = percent(self._accuracy(self.summaries[self.jobs.index(self.best)]) or 0.0)
-            screen.print(
-                f"best: job {self.best.number} ({settings}), {self._split} accuracy {accuracy}", soft_wrap=True
-            )
+            accuracy = percent(self.best.accuracy_on(self.split) or 0.0)
+            screen.print(f"best: job {self.best.number} ({settings}), {self.split} accuracy {accuracy}", soft_wrap=True)
             command = shlex.join(["cupynet", "compare", near(sweep)])
             screen.print(f"Compare the jobs: {command}", soft_wrap=True)

@@ -48,14 +48,8 @@ class Column:
 
 
 def heading(key: str) -> str:
-    """Return a setting's name as a title, broken at underscores into lines of up to 12 characters."""
-    lines, line = [], ""
-    for word in key.replace("_", "_ ").split():
-        if line and len(line) + len(word) > 12:
-            lines.append(line)
-            line = ""
-        line += word
-    return "\n".join([*lines, line])
+    """Return a setting's name as a title; a long one is broken at underscores."""
+    return key if len(key) <= 12 else key.replace("_", "_\n")
 
 
 def shortened(keys: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,6 @@ import errno
 import io
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,8 +23,6 @@ from cupynet.core.terminal import folded, printable
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
-OWN, LIBRARY = str(Path(__file__).parents[1]), str(Path(os.__file__).parent)
-INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 
 
 def steady_streams() -> None:
@@ -102,25 +99,13 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
         what = "; ".join([one_line(error) or type(error).__name__, *notes])
         line = f"out of memory ({what}): lower batch_size, workers or prefetch_buffer"
     else:
-        unexpected, module = True, _module_of(error)
-        line = f"{type(error).__name__}: {one_line(error)}"
-        line = f"{line}: raised in {module}, which is not part of cupynet" if module else f"this is a bug: {line}"
+        unexpected, line = True, f"{type(error).__name__}: {one_line(error)}"
     for text in [line, *below]:
         if log is not None:
             log.error("%s%s", job, text, exc_info=error if unexpected else None)
         else:
             say_error(f"{job}{text}", error if unexpected else None)
     return exit_code(error)
-
-
-def _module_of(error: BaseException) -> str:
-    """Return the user's module that raised an error, or called the library that did; "" if it is not in a traceback."""
-    found = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if not file.startswith((OWN, LIBRARY, "<")) and INSTALLED.search(file) is None:
-            found = str(frame.f_globals.get("__name__", file))
-    return found
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -42,7 +42,7 @@ def test_one_batch_of_everything(asked, batches, tmp_path):
         stdout, _ = run(tmp_path, "trial", command="evaluate")
         assert "the same as in summary.json" in stdout
         stdout, _ = run(tmp_path, "resume=trial")
-        assert "its epoch is complete: epochs=... asks for more" in stdout
+        assert "the run is complete (epoch 1)" in stdout
         _, stderr = run(tmp_path, "resume=trial", "fast_dev_run=false", code=2)
         assert stderr.startswith("cupynet: fast_dev_run=false: the run in trial was made with true")
 

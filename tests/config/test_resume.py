@@ -69,7 +69,7 @@ def test_a_run_that_ended_goes_on_bit_for_bit(tmp_path, settings, iteration, end
     code = -9 if end == "SIGKILL" else 143
     _, stderr = started(tmp_path, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
     if end == "SIGTERM":
-        assert f"resume={tmp_path / 'parts'} goes on" in stderr
+        assert f"resume={tmp_path / 'parts'} resumes it" in stderr
     stdout, stderr = run(tmp_path, "resume=parts", FAULTY[0])
     assert stderr == "" and "going on after iteration" in stdout
     assert ("the run that had this folder was killed (process " in stdout) == (end == "SIGKILL")
@@ -146,10 +146,10 @@ def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path
     assert "going on after iteration" in stdout
     assert json.loads((tmp_path / "outputs/day/run/summary.json").read_text())["epochs"] == 4
     stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0])
-    assert "all of its 4 epochs are complete" in stdout
+    assert "the run is complete (epoch 4)" in stdout
     before = (tmp_path / "outputs/day/run/weights.safetensors").read_bytes()
     stdout, _ = run(tmp_path, "resume=latest", "hydra.run.dir=outputs/day/run", FAULTY[0])
-    assert "all of its 4 epochs are complete" in stdout
+    assert "the run is complete (epoch 4)" in stdout
     (tmp_path / "outputs/day/run/summary.json").unlink()
     run(tmp_path, "resume=latest", FAULTY[0])  # as if killed before its results were written
     assert (tmp_path / "outputs/day/run/weights.safetensors").read_bytes() == before
@@ -202,7 +202,7 @@ def test_what_did_not_go_on_is_stored_as_it_was(stopped, tmp_path):
     run(tmp_path, "resume=outputs/day/run", FAULTY[0])
     before = contents(folder)
     stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0], "epochs=2", "workers=1")
-    assert "its replicas" not in stdout and "epochs are complete" in stdout
+    assert "its replicas" not in stdout and "the run is complete" in stdout
     assert contents(folder) == before
     run(tmp_path, "resume=outputs/day/run", FAULTY[0], "epochs=4")
     assert "epochs: 4\n" in (folder / "config.yaml").read_text()
