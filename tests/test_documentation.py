@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,7 +133,7 @@ def split(line: str) -> list[str]:
 def is_setting(word: str) -> bool:
     """Whether a word gives a value to a setting of `cupynet train`: `data.limit=1000`, `+callbacks.stop.loss=0.1`."""
     key, equals, value = word.lstrip("+~").partition("=")
-    known = key.split(".")[0] in composing.names(Settings)
+    known = key.split(".")[0] in {each.name for each in fields(Settings)}
     return bool(equals and value and known and re.fullmatch(r"[\w.]+", key) and not re.search(r"\.\.\.|\(", value))
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, fields, make_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -23,51 +20,20 @@ from cupynet.config.instantiate import for_chosen_classes
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
 from cupynet.config.resume import quoted
-from cupynet.config.schema import Group, Settings, read, without_stand_in
-from cupynet.core.checks import refusal, shown, written
+from cupynet.config.schema import Settings, read, without_stand_in
+from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
 
 GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
+FLAGS = {"true": True, "1": True, "false": False, "0": False}
 CONFIG_DIR = ("-cd", "--config-d")  # how the option may be shortened
-
-
-def names(schema: type[Settings]) -> list[str]:
-    """The names of the settings."""
-    return [each.name for each in fields(schema)]
-
-
-def spine(schema: type[Settings]) -> DictConfig:
-    """The schema that conf/config.yaml is merged into."""
-    spine: DictConfig = OmegaConf.structured(_thawed(schema))
-    return spine
-
-
-_thawed_of: dict[type[Group], type] = {}  # OmegaConf compares classes by identity
-
-
-def _thawed(kind: type[Group]) -> type:
-    """A dataclass, and its groups, in a form that OmegaConf can merge into.
-
-    It is not frozen, which OmegaConf treats as read-only. Two types become Any, and are checked by the rule of the
-    setting: `bool`, as which OmegaConf 2.3 accepts 2, and unions, into which it cannot merge.
-    """
-    if kind in _thawed_of:
-        return _thawed_of[kind]
-    hints, members = get_type_hints(kind), []
-    for each in fields(kind):
-        hint = _thawed(each.metadata["group"]) if "group" in each.metadata else hints[each.name]
-        union = isinstance(hint, UnionType) and len(set(get_args(hint)) - {type(None)}) > 1
-        default = field(default=each.default, default_factory=each.default_factory)
-        members.append((each.name, Any if union or hint is bool else hint, default))
-    _thawed_of[kind] = make_dataclass(kind.__name__, members, kw_only=True)
-    return _thawed_of[kind]
 
 
 def register(schema: type[Settings]) -> None:
     """Make `schema` the one that conf/config.yaml begins with."""
-    ConfigStore.instance().store(name="spine", node=spine(schema), provider="cupynet")
+    ConfigStore.instance().store(name="spine", node=schema, provider="cupynet")
 
 
 register(Settings)
@@ -78,15 +44,11 @@ def of_environment(name: str, default: bool | int) -> bool | int:
     text = os.environ.get(name, "").strip()
     if not text:
         return default
-    found: bool | int | None
-    if isinstance(default, bool):
-        found = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
-    else:
-        found = int(text) if re.fullmatch(r"[+-]?[0-9]{1,30}", text) else None
-    if found is None:
+    try:
+        return FLAGS[text.lower()] if isinstance(default, bool) else int(text)
+    except (KeyError, ValueError):
         what = "true or false" if isinstance(default, bool) else "an integer"
-        raise refusal(name, shown(text, str), f"must be {what}, or unset for {written(default)}")
-    return found
+        raise ConfigError(f"{name}={one_line(text):.80}: must be {what}") from None
 
 
 OmegaConf.register_new_resolver("cupynet.env", of_environment, replace=True)

@@ -1,8 +1,8 @@
 """The settings of a run: the name, type, default and rule of each.
 
-`Settings` holds plain Python values. It is also the schema of the configuration (config/), which checks names and
-types. A rule checks a value if nothing else does so before the run has a folder. Parts are not described here: the
-constructor of a layer or an optimizer validates its arguments (instantiate.py).
+`Settings` holds plain Python values. OmegaConf takes it as the schema of conf/ and checks names and types; a rule
+checks the value. Settings of several types are declared as Any, because OmegaConf cannot merge into unions. Parts are
+not described here: their constructors validate the arguments (instantiate.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_IMAGES = 100_000_000  # of a measurement, which makes them
 AS_RANKS = "parallel.launcher=mpi"  # a command that mpiexec starts needs it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Group:
     """Base class of groups of settings, whose fields are made by `setting`, `group` and `part`."""
 
@@ -68,21 +68,13 @@ def one_of(*names: str) -> Rule:
     return lambda key, value: checks.one_of(key, value, names)
 
 
-def optional(rule: Rule, null: str) -> Rule:
-    """Accept null, which means `null`, in addition to what another rule accepts."""
-
-    def checked(key: str, value: Any) -> Any:
-        try:
-            return None if value is None else rule(key, value)
-        except checks.Refusal as wrong:
-            what, sep, hint = wrong.reason.partition(";")
-            raise refusal(key, shown(value, written), f"{what}, or null for {null}{sep}{hint}") from None
-
-    return checked
+def optional(rule: Rule) -> Rule:
+    """Accept null in addition to the values that another rule accepts."""
+    return lambda key, value: None if value is None else rule(key, value)
 
 
 def seconds(key: str, value: Any) -> float:
-    """A timeout, below the longest that threads can wait."""
+    """A timeout in seconds that threads can wait."""
     return checks.number(key, value, above=0, below=threading.TIMEOUT_MAX, unit="seconds")
 
 
@@ -132,12 +124,10 @@ def link(key: str, value: Any) -> str | dict[str, float]:
     if not isinstance(value, Mapping) or set(value) != {"bandwidth_gbit_s", "latency_us"}:
         forms = f"{', '.join(checks.LINKS)}, or {{bandwidth_gbit_s:10,latency_us:25}}"
         raise refusal(key, shown(value, written), f"must be one of {forms}{guess(value, checks.LINKS)}")
-    try:
-        bandwidth = checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0)
-        latency = checks.number(f"{key}.latency_us", value["latency_us"], minimum=0)
-    except checks.Refusal as wrong:
-        raise ConfigError(str(wrong)) from None
-    return {"bandwidth_gbit_s": bandwidth, "latency_us": latency}
+    return {
+        "bandwidth_gbit_s": checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0),
+        "latency_us": checks.number(f"{key}.latency_us", value["latency_us"], minimum=0),
+    }
 
 
 def size(value: object, share: bool = False) -> int | float:
@@ -162,7 +152,7 @@ def size(value: object, share: bool = False) -> int | float:
 # the settings ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PrioritySettings(Group):
     """`auto` chooses the available kind of backend with the highest priority."""
 
@@ -170,7 +160,7 @@ class PrioritySettings(Group):
     cpu: int = setting(0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BackendSettings(Group):
     """The backend."""
 
@@ -181,25 +171,25 @@ class BackendSettings(Group):
     tf32: bool = setting(False, checks.flag)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class MemorySettings(Group):
     """Limits of CuPy's memory pools, and where the data set is kept."""
 
-    device_pool_limit: int | str | None = setting(None, memory(share=True))
-    device_pool_trim_above: int | str | None = setting(None, memory(share=False))
-    pinned_pool_trim_above: int | None = setting(None, optional(integer(0), "never"))
-    data_on_device: bool | str = setting("auto", checks.on_device)
+    device_pool_limit: Any = setting(None, memory(share=True))
+    device_pool_trim_above: Any = setting(None, memory(share=False))
+    pinned_pool_trim_above: int | None = setting(None, optional(integer(0)))
+    data_on_device: Any = setting("auto", checks.on_device)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ParallelSettings(Group):
     """How replicas are synchronized, or cut into stages. The parts refer to these settings."""
 
-    averaging_frequency: int | str | None = setting(3)
+    averaging_frequency: Any = setting(3)
     prefetch_buffer: int = setting(24, integer(0))
     report_score_after_averaging: bool = setting(True, checks.flag)
     average_updaters: bool = setting(True, checks.flag)
-    learning_rate_scale: float | str = setting("none", checks.learning_rate_scale)
+    learning_rate_scale: Any = setting("none", checks.learning_rate_scale)
     timeout_s: float = setting(300.0, seconds)
     launcher: str = setting("thread", one_of("thread", "mpi"))
     reduce: str = setting("auto", one_of("auto", "nccl", "device", "host"))
@@ -207,11 +197,11 @@ class ParallelSettings(Group):
     pipeline: Any = part(default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Settings(Group):
     """The settings of a run; conf/config.yaml explains each."""
 
-    workers: int | None = setting(None, optional(integer(1, most=MOST_WORKERS), "one per device"))
+    workers: int | None = setting(None, optional(integer(1, most=MOST_WORKERS)))
     dtype: str = setting("float", checks.dtype)
     seed: int = setting(123, checks.seed)
     epochs: int = setting(10, integer(1))
@@ -221,8 +211,8 @@ class Settings(Group):
     evaluate_every_epochs: int = setting(1, integer(1))
     report_every_iterations: int = setting(50, integer(1))
     trusted_modules: list[str] = setting([])
-    fast_dev_run: bool | int = setting(False, count_or_flag)
-    profile: bool | int = setting(False, count_or_flag)
+    fast_dev_run: Any = setting(False, count_or_flag)
+    profile: Any = setting(False, count_or_flag)
     resume: str | None = setting(None)
     backend: BackendSettings = group(BackendSettings)
     memory: MemorySettings = group(MemorySettings)
@@ -234,11 +224,11 @@ class Settings(Group):
     callbacks: dict[str, Any] = part()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BenchSettings(Settings):
     """The settings of `cupynet bench`: those of the measured run, and those of conf/bench.yaml."""
 
-    peers: str | None = setting(None, optional(one_of("torch"), "none"))
+    peers: str | None = setting(None, optional(one_of("torch")))
     repeats: int = setting(5, integer(1))
     images: int = setting(60000, integer(1, most=MOST_IMAGES))
     workers_memory: bool = setting(False, checks.flag)
@@ -246,7 +236,7 @@ class BenchSettings(Settings):
     seeds: int = setting(5, integer(1))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PlanSettings(Settings):
     """The settings of `cupynet plan`: those of the run it measures, and what conf/plan.yaml adds.
 
@@ -254,10 +244,10 @@ class PlanSettings(Settings):
     """
 
     workers: Any = setting(None, integers)
-    link: str | dict[str, float] = setting("10gbe", link)
+    link: Any = setting("10gbe", link)
     frequencies: Any = setting(None, integers)
-    machines: int | None = setting(None, optional(integer(1), "as many as the workers fill"))
-    cores_per_machine: int | None = setting(None, optional(integer(1), "as many as here"))
+    machines: int | None = setting(None, optional(integer(1)))
+    cores_per_machine: int | None = setting(None, optional(integer(1)))
     check: bool = setting(False, checks.flag)
     repeats: int = setting(3, integer(1))
     images: int = setting(20000, integer(1, most=MOST_IMAGES))
@@ -282,20 +272,20 @@ def own_names(kind: type[Settings]) -> list[str]:
     return list(kind.__annotations__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TuneSettings(Settings):
     """The settings of `cupynet tune`: those that all trials share, and those of conf/tune.yaml."""
 
     search: list[str] = setting([])
     trials: int = setting(20, integer(1))
-    timeout_s: float | None = setting(None, optional(seconds, "no limit"))
+    timeout_s: float | None = setting(None, optional(seconds))
     objective: str = setting("accuracy", one_of(*checks.OBJECTIVES))
     sampler: str = setting("tpe", one_of("tpe", "random", "grid"))
     sampler_seed: int = setting(0, checks.seed)
     pruner: str = setting("median", one_of("median", "hyperband", "none"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RateSettings(Settings):
     """The settings of `cupynet find_rate`: those of the run, and those of conf/find_rate.yaml."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path, PurePath
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet.config.composing import GROUPS, conf_folder, flat, global_hydra, names, own_folder, settings_of, spine
+from cupynet.config.composing import GROUPS, conf_folder, flat, global_hydra, own_folder, settings_of
 from cupynet.config.instantiate import build
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed, without_removed
@@ -59,7 +59,7 @@ def load(
     stored = without_removed(_plain(_read(path), path))
     stored["trusted_modules"] = list(trusted_modules)
     refuse_removed(overrides)
-    config = spine(Settings)
+    config: DictConfig = OmegaConf.structured(Settings)
     try:
         config.merge_with(stored)
     except OmegaConfBaseException as error:
@@ -121,7 +121,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
         key, value = override.key_or_group, override.value()
         if key.startswith("hydra"):
             continue
-        known = key.partition(".")[0] in {*names(schema), *GROUPS}
+        known = key.partition(".")[0] in {*(each.name for each in fields(schema)), *GROUPS}
         chosen = (value if isinstance(value, list) else [value]) if key in GROUPS else []
         plain = all(FILE.fullmatch(name) for name in chosen if isinstance(name, str))
         if not known or not plain or override.package is not None or override.is_sweep_override():
@@ -232,12 +232,9 @@ def check_downloads(settings: Settings, run: PurePath, overrides: Sequence[str])
 def _read(path: Path) -> Any:
     """The plain content of a stored file, references unresolved. DataError."""
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > 4 * MOST_BYTES:
-            raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} characters")
-        text = path.read_text(encoding="utf-8")
-        if len(text) > MOST_BYTES:
-            raise DataError(f"{path}: expected at most {MOST_BYTES} characters, found {len(text)}")
-        depth = 0
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} bytes")
+        text, depth = path.read_text(encoding="utf-8"), 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent):  # a short file could unfold into gigabytes

@@ -199,7 +199,6 @@ WRONG = {
     "model.layers=[a]": "model.layers",
     "parallel.timeout_s=inf": "parallel.timeout_s",
     "parallel.average_updaters=yess": "parallel.average_updaters",
-    "parallel.average_updaters=2": "parallel.average_updaters",
     "memory.device_pool_limit=120%": "memory.device_pool_limit",
     "memory.device_pool_trim_above=80%": "memory.device_pool_trim_above",
     "memory.data_on_device=always": "memory.data_on_device",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 import pytest
@@ -50,8 +50,6 @@ def test_defaults() -> None:
     assert (settings.parallel.averaging_frequency, settings.parallel.timeout_s) == (3, 300.0)
     assert (settings.backend.name, settings.backend.priority.gpu) == ("auto", 100)
     assert settings.trusted_modules == [] and settings.trusted_modules is not read(Settings, LEAST).trusted_modules
-    with pytest.raises(FrozenInstanceError):
-        settings.epochs = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", [BenchSettings, PlanSettings])

@@ -132,7 +132,7 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 STORED = {
     "an alias": (LAUGHS, "line 2 refers to another part"),
     "deep": ("a: " + "[" * 100_000, "more than 64 deep"),
-    "long": (f"a: {'x' * (1 << 20)}\n", "1048576 characters"),
+    "long": (f"a: {'x' * (1 << 20)}\n", "1048576 bytes"),
     "the environment": ("seed: ${oc.env:HOME}\n", "must be a plain value"),
     "a part of a value": ("data:\n  folder: x${seed}\nseed: 1\n", "must be a plain value"),
     "a reference to itself": ("seed: ${seed}\n", "must be a plain value"),
