@@ -31,21 +31,18 @@ ALIASES = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
 }
-ABSTRACT = ("Layer", "Loss", "Optimizer", "Synchronizer")  # classes of cupynet that do nothing by themselves
 
 
 def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:
     """Build a part, which must be a `kind`. ConfigError."""
     part = build(node, key, trusted_modules)
-    if isinstance(part, kind) and not (type(part) is kind and kind.__name__ in ABSTRACT):
+    if isinstance(part, kind):
         return part
-    needed = f"must be {one(kind.__name__)}"
     if isinstance(node, Mapping) and "_target_" in node:
-        whole = f"{node['_target_']} is " + ("what all of them are made from" if isinstance(part, kind) else "none")
-        raise ConfigError(f"{key}._target_: {needed}, and {whole}: name another class")
+        raise ConfigError(f"{key}._target_={node['_target_']}: must be a subclass of {kind.__name__}")
     # a value is shown as it was written; a mapping by its type
     place = key if isinstance(node, Mapping) else f"{key}={shown(node, written)}"
-    raise ConfigError(f"{place}: {needed}, got {type(part).__name__}: give it a _target_")
+    raise ConfigError(f"{place}: must be {one(kind.__name__)}, got {type(part).__name__}: give it a _target_")
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
@@ -97,8 +94,7 @@ def naming(key: str, node: Any = None) -> Iterator[None]:
 def named(key: str, node: Any, text: str) -> str | None:
     """The text of an error with the setting in front as it is typed; None if it is about no argument in `node`.
 
-    `Conv2D kernel='x': ...` names the argument `kernel`, if that is its value; `layer 'pool1' is ...` names an item of
-    an argument.
+    `Conv2D kernel='x': ...` names the argument `kernel`, if that is its value.
     """
     if not isinstance(node, Mapping):
         return None
@@ -109,13 +105,6 @@ def named(key: str, node: Any, text: str) -> str | None:
             begins = f"{about[0]}{shown(value, way)}: "
             if text.startswith(begins):
                 return f"{key}.{about[1]}={shown(value, written)}: {text[len(begins) :]}"
-    about = re.match(r"\w+ '(\w+)' is [^:]*: ", text)
-    for name, values in node.items():
-        if about is not None and isinstance(values, Mapping) and about[1] in values:
-            place, value = f"{key}.{name}.{about[1]}", values[about[1]]
-            if not isinstance(value, Mapping) or "_target_" not in value:
-                way_out = f"; ~{place} takes it out" if value is None else ""
-                return f"{place}={shown(value, written)}: {text[about.end() :]}{way_out}"
     return None
 
 
@@ -169,12 +158,7 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
     module = _import(module_name, where)
     found = getattr(module, name, None)
     if not isinstance(found, type):
-        inside = vars(module)  # a name that is not in it is resolved when it is asked for
-        classes = [
-            other
-            for other in dir(module)
-            if other[0].isupper() and _is_built(inside.get(other, object), _defining(trusted))
-        ]
+        classes = [other for other in getattr(module, "__all__", dir(module)) if other[0].isupper()]
         raise ConfigError(f"{where}: there is no class '{name}' in {module_name}{nearest(name, classes)}")
     if not _lies_in(found.__module__, _defining(trusted)):
         raise ConfigError(f"{where}: is a class of {found.__module__}, which is not trusted")
@@ -184,12 +168,6 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
 def _defining(trusted: Iterable[str]) -> list[str]:
     """The packages in which a class may be defined: of cupynet, those of parts."""
     return [*PACKAGES, *(name for name in trusted if name != "cupynet")]
-
-
-def _is_built(found: Any, trusted: Iterable[str]) -> bool:
-    """Return True for a class that can be a part, or for `object`, which stands for a name that is loaded lazily."""
-    own = isinstance(found, type) and _lies_in(found.__module__, trusted) and not issubclass(found, BaseException)
-    return own or found is object
 
 
 def check_modules(names: Iterable[str]) -> None:

@@ -66,17 +66,10 @@ class Trained:
     """
 
     def __init__(self, run: AnyRun, trusted_modules: Iterable[str] = ()) -> None:
-        if not isinstance(run, Run | str | Path):
-            raise ConfigError(f"run={checks.shown(run)}: must be a Run, or the name of its folder")
         self.path = run.folder if isinstance(run, Run) else Path(run)
         self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
-        try:
-            there = self.path.is_dir()
-        except (OSError, ValueError):  # a name that no file can have
-            there = False
-        if not there:
-            why = "is no folder" if os.path.exists(self.path) else "there is no such folder"
-            raise ConfigError(f"{checks.one_line(self.path)}: {why}: name a run's, under outputs/")
+        if not os.path.isdir(self.path):  # accepts impossible names
+            raise ConfigError(f"{checks.one_line(self.path)}: there is no such folder: name a run's, under outputs/")
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not self.run.summary_path.is_file():
@@ -171,9 +164,8 @@ class Trained:
             raise DataError(f"{self.path}: its description of images is not valid ({error})") from error
         try:
             model.load_weights(self.weights)
-        except CupynetError as error:
-            kind = DataError if isinstance(error, ConfigError) else type(error)
-            raise kind(f"{self.path}: {error}" if isinstance(error, ConfigError) else str(error)) from error
+        except ConfigError as error:
+            raise DataError(f"{self.path}: {error}") from error
         return model
 
     def _check_channels(self, model: Model) -> None:

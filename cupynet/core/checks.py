@@ -1,9 +1,7 @@
-"""What arguments may be, checked in one place: every check returns the value in its plain type or raises a ConfigError.
+"""Validation of arguments, and wording of messages. A check returns the value in its plain type or raises ConfigError.
 
-A message names the value, what it must be and, where there is one, the other way out:
-`Conv2D filters=0: must be an integer of at least 1`. NumPy's scalars are taken like Python's; a bool is no number.
-A refusal carries its reason alone too, for whoever writes the value in another way: the command line says
-`filters=zero` where Python says `filters='zero'`. What messages are made of stands below the checks.
+A message names the argument, its value and what it must be: `Conv2D filters=0: must be an integer of at least 1`.
+NumPy's scalars are accepted like Python's; a bool is not a number.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from cupynet.core.errors import ConfigError
 
 T = TypeVar("T")
 SHOWN = 80  # characters of a value in a message
-LONGEST = 1 << 63  # what an integer must be smaller than: it is to be counted with, in arrays and files too
+LONGEST = 1 << 63  # integers must fit into 64 bits, as in arrays and files
 
 # Names are listed here because settings are read without NumPy, which every file of cupynet.backend imports.
 DTYPES = ("half", "bfloat16", "float", "double")
@@ -30,7 +28,7 @@ OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # of validation images; 1: mo
 
 
 class Refusal(ConfigError):
-    """What a check raises: its text is `name=value: reason`, and `reason` stands alone too."""
+    """Raised by a check: `name=value: reason`. The configuration uses `reason` with the value as it was typed."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
@@ -38,40 +36,38 @@ class Refusal(ConfigError):
 
 
 def refusal(name: str, value: str, reason: str) -> Refusal:
-    """The error about a value, written as it is to be shown."""
+    """Make the error about a value, given as text."""
     return Refusal(f"{name}={value}: {reason}", reason)
 
 
 def integer(
-    name: str, value: Any, minimum: int | None = None, also: str = "", *,
-    below: int | None = None, most: int | None = None, why: str = "",
-) -> int:  # fmt: skip
-    """`value` as an int of at least `minimum`, smaller than `below` and at most `most`, and in any case of 64 bits.
+    name: str, value: Any, minimum: int | None = None, also: str = "", *, most: int = LONGEST - 1, why: str = ""
+) -> int:
+    """Return `value` as an int of at least `minimum` and at most `most`. NumPy's integers are accepted, bools are not.
 
-    `why` gives the reason for `most`; `also` ends the message (", or null").
+    Args:
+        also: the end of the message, such as ", or null".
+        why: the reason for `most`.
     """
     try:
         number = None if is_bool(value) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or (minimum is not None and number < minimum) or (below is not None and number >= below):
+    if number is None or number < (-LONGEST if minimum is None else minimum):
         least = "" if minimum is None else f" of at least {minimum}"
-        bound = "" if below is None else f"{' and' if least else ''} below {'2**64' if below == 1 << 64 else below}"
-        raise refusal(name, shown(value), f"must be an integer{least}{bound}{also}")
-    if most is not None and number > most:
+        raise refusal(name, shown(value), f"must be an integer{least}{also}")
+    if number > most:
         raise refusal(name, shown(value), f"must be at most {most}{also}{why and f': {why}'}")
-    if below is None and not -LONGEST < number < LONGEST:  # no array counts so far, and no float holds all of them
-        raise refusal(name, shown(value), f"must be {'below ' if number > 0 else 'above -'}2**63{also}")
     return number
 
 
 def seed(name: str, value: Any) -> int:
-    """`value` as a seed: 64 bits, which is what the key of a Philox generator has room for."""
-    return integer(name, value, 0, below=1 << 64)
+    """Return `value` as a seed of 64 bits, the size of a Philox key."""
+    return integer(name, value, 0, most=(1 << 64) - 1)
 
 
 def pair(name: str, value: Any, minimum: int | None = None, also: str = "") -> tuple[int, int]:
-    """`value` as ints (height, width), each of at least `minimum`: a number for both, or a list or tuple of two."""
+    """Return `value` as (height, width), each of at least `minimum`, from an integer for both or a sequence of two."""
     both = tuple(value) if isinstance(value, list | tuple) else (value, value)
     try:
         height, width = (integer(name, each, minimum) for each in both)
@@ -86,9 +82,9 @@ def number(
     name: str, value: Any, *, above: float | None = None, minimum: float | None = None, below: float = math.inf,
     infinite: bool = False, unit: str = "", also: str = "",
 ) -> float:  # fmt: skip
-    """`value` as a float that is above `above` or at least `minimum`, and smaller than `below`.
+    """Return `value` as a float above `above` or at least `minimum`, and below `below`.
 
-    NaN is refused, and positive infinity too unless `infinite`.
+    NaN is refused, and infinity unless `infinite`.
     """
     try:
         real = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
@@ -109,11 +105,11 @@ def number(
     return real
 
 
-LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of single precision, the narrowest that weights are moved in
+LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of single precision, the lowest for updates
 
 
 def single(name: str, value: Any, *, above: float | None = None, minimum: float | None = None) -> float:
-    """`number`, if single precision has it: what is 0 or infinite there would be told of as a training diverged."""
+    """Return `number` if single precision can represent it: as 0 or infinity it would look like divergence."""
     real = number(name, value, above=above, minimum=minimum)
     if real and not LEAST <= abs(real) <= MOST:
         held = "infinite" if abs(real) > MOST else "0"
@@ -124,14 +120,14 @@ def single(name: str, value: Any, *, above: float | None = None, minimum: float 
 
 
 def flag(name: str, value: Any) -> bool:
-    """`value` as a bool, if it is one."""
+    """Return `value` as a bool."""
     if not is_bool(value):
         raise refusal(name, shown(value), "must be true or false")
     return bool(value)
 
 
 def one_of(name: str, value: Any, names: Iterable[str]) -> str:
-    """`value` if it is one of `names`."""
+    """Return `value` if it is one of `names`."""
     known = list(names)
     if not isinstance(value, str) or value not in known:
         raise refusal(name, shown(value, str), f"must be one of {', '.join(known)}{guess(value, known)}")
@@ -139,29 +135,29 @@ def one_of(name: str, value: Any, names: Iterable[str]) -> str:
 
 
 def on_device(name: str, value: Any) -> bool | str:
-    """`value` if it is `auto`, or true or false."""
+    """Return `value` if it is `auto`, true or false."""
     if not is_bool(value) and not (isinstance(value, str) and value == "auto"):
         raise refusal(name, shown(value, str), "must be auto, true or false")
     return value if isinstance(value, str) else bool(value)
 
 
 def dtype(name: str, value: Any) -> str:
-    """`value` as the name of a precision, one of `DTYPES`; NumPy's names for them are taken too."""
+    """Return one of `DTYPES`, from that name or NumPy's."""
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
 def block_size(name: str, value: Any) -> int:
-    """`value` as the most threads that a block on a GPU may have: a warp at least."""
+    """Return `value` as the maximum number of threads of a GPU block: at least a warp."""
     return integer(name, value, 32, most=1024, why="no GPU takes more")
 
 
 def grid_size(name: str, value: Any) -> int | None:
-    """`value` as the most blocks that a launch on a GPU may have, or None for no limit."""
+    """Return `value` as the maximum number of blocks of a kernel launch, or None for no limit."""
     return None if value is None else integer(name, value, 1, ", or null for no limit", most=(1 << 31) - 1)
 
 
 def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
-    """`value` as whether products are made in TF32, which GPUs alone do, for floats alone."""
+    """Return `value` as a bool: True to multiply in TF32, which only GPUs do, and only for dtype=float."""
     if flag(name, value) and backend != "cupy":
         raise refusal(name, "true", f"is for GPUs, and {backend} computes on the CPU: leave it out")
     if value and DTYPE_ALIASES.get(dtype, dtype) != "float":
@@ -175,14 +171,14 @@ SCALES = ("none", "linear", "sqrt")  # rules for the learning rate as workers gr
 
 
 def learning_rate_scale(name: str, value: Any) -> str | float:
-    """`value` as a rule for the learning rate as workers grow: a name of `SCALES`, or a factor above 0."""
+    """Return `value` as a rule to scale the learning rate: a name of `SCALES`, or a factor above 0."""
     if isinstance(value, str) and value in SCALES:
         return value
     return number(name, value, above=0, also=f", or one of {', '.join(SCALES)}{guess(value, SCALES)}")
 
 
 def instance(name: str, value: Any, kind: type[T], example: str) -> T:
-    """`value` if it is a `kind`; a class where an object is needed is said to be one. `example`: what to write."""
+    """Return `value` if it is a `kind`. example: for the message."""
     if isinstance(value, kind):
         return value
     own = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
@@ -190,7 +186,7 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
 
 
 def is_bool(value: Any) -> bool:
-    """Whether `value` is a bool of Python or NumPy."""
+    """Return True if `value` is a bool of Python or NumPy."""
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
 
 
@@ -198,7 +194,7 @@ def is_bool(value: Any) -> bool:
 
 
 def one_line(text: object) -> str:
-    """The text with every run of white space, line breaks included, made one blank."""
+    """Replace every run of white space, including line breaks, by one space."""
     return " ".join(str(text).split())
 
 
@@ -208,12 +204,12 @@ def one(noun: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """How many there are: `1 image`, `2,000 images`, `3 classes`."""
+    """Format a count: `1 image`, `2,000 images`, `3 classes`."""
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
-    """A value as messages show it: on one line, shortened to `SHOWN` characters."""
+    """Format a value for a message: on one line, of at most `SHOWN` characters."""
     try:
         text = re.sub(r"<(?:[\w.<>]+\.)?(\w+) object at 0x[0-9a-f]+>", r"\1(...)", one_line(text_of(value)))
     except ValueError:  # an int of more digits than Python prints
@@ -222,19 +218,17 @@ def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
 
 
 def amount(size: int) -> str:
-    """Bytes in the largest unit of which there is at least one, powers of 1000: `5.2 TB`, `52.1 TB`, `521 TB`."""
+    """Format a number of bytes, in powers of 1000: `5.2 TB`, `52.1 TB`, `521 TB`."""
     units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
-    power = min((len(str(size)) - 1) // 3, len(units) - 1)
-    if 0 < power < len(units) - 1 and round(size / 1000**power) >= 1000:  # as it is shown: 999,500,000 are 1.0 GB
+    power = 0
+    while power < len(units) - 1 and size / 1000**power >= (999.5 if power else 1000):
         power += 1
-    if power == len(units) - 1 and size >= 1000 ** (power + 1):
-        return f"10^{len(str(size)) - 19} {units[-1]}"
     count = size / 1000**power
     return f"{count:.{1 if power and round(count, 1) < 100 else 0}f} {units[power]}"
 
 
 def kept_out(images: int) -> int:
-    """How many of so many training images it is usual to keep out, to choose by: a tenth, at most 5000."""
+    """The number of training images to use for validation: a tenth, at most 5000."""
     return min(max(images // 10, 1), 5000)
 
 
@@ -250,13 +244,13 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """The end of a message about a value that is none of `names`: the one it is most like, if any is near."""
+    """The end of a message about a value that is none of `names`: the most similar one, if there is one."""
     match = get_close_matches(shown(value, str).lower(), list(names), n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known one it is most like, or all of them when none is near."""
+    """The end of a message about an unknown name: the most similar known one, or all if none is similar."""
     names = sorted(known)
     match = get_close_matches(name, names, n=1) or get_close_matches(name.lower(), names, n=1)
     if match:
@@ -265,18 +259,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def setting(group: str, name: str, *value: object, python: str = "") -> str:
-    """What to set, for whoever knows it from the command line and for whoever from Python, with or without a value.
+    """Name a setting as on the command line and in Python: `data.limit=9 (in Python limit=9)`.
 
-    `data.limit=9 (in Python limit=9)`: what a library says reaches both.
-
-    python: what it is there, where that is not the argument of the same name.
+    Args:
+        python: its name in Python if that is not the argument of the same name.
     """
     here = f"{group}.{name}" + "".join(f"={written(each)}" for each in value)
     return f"{here} (in Python {python or name + ''.join(f'={each!r}' for each in value)})"
 
 
 def written(value: object) -> str:
-    """A value as it is written on the command line."""
+    """Format a value as on the command line."""
     if isinstance(value, list | tuple):
         return f"[{','.join(written(item) for item in value)}]"
     if isinstance(value, Mapping):

@@ -106,7 +106,7 @@ class Shift(Augmentation):
     """Moved by whole pixels, from -pixels to pixels down and across."""
 
     def __init__(self, pixels: int = 2) -> None:
-        self.pixels = checks.integer("Shift pixels", pixels, 1, below=1 << 31)
+        self.pixels = checks.integer("Shift pixels", pixels, 1, most=(1 << 31) - 1)
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape

@@ -308,14 +308,11 @@ def test_what_shows_in_the_settings_is_refused_before_data_are_drawn(settings: t
     assert str(told.value) == line
 
 
-YAML = "{_target_: cupynet.nn.Dense, units: 10}"
-
-
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ("data.seed=null", "must be an integer of at least 0 and below 2**64"),
-        ("data.seed=x", "must be an integer of at least 0 and below 2**64"),
+        ("data.seed=null", "must be an integer of at least 0"),
+        ("data.seed=x", "must be an integer of at least 0"),
         ("data.limit=true", "must be an integer of at least 1, or null for no limit"),
         ("data.validation=[1,a]", "must be an integer of at least 0"),
         ("model.layers.conv2.kernel=x", "must be an integer of at least 1, or a pair of them (height, width)"),
@@ -326,12 +323,6 @@ YAML = "{_target_: cupynet.nn.Dense, units: 10}"
         ),
         ("callbacks.checkpoint.every_epochs=0.5", "must be an integer of at least 1"),
         ("parallel.averaging_frequency=null", "must be an integer of at least 1, epoch or end"),
-        (
-            "model.layers.pool1=null",
-            f"must be a Layer, such as Dense(10), in YAML {YAML}; ~model.layers.pool1 takes it out",
-        ),
-        ("+model.layers.x=3", f"must be a Layer, such as Dense(10), in YAML {YAML}"),
-        ("+model.layers.x={units:10}", f"must be a Layer, such as Dense(10), in YAML {YAML}"),
     ],
 )
 def test_what_a_part_refuses_is_told_as_it_was_typed(wrong: str, reason: str) -> None:

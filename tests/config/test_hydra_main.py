@@ -791,8 +791,7 @@ def test_build_says_where(node: dict[str, Any], message: str) -> None:
         (f"{HERE}.Conv.__init__", "there is no module"),
         (
             "cupynet.nn.init.zeros",
-            "there is no class 'zeros' in cupynet.nn.init; the names are Filled, Normal, Orthogonal, TruncatedNormal, "
-            "Uniform and VarianceScaling",
+            "there is no class 'zeros' in cupynet.nn.init",
         ),
         ("cupynet.config.instantiate.os.mkdir", "there is no module"),
         ("cupynet.config.instantiate.ModuleType", "is a class of builtins, which is not trusted"),
@@ -838,7 +837,7 @@ def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.Mon
         ({"filters": 2}, "loss: must be a Conv, got dict: give it a _target_"),
         (
             {"_target_": f"{HERE}.Anything"},
-            f"loss._target_: must be a Conv, and {HERE}.Anything is none: name another class",
+            f"loss._target_={HERE}.Anything: must be a subclass of Conv",
         ),
     ],
 )
