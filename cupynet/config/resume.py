@@ -165,6 +165,8 @@ def runs_below(folder: Path) -> Iterator[Path]:
             folders.clear()  # a run holds no others
         elif STUDY in files or len(here.relative_to(folder).parts) == MOST_LEVELS:
             folders.clear()
+        elif here == LATEST.parent:
+            folders[:] = [name for name in folders if name != LATEST.name]  # a copy of it is a folder
 
 
 def _unfinished() -> Path | None:

@@ -115,7 +115,7 @@ def test_what_would_use_up_the_machine_is_refused(key: str, most: int) -> None:
         ("max_block_size", 2048, "must be at most 1024: no GPU takes more"),
         ("max_block_size", None, "must be an integer of at least 32"),
         ("max_grid_size", 0, "must be an integer of at least 1, or null for no limit"),
-        ("max_grid_size", 2**31, "must be at most 2147483647"),
+        ("max_grid_size", 2**31, "must be at most 2147483647, or null for no limit"),
     ],
 )
 def test_what_no_gpu_can_launch_is_refused(key: str, value: Any, line: str) -> None:
