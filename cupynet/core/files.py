@@ -1,11 +1,9 @@
-"""Files that appear whole or not at all, and what is written so: JSON, and weights with a digest.
+"""Atomic files: JSON, and weights with a digest.
 
-A file is written beside its place, flushed to disk and renamed into its place: who finds it finds all of it, and what
-was there before stays until then.
+A file is written under another name, flushed to disk and renamed, so that it is never incomplete.
 
-Weights are safetensors files. safetensors has no checksum of its own: a flipped bit in a weight would load silently, so
-the file carries a SHA-256 over its tensors, in order of name, in its metadata. That is the only key there: safetensors
-writes several in no fixed order, and equal weights give equal files.
+Weights are safetensors files, which have no checksum. A SHA-256 over the tensors, in order of name, is therefore the
+only key of the metadata: safetensors writes several keys in no fixed order, and equal weights give equal files.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
-    """Write `content`, or its pieces one after the other, to `path`, whole or not at all. Raises OutputError."""
+    """Write `content`, bytes or pieces of them, to `path`, whole or not at all. OutputError."""
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.unlink(missing_ok=True)  # of a killed process of this number; or somebody's link, to be written through
+        part.unlink(missing_ok=True)  # of a killed process of this number, or a link
         with part.open("xb") as file:
             for piece in [content] if isinstance(content, bytes) else content:
                 file.write(piece)
@@ -42,17 +40,17 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
-        with contextlib.suppress(OSError):  # it was renamed, or never made
+        with contextlib.suppress(OSError):  # it was renamed, or never created
             part.unlink()
 
 
 def write_json(path: PathLike, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all. Raises OutputError."""
+    """Write `value` as indented JSON, whole or not at all. OutputError."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def digest(weights: dict[str, Any]) -> str:
-    """SHA-256 over name, dtype, shape and bytes of each tensor, in order of name."""
+    """Return the SHA-256 over name, dtype, shape and bytes of each tensor, in order of name."""
     hasher = hashlib.sha256()
     for name in sorted(weights):
         tensor = np.ascontiguousarray(weights[name])
@@ -64,7 +62,7 @@ def digest(weights: dict[str, Any]) -> str:
 def save_weights(path: PathLike, weights: dict[str, Any]) -> None:
     """Write `weights`, name -> array on the host, to `path` as safetensors with a digest, whole or not at all.
 
-    Equal weights give equal bytes, in whatever order they are named. Raises OutputError.
+    Equal weights give equal bytes in any order. OutputError.
     """
     ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
     write_whole(path, save(ordered, metadata={"sha256": digest(ordered)}))
@@ -87,22 +85,28 @@ def load_weights(path: PathLike) -> dict[str, Any]:
 
 
 def load_tensors(path: PathLike) -> dict[str, Any]:
-    """Read name -> array from a safetensors file of anybody's, which has no digest. Raises DataError."""
+    """Read name -> array from any safetensors file, without a digest. DataError."""
     return _read(path)[0]
 
 
 def require_plain(path: PathLike) -> None:
-    """Refuse what is no regular file: reading a pipe would wait for ever. A missing file is left to its reader."""
+    """Refuse a path that is not a regular file: reading a pipe would wait for ever. A missing file is accepted."""
     if os.path.lexists(path) and not os.path.isfile(path):
         raise DataError(f"{path}: must be a plain file")
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors of a safetensors file, and its metadata. DataError."""
+    """Return the tensors of a safetensors file and its metadata. DataError."""
     require_plain(path)
     try:
         with safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:  # a dtype that NumPy has not
+    except (
+        OSError,
+        SafetensorError,
+        AttributeError,
+        TypeError,
+        ValueError,
+    ) as error:  # TypeError: a dtype that NumPy lacks
         raise DataError(f"{path}: cannot be read as weights ({error})") from error

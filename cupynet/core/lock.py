@@ -1,7 +1,7 @@
 """Locks on folders: one process at a time in the folder of a run.
 
-The system releases a lock when its process ends, however it ends, so that none is ever stale. On a file system without
-locks a run goes on unprotected, with a warning.
+The system releases a lock when its process ends in any way, so that none is ever stale. On a file system without locks
+a run is unprotected, with a warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""mpiexec: where it is, and what it or a scheduler in its place tells a process of itself, before MPI is started."""
+"""Find mpiexec, and the rank that it or a scheduler gives to a process, before MPI is started."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from pathlib import Path
 
 from cupynet.core.errors import ConfigError
 
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # MPICH and its kin; PMIx, which Slurm has; Open MPI
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # MPICH, PMIx (Slurm), Open MPI
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def started() -> tuple[int, int | None] | None:
-    """This process's rank and how many ranks there are, None where that is not told; None: it was started alone.
-
-    One rank by itself is no different from a process that was started without mpiexec.
-    """
+    """Return this process's rank and the number of ranks, None if that is unknown; None for a single process."""
     rank, size = _number(RANK_VARIABLES), _number(SIZE_VARIABLES)
     return None if rank is None or size == 1 else (rank, size)
 
@@ -28,7 +25,7 @@ def _number(names: tuple[str, ...]) -> int | None:
 
 
 def find_mpiexec() -> str:
-    """MPICH's mpiexec, of this Python's environment or on the path. ConfigError."""
+    """Find mpiexec in this Python's environment or on the path. ConfigError."""
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if found is None:

@@ -1,11 +1,10 @@
-"""Signals: what a command does when it is told to end.
+"""Signals that stop a command.
 
-SIGINT, SIGTERM, SIGUSR1 and SIGHUP are asked for together: a terminal that closes and a scheduler that warns mean the
-same as Ctrl-C. One that the process was told to ignore, SIGHUP under nohup for one, stays ignored. A handler sets a
-flag or raises KeyboardInterrupt, never more: it may stand between any two instructions of the main thread.
+SIGINT, SIGTERM, SIGUSR1 and SIGHUP are handled alike: a closed terminal and a warning of a scheduler mean the same as
+Ctrl-C. A signal that the process ignores from its start (SIGHUP under nohup) stays ignored. A handler only sets a flag
+or raises KeyboardInterrupt, because it may run between any two instructions of the main thread.
 
-What is being saved is saved: a signal that would end the process at once waits until `undisturbed` is over. The next
-one does not.
+A signal that would end the process at once waits until `undisturbed` blocks are over; the next one does not wait.
 """
 
 from __future__ import annotations
@@ -22,32 +21,34 @@ from contextlib import contextmanager
 from cupynet.core.errors import Interrupted
 from cupynet.core.mpiexec import started
 
-LIFELINE = "CUPYNET_LIFELINE"  # in the environment of a process that works for another: see `lifeline`
+LIFELINE = "CUPYNET_LIFELINE"  # environment variable of a child process, see `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
 class _Saving:
-    """How many threads are writing what must not be left half-done, and the signal that waits for them."""
+    """The number of threads inside `undisturbed`, and the signal that waits for them."""
 
     def __init__(self) -> None:
         self.threads, self.waiting = 0, 0
-        self.lock = threading.Lock()  # of the threads; a handler must not take it: it may have interrupted its owner
+        self.lock = (
+            threading.Lock()
+        )  # guards `threads`; a handler must not take it, because it may have interrupted its owner
 
 
 _saving = _Saving()
 
 
 def leave(number: int) -> None:
-    """A handler's way out at once: KeyboardInterrupt(number), but after what is being saved, unless asked twice."""
+    """Raise KeyboardInterrupt(number) in a handler, after a save that is under way unless it is the second signal."""
     again, _saving.waiting = _saving.waiting, number
-    if again or not _saving.threads:  # asked for after the signal was noted: who ends a save sees one or the other
+    if again or not _saving.threads:  # read after `waiting` is set, so that the end of a save sees the signal
         _saving.waiting = 0
-        raise KeyboardInterrupt(number)  # no Exception: a download takes those for one more thing that can go wrong
+        raise KeyboardInterrupt(number)  # not an Exception, which a download would retry
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No signal ends the process in the middle of this, which takes a moment; from any thread."""
+    """Context in which no signal ends the process, for short saves; in any thread."""
     with _saving.lock:
         _saving.threads += 1
     failed = True
@@ -60,13 +61,13 @@ def undisturbed() -> Iterator[None]:
             number = 0 if _saving.threads else _saving.waiting
         if number:
             _saving.waiting = 0
-            if not failed:  # else that is what ends the process, and has to be told
-                signal.pthread_kill(threading.main_thread().ident or 0, number)  # it may be waiting, and wakes up so
+            if not failed:  # otherwise the error ends the process and is reported
+                signal.pthread_kill(threading.main_thread().ident or 0, number)  # wakes the main thread if it waits
 
 
 @contextmanager
 def handled(react: Callable[[int], None]) -> Iterator[None]:
-    """Each of these signals calls `react` with its number; in a thread other than the main one nothing changes."""
+    """Context in which each of the signals calls `react` with its number. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -82,14 +83,16 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
 
 
 def command(main: Callable[[], None]) -> None:
-    """Be a command, whose process ends with it: a signal ends that in one line and with the exit code of `Interrupted`.
+    """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
 
-    main: what it does; it imports what takes long to import, so that this stands around that too. Until it handles
-    signals itself the process ends in the handler: an exception might be met by code that thinks nothing of it. When
-    main is done a signal comes too late to change anything: whatever is still waited for, main's exit code counts.
+    Until `main` handles signals itself, the process ends in the handler, because other code might catch an exception.
+    After `main`, a signal no longer changes the exit code.
+
+    Args:
+        main: should import slow modules itself, so that signals are handled during the imports too.
     """
     code = 1
-    atexit.register(_deaf)  # first, and so called last
+    atexit.register(_deaf)  # registered first, called last
     _tie()
     try:
         with handled(_end):
@@ -98,7 +101,7 @@ def command(main: Callable[[], None]) -> None:
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
         raise
-    except KeyboardInterrupt as stopped:  # where nobody has told of it yet
+    except KeyboardInterrupt as stopped:  # not reported yet
         error = Interrupted.by(stopped)
         rank = started()
         if rank is None or rank[0] == 0:
@@ -117,9 +120,9 @@ def command(main: Callable[[], None]) -> None:
 
 @contextmanager
 def lifeline() -> Iterator[tuple[int, ...]]:
-    """What processes are given (`pass_fds`, and its number as `LIFELINE`) that are told to end when this one is killed.
+    """Yield the descriptors for child processes (`pass_fds`, `LIFELINE`) that are to end when this one is killed.
 
-    A pipe that nobody writes to: it ends when this process does, however it ends. Nothing where none can be given.
+    It is a pipe without a writer: it closes when this process ends in any way. Empty if the system is not POSIX.
     """
     if os.name != "posix":
         yield ()
@@ -133,7 +136,7 @@ def lifeline() -> Iterator[tuple[int, ...]]:
 
 
 def _tie() -> None:
-    """Where this process was given a lifeline, its end is as good as SIGTERM: nobody is left to work for."""
+    """Send SIGTERM to this process when its lifeline closes, if it has one."""
     number = os.environ.pop(LIFELINE, "")
     if not number:
         return
@@ -148,8 +151,10 @@ def _tie() -> None:
 
 
 def _deaf() -> None:
-    """From here on signals are ignored: as it ends Python gives back what it handles, and the process would die of one
-    after all is done. Not so of processes that wait for each other even then: one may have to be ended."""
+    """Ignore signals while the interpreter exits, when Python restores the default handlers.
+
+    MPI ranks still wait for each other then, and may have to be ended by a signal.
+    """
     if threading.current_thread() is threading.main_thread() and started() is None:
         for number in NUMBERS:
             signal.signal(number, signal.SIG_IGN)
@@ -163,6 +168,6 @@ def _end(number: int) -> None:
 
 
 def say(text: str) -> None:
-    """Write to the standard error output by itself, which may be done in the middle of another print."""
+    """Write to stderr without its buffer, as a signal handler must."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())

@@ -1369,8 +1369,8 @@ FILES = [
         "half-written-file-left-behind",
         "files",
         "cupynet/core/files.py",
-        "with contextlib.suppress(OSError):  # it was renamed, or never made\n            part.unlink()",
-        "with contextlib.suppress(OSError):  # it was renamed, or never made\n            part.exists()",
+        "with contextlib.suppress(OSError):  # it was renamed, or never created\n            part.unlink()",
+        "with contextlib.suppress(OSError):  # it was renamed, or never created\n            part.exists()",
         ("tests/core/test_files.py::test_a_file_appears_whole_or_not_at_all",),
     ),
     Fault(
