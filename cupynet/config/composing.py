@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -70,37 +69,34 @@ def own_folder(arguments: Sequence[str]) -> Path | None:
     return found
 
 
-@contextmanager
-def global_hydra() -> Iterator[None]:
-    """Context in which `hydra.initialize_config_dir` can be used inside a running command."""
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        yield
-    finally:
-        GlobalHydra.instance().clear()
-        if before is not None:
-            GlobalHydra.instance().initialize(before)
-
-
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
     """The settings of a run with these overrides. ConfigError.
 
     folder: with more configuration files, as --config-dir.
     """
     refuse_removed(overrides)
-    more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
-    repository = ConfigStore.instance().repo
-    before = repository["spine.yaml"]  # of the running command
-    register(Settings)
     try:
-        with global_hydra(), hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            config = hydra.compose("config", overrides=[*overrides, *more])
+        config = composed(overrides, folder)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(message(error, Settings)) from error
-    finally:
-        repository["spine.yaml"] = before
     return settings_of(config, overrides, Settings)
+
+
+def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
+    """Compose conf/config.yaml with overrides, also inside a running command. Raises errors of Hydra and OmegaConf."""
+    more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
+    repository, running = ConfigStore.instance().repo, GlobalHydra.instance().hydra
+    spine = repository["spine.yaml"]  # of the running command
+    register(Settings)
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            return hydra.compose("config", overrides=[*overrides, *more])
+    finally:
+        repository["spine.yaml"] = spine
+        GlobalHydra.instance().clear()
+        if running is not None:
+            GlobalHydra.instance().initialize(running)
 
 
 def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> S:

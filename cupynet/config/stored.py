@@ -13,7 +13,6 @@ from dataclasses import asdict, fields
 from pathlib import Path, PurePath
 from typing import Any, cast
 
-import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,11 +20,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet.config.composing import GROUPS, conf_folder, flat, global_hydra, own_folder, settings_of
+from cupynet.config.composing import GROUPS, composed, flat, own_folder, settings_of
 from cupynet.config.instantiate import build
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed, without_removed
-from cupynet.config.resume import name_of, quoted
+from cupynet.config.resume import name_of
 from cupynet.config.schema import Settings, own_names
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, DataError
@@ -74,7 +73,7 @@ def load(
             if each.is_delete():
                 _delete(config, key)
             elif key in GROUPS and isinstance(value, str | list):
-                config[key] = _group_file(str(each.input_line), folder)[key]
+                config[key] = composed([str(each.input_line)], folder)[key]
             else:
                 OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
     except (HydraException, OmegaConfBaseException) as error:
@@ -91,13 +90,6 @@ def _delete(config: DictConfig, key: str) -> None:
     OmegaConf.set_struct(parent, False)
     del parent[name]
     OmegaConf.set_struct(parent, True)
-
-
-def _group_file(override: str, folder: Path | None) -> DictConfig:
-    """The configuration in which a group has the file that an override chooses."""
-    more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
-    with global_hydra(), hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return hydra.compose("config", overrides=[override, *more])
 
 
 def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
