@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -123,13 +123,13 @@ class ProcessLauncher(Launcher):
         ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
         of_hydra = cast("list[str]", OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False))
         kept = [each for each in [*of_hydra, *job.overrides] if not _is_of(each, NOT_OF_JOBS)]
-        environment = {**os.environ, **({} if device is None else {VISIBLE: device})}
-        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        environment = os.environ | ({} if device is None else {VISIBLE: device})
         if self._lifeline:  # the jobs stop if this process is killed
-            environment[signals.LIFELINE], how["pass_fds"] = str(self._lifeline[0]), self._lifeline
+            environment[signals.LIFELINE] = str(self._lifeline[0])
         process = subprocess.Popen(
             [*_program(), *kept, *ours, "hydra.mode=RUN"],
-            env=environment, text=True, errors="replace", start_new_session=True, **how,
+            env=environment, pass_fds=self._lifeline, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         self._running.append(process)
         if self._signal:  # which may have come before the process was in the list
