@@ -100,7 +100,7 @@ REFUSED = [
     ("workers", [2, 0], "workers=[2,0]: must be an integer of at least 1, a list"),
     ("workers", [], "workers=[]: must be an integer of at least 1"),
     ("frequencies", "often", "frequencies=often: must be an integer of at least 1, a list"),
-    ("machines", 0, "machines=0: must be an integer of at least 1, or null for as many as the workers fill"),
+    ("machines", 0, "machines=0: must be an integer of at least 1"),
     ("check", 1, "check=1: must be true or false"),
 ]
 

@@ -279,7 +279,7 @@ def test_the_command(finished: Path, digits: Any, tmp_path: Path) -> None:
     [
         ([], 2, "the following arguments are required: run, picture"),
         (["nobody", "a.png"], 2, "nobody: there is no such folder"),
-        (["a.png", "a.png"], 2, "a.png: is no folder: name a run's, under outputs/"),
+        (["a.png", "a.png"], 2, "a.png: there is no such folder: name a run's, under outputs/"),
         ([".", "a.png"], 2, ".: is not a finished run, it has no summary.json: name a folder under outputs/"),
         (["RUN", "a.png", "--top", "0"], 2, "--top=0: must be an integer of at least 1"),
         (["RUN", "a.png", "--invert", "maybe"], 2, "argument --invert: invalid choice: 'maybe'"),

@@ -263,7 +263,7 @@ def test_evaluate_says_what_it_is_compared_with(changed, said, finished, tmp_pat
     [
         ([], "the folder of a run is missing: cupynet evaluate --help shows what it takes"),
         (["nobody"], "nobody: there is no such folder: name a run's, under outputs/"),
-        ([__file__], f"{__file__}: is no folder: name a run's, under outputs/"),
+        ([__file__], f"{__file__}: there is no such folder: name a run's, under outputs/"),
         (["RUN", "workrs=1"], "did you mean 'workers'?"),
         (["RUN", "--jsn"], "unrecognized arguments: --jsn"),
         (["RUN", "json"], "json: is not written as key=value"),

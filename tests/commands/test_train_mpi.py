@@ -140,8 +140,8 @@ REFUSED = {
     "workers=3": "workers=3: 3 replicas need 3 ranks, and 2 were started: mpiexec -n 3, or leave workers out",
     "wrokers=2": "wrokers: there is no setting 'wrokers'; did you mean 'workers'?",
     "batch_size=1000000000": None,
-    "parallel.launcher=thread": "mpiexec started 2 processes, and each of them would be a run of its own: "
-    "add parallel.launcher=mpi",
+    "parallel.launcher=thread": "mpiexec started several processes, and each would be a run of its own: add "
+    "parallel.launcher=mpi",
 }
 
 
