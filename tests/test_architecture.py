@@ -514,7 +514,7 @@ def told_to_set(source: Source) -> Iterator[str]:
 
 def test_what_people_are_told_to_set_exists() -> None:
     found = {key for source in SOURCES for key in told_to_set(source)}
-    assert {"data.fallback", "parallel.timeout_s", "callbacks.nonfinite.action"} <= found <= configuration_keys()
+    assert {"data.folder", "parallel.timeout_s", "callbacks.nonfinite.action"} <= found <= configuration_keys()
 
 
 def strangers(tracked: list[str]) -> list[str]:
