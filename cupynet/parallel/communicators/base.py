@@ -1,8 +1,8 @@
-"""How the workers of a run talk to each other: every worker runs the same code, only its communicator differs.
+"""The interface of communicators: every worker runs the same code, only its communicator differs.
 
-Methods carry MPI's names and move arrays and numbers, never objects: a worker may be a thread, a process or another
-machine. Every worker makes the same calls in the same order. Sums are made in rank order, so the same inputs give the
-same bits whatever the timing.
+Methods have MPI's names and move arrays and numbers, never objects: a worker may be a thread, a process or another
+machine. All workers make the same calls in the same order. Sums are computed in rank order, so results do not depend on
+timing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REDUCES = ("auto", "nccl", "device", "host")  # where means of arrays on devices
 
 
 class PeerFailed(CupynetError):
-    """Another worker failed; this one stops because of it. The failed worker's own error is the one that is shown."""
+    """Another worker failed, so this one stops. The error of the failed worker is shown."""
 
 
 class WorkerTimeout(CupynetError):
@@ -30,38 +30,33 @@ class WorkerTimeout(CupynetError):
 
 @dataclass
 class Traffic:
-    """What one worker has sent to others, counted alike however they are connected.
+    """The bytes that one worker has sent, counted in the same way for threads, which share memory.
 
-    An all-reduce of n bytes is counted as the bandwidth-optimal algorithms send it, chunks exchanged and then gathered;
-    arrays of the host that only synchronise (counts, flags) count too. Threads hand over references: there it is what
-    would have travelled.
-
-    Attributes:
-        bytes_sent: so far.
+    An all-reduce of n bytes is counted as bandwidth-optimal algorithms send it. Small arrays (counts, flags) count too.
     """
 
     bytes_sent: int = 0
 
     def all_reduce(self, nbytes: int, workers: int) -> None:
-        """Of a vector of `nbytes`: 2 (W - 1) / W of them."""
+        """Count an all-reduce of `nbytes`: 2 (W - 1) / W of them."""
         self.bytes_sent += 2 * (workers - 1) * nbytes // workers
 
     def all_gather(self, nbytes: int, workers: int) -> None:
-        """Of `nbytes` of this worker's own, to all others."""
+        """Count `nbytes` sent to each other worker."""
         self.bytes_sent += (workers - 1) * nbytes
 
     def message(self, nbytes: int) -> None:
-        """To one other worker."""
+        """Count a message to one other worker."""
         self.bytes_sent += nbytes
 
 
 class Communicator:
-    """One worker's end of the connection.
+    """Connects one worker to the others.
 
     Attributes:
-        rank: this worker's number, from 0.
-        size: how many workers there are.
-        traffic: what this worker has sent, through this communicator and all that were split from it.
+        rank: the worker's number, from 0.
+        size: the number of workers.
+        traffic: what this worker has sent through this communicator and those split from it.
     """
 
     rank: int
@@ -69,60 +64,57 @@ class Communicator:
     traffic: Traffic
 
     def split(self, color: int, key: int) -> Communicator:
-        """The workers that give the same colour, in the order of their keys, then of their ranks here.
+        """Return a communicator of the workers with the same color, ordered by key, then by rank here.
 
-        Every worker calls it. The new communicator is attached to the same backend.
+        All workers call it. The new communicator is attached to the same backend.
         """
         raise NotImplementedError
 
     def attach(self, backend: Backend, reduce: str = "auto") -> None:
-        """Learn where this worker's arrays live: `backend` brings them to the host and back, and computes the means.
+        """Set the backend of this worker's arrays, which copies them to the host and back and computes means.
 
-        Called by the worker once it has its backend; before that, only arrays of the host are moved.
+        Before this call only arrays on the host can be exchanged.
 
         reduce: where means of arrays on a device are computed, one of `REDUCES`.
         """
 
     def close(self) -> None:
-        """Let go of what the device's means hold; all workers call it, in their own threads, or none."""
-
-    def abandon(self) -> None:
-        """Let go of it after a failure, without the others: whoever waits on a device for this worker ends too."""
+        """Release NCCL and buffers on devices. All workers call it, each in its own thread, or none."""
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
         raise NotImplementedError
 
     def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Every worker's array in rank order, (size, ...), on every worker.
+        """Return the arrays of all workers in rank order, (size, ...).
 
-        array: on the host, of the same shape and dtype on every worker; for small things.
+        array: small, on the host, of the same shape and dtype on every worker.
         """
         raise NotImplementedError
 
     def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        """Every worker's vector (n_rank,) in rank order, on every worker.
+        """Return the vectors (n_rank,) of all workers in rank order.
 
         vector: on the host, of the same dtype on every worker; the lengths may differ.
         """
         raise NotImplementedError
 
     def send(self, array: Array, to: int) -> None:
-        """Send `array`, of the host or of this worker's device, to worker `to`.
+        """Send `array`, on the host or on this worker's device, to worker `to`.
 
         Returns at once: the array may be changed, and two workers may send to each other before they receive.
         """
         raise NotImplementedError
 
     def recv(self, array: Array, source: int) -> None:
-        """Overwrite `array` with the next one that worker `source` sent here, of the same shape and dtype.
+        """Overwrite `array` with the next message of worker `source`, of the same shape and dtype.
 
-        Messages from one worker to another arrive in the order in which they were sent.
+        Messages from one worker to another arrive in order.
         """
         raise NotImplementedError
 
     def gather_numbers(self, *values: float) -> NDArray[np.float64]:
-        """Every worker's numbers in rank order, (size, how many), on every worker: counts, flags, losses."""
+        """Return the numbers of all workers in rank order, (size, len(values)): counts, flags, losses."""
         return self.all_gather(np.array(values, np.float64))
 
     def broadcast(self, array: Array, root: int = 0) -> None:
@@ -133,20 +125,20 @@ class Communicator:
         """Overwrite each array with the weighted mean over the workers, in place.
 
         mean = sum_r (weight_r / sum of weights) · array_r, in rank order. A worker of weight 0 adds nothing, not
-        even a NaN, and receives the mean. Where all weights are 0 nothing happens.
+        even a NaN, and receives the mean. If all weights are 0 nothing happens.
 
         Args:
             arrays: contiguous flat vectors, the same shapes on every worker, on the host or on this worker's device.
-            weight: of this worker, at least 0: the samples it has seen, say.
+            weight: of this worker, at least 0; for example its number of samples.
         """
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed; cheap enough to be asked in every round."""
+        """Raise `PeerFailed` if another worker has failed. Cheap enough for every round."""
 
 
 def same_form(expected: Array, got: Array) -> Array:
-    """`got`, if a receiver that expects an array like `expected` can take it; else RuntimeError."""
+    """Return `got` if it has the shape and dtype of `expected`; else raise RuntimeError."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         raise RuntimeError(
             f"a message of {got.dtype} {got.shape} came where {expected.dtype} {expected.shape} was expected: "

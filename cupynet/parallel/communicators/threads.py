@@ -1,4 +1,4 @@
-"""Workers that are threads of one process: a barrier with a time-out, and arrays handed over by reference."""
+"""Workers that are threads of one process: a barrier with a timeout, and arrays exchanged by reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cupynet.parallel.communicators.timeout import LOOK_S, Timeout, timed_out
 
 
 class ThreadTeam:
-    """All threads of a run, whatever groups they form: their time-out and the first failure.
+    """All threads of a run: their timeout and the first failure.
 
     Args:
         timeout_s: how long a worker waits for the others.
@@ -47,7 +47,7 @@ class ThreadTeam:
 
         Args:
             rank: the worker that waits.
-            ready: whether it need not wait any longer.
+            ready: returns True when it need not wait any longer.
             whom: the workers it waits for, and the operation; for the error message.
         """
         timeout = Timeout(self.timeout_s)
@@ -101,12 +101,11 @@ class ThreadGroup:
 class ThreadCommunicator(Communicator):
     """A worker that is a thread of this process.
 
-    Averages of arrays on the host are computed there, each worker its own part; those of arrays on GPUs as devices.py
-    says, or on the host too.
+    Means of arrays on the host are computed there, each worker its own part. Those of arrays on GPUs: see devices.py.
 
     Args:
-        group: what all of them share.
-        rank: this one's number.
+        group: the shared state.
+        rank: the worker's number.
         backend, reduce: see `attach`.
     """
 
@@ -136,6 +135,7 @@ class ThreadCommunicator(Communicator):
                 each.close()
 
     def abandon(self) -> None:
+        """Release NCCL after a failure, without the others: those that wait for this worker on a device stop too."""
         for each in (*self._groups, self._on_devices):
             if each is not None:
                 each.abandon()
@@ -210,7 +210,7 @@ class ThreadCommunicator(Communicator):
                 self._put(array, host)
 
     def _put(self, array: Array, host: Array) -> None:
-        """Write an array of the host into one that is on the host or on this worker's device."""
+        """Copy an array of the host into one on the host or on this worker's device."""
         array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
 
     def _exchange(self, value: Any) -> list[Any]:

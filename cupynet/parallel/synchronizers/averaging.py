@@ -1,10 +1,10 @@
-"""Replicas whose parameters are averaged now and then: when x how x outer.
+"""Parameter averaging: replicas train alone and are averaged from time to time.
 
-A replica trains alone between averages. An average weights each replica by the samples it has seen since the last one,
-so that with frequency 1 and a linear optimizer (SGD, momentum, Nesterov, without clipping) W replicas do what one does
-on the concatenated batch, short batches and a last round with fewer workers included.
+An average weights each replica by the samples it has seen since the last one. With frequency 1 and a linear optimizer
+(SGD, momentum, Nesterov, without clipping) W replicas therefore equal one on the concatenated batch, also with short
+batches and a last round with fewer workers.
 
-Buffers (running statistics) are averaged with the weights, always exactly; an outer step moves weights alone.
+Buffers (running statistics) are averaged with the weights, always exactly; an outer step moves only weights.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ class ParameterAveraging(Synchronizer):
     One replica alone is never averaged: no outer step, and nothing is sent.
 
     Args:
-        frequency: when: k, after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`; or a rule such as
-            `PostLocal` or `Adaptive`. Whatever it is, the end of a fit averages, and so does the end of an epoch that
-            is evaluated (except with `end`, which averages and is evaluated only at the end of the fit).
-        average_updaters: the optimizer state is averaged with the weights.
+        frequency: k: after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`; or a schedule such as
+            `PostLocal` or `Adaptive`. The end of a fit always averages, and so does the end of an evaluated epoch
+            (except with `end`, which allows an evaluation only at the end of the fit).
+        average_updaters: average the optimizer state with the weights.
         report_score: compute `Average.score` (reads the losses from the device, once per average).
-        measure_every: the divergence is measured at the first average in each stretch of this many iterations, and at
-            averages that end an epoch or a fit; 0 for never (unless the rule of when learns from it).
-        wire: how weights travel: `exact`, in their own precision; `half`, as the way they went from what was common
-            after the last average, in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both. An
-            optimizer's vector that is nowhere negative on any of them, such as a mean of squares, stays so with half
-            too: rounding takes no element below 2^-10 of what it was.
-        outer: what becomes of the mean: `mean` itself, `slowmo`, `diloco`, or an `Outer`. Every average is an outer
-            step, that of an evaluated epoch and that of the end too.
+        measure_every: the divergence is measured at the first average in each period of this many iterations, and at
+            averages that end an epoch or a fit; 0: never (unless the schedule depends on it).
+        wire: `exact`: weights are sent in their own precision; `half`: their differences from the last average are
+            sent in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both. Optimizer vectors
+            without negative values, such as means of squares, keep this property with half.
+        outer: the outer step applied to the mean: `mean` (none), `slowmo`, `diloco`, or an `Outer`. Every average is
+            an outer step.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     shares_gradients = False
@@ -144,7 +143,7 @@ class ParameterAveraging(Synchronizer):
         return float(state["tally"]["samples"]), {**state, "tally": RoundStatistics(score=self.report_score).state()}
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
-        """One average. iteration: the one it follows; None at the end of an epoch or of the fit."""
+        """Average. iteration: the one just trained; None at the end of an epoch or of the fit."""
         score = self._statistics.gather(replica, self.communicator, iteration)
         measure = self._measure(iteration)
         if self.communicator.size == 1:
@@ -156,7 +155,7 @@ class ParameterAveraging(Synchronizer):
         return average
 
     def _measure(self, iteration: int | None) -> bool:
-        """Whether the average after `iteration` measures the divergence."""
+        """Return True if the average after `iteration` measures the divergence."""
         if self.schedule.measures:
             return True
         if not self.measure_every or iteration is None:
@@ -167,7 +166,7 @@ class ParameterAveraging(Synchronizer):
         return True
 
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
-        """All replicas become one: the mean, then the outer step; the layers see it."""
+        """Average the replicas, take the outer step and publish the weights."""
         own = replica.params.master.copy() if measure else None
         self._mean(self.shared(replica), self._statistics.samples, exact=replica.params.running)
         samples, mean = self._statistics.samples, replica.params.master
@@ -179,8 +178,7 @@ class ParameterAveraging(Synchronizer):
         return found
 
     def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
-        """Overwrite the vectors, which lie around the common ones, with their mean; `exact`: those that never travel
-        as half."""
+        """Overwrite the vectors with their mean over the workers; `exact`: those never sent in half precision."""
         if self.wire == "exact":
             self.communicator.allreduce_mean([*vectors, *exact], weight)
             return
@@ -200,18 +198,17 @@ class ParameterAveraging(Synchronizer):
                 state[...] = self._replica.backend.xp.maximum(state, floor)
 
     def _remember(self, replica: ReplicaView) -> None:
-        """What all replicas have in common now."""
+        """Keep the common vectors of all replicas."""
         for common, vector in zip(self._common, self.shared(replica), strict=False):
             common[...] = vector
 
 
 def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array, weight: float) -> Spread:
-    """How far apart the replicas are: the largest relative distance from the mean, of all weights and by layer.
+    """Return the largest relative distance of a replica from the mean, of all weights and by layer.
 
     Args:
         own, mean: this replica's weights, and the mean of all, (P,).
-        weight: of this replica in the mean; without one it has no part in what is found. `UNMEASURED` where only one
-            replica has one: the mean is that one.
+        weight: of this replica in the mean; replicas without weight are ignored. `UNMEASURED` if only one has a weight.
     """
     layers: dict[str, list[tuple[Array, Array]]] = {}
     for (name, mine), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):

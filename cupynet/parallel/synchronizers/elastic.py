@@ -1,4 +1,4 @@
-"""Replicas that are drawn together without being made one: elastic averaging."""
+"""Elastic averaging: replicas are pulled towards a common centre but stay different."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ from cupynet.parallel.synchronizers.base import Average, Moment
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule
 
-SHARE = 0.9  # of the way to the mean of the replicas, which the centre goes where nothing is said: the paper's beta
+SHARE = 0.9  # of the way to the mean that the centre moves by default; beta in the paper
 
 
 class ElasticAveraging(ParameterAveraging):
     """Every k iterations replicas and a centre pull at each other (synchronous EASGD, Zhang et al. 2015, 1412.6651).
 
-    Each replica goes the share `pull` of its way to the centre, and the centre `pull` x workers of its way to the mean
-    of the replicas, weighted by the samples they have seen since the last time. Replicas stay different, and so explore
-    different weights, until the end of a fit or of an epoch that is evaluated: there, after one last pull, all of them
-    are given the centre. All workers hold the centre, the same bits. Buffers are not pulled: each replica's describe
-    its own weights until then, and the centre is given their mean, weighted by the samples since the last such moment.
+    Each replica moves the fraction `pull` of its way to the centre, and the centre `pull` x workers of its way to the
+    mean of the replicas, weighted by the samples since the last pull. Replicas stay different until the end of a fit or
+    of an evaluated epoch: there, after one last pull, all get the centre, which is bit-identical on all workers.
+    Buffers are not pulled; the centre gets their mean, weighted by the samples since the last such moment.
 
     Args:
-        frequency, report_score, measure_every, wire: see `ParameterAveraging`; what travels as `half` is the way from
-            the centre.
-        pull: alpha, at most 1 / workers; None for 0.9 / workers, the paper's.
-        average_updaters: the optimizer state is averaged where all are given the centre; in between each replica has
-            its own.
+        frequency, report_score, measure_every, wire: see `ParameterAveraging`; `half` sends differences from the
+            centre.
+        pull: alpha, at most 1 / workers; None: 0.9 / workers, as in the paper.
+        average_updaters: average the optimizer state when all replicas get the centre.
 
     Raises:
-        ConfigError: an argument cannot work; in `check`, if the centre would be thrown beyond the mean.
+        ConfigError: an argument is invalid; in `check`, if the centre would overshoot the mean.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class ElasticAveraging(ParameterAveraging):
         return float(state["seen"]), {**super().merge(state)[1], "apart": 0, "seen": 0}
 
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
-        """Replica and centre pull at each other."""
+        """Pull replica and centre towards each other."""
         own, (centre,) = replica.params.master, self._common
         mean: Array = own.copy()
         self._mean([mean], self._statistics.samples)

@@ -1,4 +1,4 @@
-"""Replicas that share what they learn in every iteration, and so stay one: gradients, exactly or encoded."""
+"""Gradient sharing: replicas exchange gradients, or encoded updates, in every iteration and stay identical."""
 
 from __future__ import annotations
 
@@ -24,34 +24,31 @@ _encoding = encoding  # the constructor's argument has its name
 
 
 class GradientSharing(Synchronizer):
-    """In every iteration all replicas make the same step, and so hold the same weights.
+    """All replicas make the same step in every iteration.
 
-    Without an encoding they take the mean of the gradients over all samples of the round, and then each lets its
-    optimizer move it: this equals one replica on the concatenated batch with any optimizer, with clipping too, since
-    that comes after the mean. A worker without a batch moves along.
+    Without an encoding each optimizer gets the mean of the gradients over all samples of the round. This equals one
+    replica on the concatenated batch with any optimizer, and with clipping. A worker without a batch makes the same
+    step.
 
-    With an encoding, as Deeplearning4j's SHARED_GRADIENTS, each lets its optimizer make an update of its own gradients,
-    and what is large enough of it is sent to all (see `ThresholdEncoding`). The weights are the same bits everywhere,
-    the optimizers' states (momentum) are each worker's own. Residuals live across epochs and fits; what they hold at
-    the end of a fit is not added to the weights. Encoding is the host's work: from a GPU the weights come down and go
-    up in every iteration.
+    With an encoding (Deeplearning4j's SHARED_GRADIENTS) each optimizer makes an update from its own gradients, and its
+    large elements are sent to all (see `ThresholdEncoding`). Weights are bit-identical on all replicas; optimizer state
+    (momentum) differs. Residuals are kept across epochs and fits, and not added to the weights at the end of a fit. The
+    host encodes: with a GPU the weights are copied both ways in every iteration.
 
-    Buffers (running statistics) are averaged in every iteration too, exactly, weighted by samples: a replica without a
-    batch has nothing to add to them.
-
-    One replica alone shares nothing.
+    Buffers (running statistics) are averaged in every iteration too, exactly, weighted by samples. A single replica
+    shares nothing.
 
     Args:
         encoding: None for the exact gradients; `threshold`, or a `ThresholdEncoding`.
-        reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does with updates: each worker's counts in
-            full, so that the steps are as many times as long as there are workers with a batch.
-        wire: how exact gradients travel: `exact`, in their own precision; `half`, in 16 bits, see `half_mean`. With an
-            encoding it must be left out.
+        reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does with updates: steps then grow with the
+            number of workers.
+        wire: precision in which exact gradients are sent: `exact`, their own; `half`, 16 bits, see `half_mean`. Not
+            with an encoding.
         report_score: compute `Average.score` (reads the losses from the device).
         score_every: iterations between scores.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -90,12 +87,12 @@ class GradientSharing(Synchronizer):
             self._remember(replica)
 
     def _remember(self, replica: ReplicaView) -> None:
-        """The weights that all replicas have now are what the next updates are told from."""
+        """Keep the common weights, from which the next updates are computed."""
         self._common[...] = replica.backend.to_host(replica.params.master)
 
     @property
     def _encoder(self) -> ThresholdEncoding | None:
-        """What encodes, where there is anybody to send to."""
+        """The encoding; None for a single replica."""
         return self.encoding if self.communicator.size > 1 else None
 
     def shared(self, replica: ReplicaView) -> list[Array]:
@@ -143,7 +140,7 @@ class GradientSharing(Synchronizer):
         return 1.0, {**state, "tally": RoundStatistics(score=self.report_score).state()}
 
     def _share_gradients(self, params: Params, samples: int) -> None:
-        """Overwrite the gradients with those of all workers, (P,); and the buffers with their mean."""
+        """Overwrite the gradients (P,) with those of all workers, and the buffers with their mean."""
         grad, together = params.grad, self.wire == "exact" and self.reduce == "mean"
         finite, weight = is_finite(grad), samples if self.reduce == "mean" else 1
         if self.wire == "exact":
@@ -160,7 +157,7 @@ class GradientSharing(Synchronizer):
             grad *= self.communicator.size
 
     def _share_updates(self, replica: ReplicaView, encoder: ThresholdEncoding) -> None:
-        """Take this worker's own update back, and make those that all workers sent."""
+        """Replace this worker's own update by those that all workers sent."""
         params, common = replica.params, self._common
         np.subtract(replica.backend.to_host(params.master), common, out=self._update)
         message = encoder.encode(self._update, self._samples).vector()
@@ -176,7 +173,7 @@ class GradientSharing(Synchronizer):
         params.publish()
 
     def _score(self, replica: ReplicaView, iteration: int | None) -> Average:
-        """What all replicas have seen since the last score."""
+        """Return the score of all replicas since the last one."""
         score = self._statistics.gather(replica, self.communicator, iteration)
         self._statistics.clear()
         return Average(score, math.nan)

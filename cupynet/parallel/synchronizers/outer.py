@@ -1,7 +1,7 @@
-"""The outer step: what becomes of the mean of the replicas before they go on from it.
+"""Outer steps: optimization on the level of averages.
 
-What an average finds is where training went, seen from the weights that the replicas had in common before: the delta
-mean - common. A step along it that has a rate and a momentum of its own can make up for averages that are far apart.
+The difference of an average from the last common weights, delta = mean - common, is treated like a gradient: a step
+along it with its own rate and momentum can make up for averages that are far apart.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, ta
 
 
 class Outer:
-    """A rule that makes new common weights of the old ones and of the mean; each worker computes the same.
+    """Computes new common weights from the old ones and the mean; the same on every worker.
 
-    Its learning rate and momentum are of outer steps: one for each average, whatever lies between two of them. The
-    optimizer's own learning rate is inside the deltas, and so inside their momentum.
+    There is one outer step for each average. The optimizer's learning rate is already contained in the deltas, and so
+    in their momentum.
     """
 
     def start(self, replica: ReplicaView) -> None:
-        """Make what it needs for these weights, once."""
+        """Allocate the state for these weights. Called once."""
 
     def step(self, common: Array, mean: Array) -> None:
         """Overwrite `mean`, (P,), with the new common weights; `common`: those before the last period."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it: arrays on the host, by name."""
+        """Return the state for a checkpoint: arrays on the host, by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
 
 
 class Mean(Outer):
@@ -56,7 +56,7 @@ class SlowMo(Outer):
         momentum: mu.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, learning_rate: float = 1.0, momentum: float = 0.5) -> None:
@@ -96,11 +96,11 @@ class DiLoCo(SlowMo):
 
     Args:
         learning_rate: the factor on the step.
-        momentum: mu. The defaults are the paper's, for hundreds of averages far apart: a training with a few dozen
-            needs less momentum.
+        momentum: mu. The defaults are those of the paper, for hundreds of averages far apart; with a few dozen use
+            less momentum.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, learning_rate: float = 0.7, momentum: float = 0.9) -> None:
@@ -116,7 +116,7 @@ NAMES: dict[str, type[Outer]] = {"mean": Mean, "slowmo": SlowMo, "diloco": DiLoC
 
 
 def outer_step(outer: str | Outer) -> Outer:
-    """The rule of that name with its defaults; a rule as it is. Else a ConfigError."""
+    """Return the rule of that name with its defaults, or the given rule. ConfigError."""
     if not isinstance(outer, str):
         return instance("outer", outer, Outer, "DiLoCo(0.7, 0.9), or mean, slowmo or diloco")
     if outer not in NAMES:
