@@ -348,7 +348,7 @@ def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch):
     def counted(communicator, array, to):
         send(communicator, array, to)
         if array.shape == (4, 6, 6, 3):  # no weights, and no word that a batch was taken
-            waiting.append(len(communicator.group.box(communicator.rank, to).letters))
+            waiting.append(len(communicator.group.messages[communicator.rank, to]))
 
     monkeypatch.setattr(ThreadCommunicator, "send", counted)
     network = Sequential({"conv": Conv2D(3, 3), "slow": Slow(), "output": Dense(3)})
