@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import Shared
-from cupynet.core.errors import DivergedError, annotate
+from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.data import Batch, Batches, BatchFeed
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Synchronizer
@@ -294,6 +294,8 @@ class Trainer:
         step = self._guard.checked(self, replica.gradient(batch))
         derived = time.perf_counter()
         wanted = step.ahead or synchronizer.before_update(replica, step.samples)
+        if wanted is None:
+            raise ConfigError(f"{type(synchronizer).__name__}.before_update returned None: return True or False")
         shared = time.perf_counter()
         if wanted:
             self.world.check()  # a worker that timed out must not touch the user's model

@@ -201,6 +201,18 @@ def test_one_synchronizer_lives_as_long_as_the_wrapper():
     assert described.rounds == 0  # a description, of which each worker has a copy
 
 
+def test_a_synchronizer_that_returns_nothing_is_refused():
+    class Forgetful(Synchronizer):
+        def before_update(self, replica, samples):
+            pass
+
+    with (
+        ParallelWrapper(small_model(), 2, synchronizer=Forgetful()) as wrapper,
+        pytest.raises(ConfigError, match="Forgetful.before_update returned None"),
+    ):
+        wrapper.fit(Loader(small_dataset(20), 4), 1)
+
+
 def test_callbacks_are_the_users_own_on_rank_0_and_copies_elsewhere():
     class Everywhere(Recorder):
         started = 0

@@ -108,7 +108,7 @@ class Folder(UserFiles):
         (height, width, channels), listed = self.outline.image_shape, self._kept(part)
         images = np.empty((len(listed), height, width, channels), np.uint8)
         for row, (path, _) in enumerate(listed):
-            pixels = picture(path, channels)
+            pixels = picture(path, channels, deep=False)
             if self._size is None and pixels.shape[:2] != (height, width):
                 raise DataError(
                     f"{path}: expected {height} x {width} pixels, as the first image has, found {pixels.shape[0]} x "
@@ -159,18 +159,23 @@ def _pillow() -> Any:
     return Image
 
 
-def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
+def picture(path: Path, channels: int, *, drawn: bool = False, deep: bool = True) -> Array:
     """Read a PNG or JPEG of any size and mode as (H, W, C) uint8, of 1 channel (grey) or 3.
 
     Args:
         drawn: True for a drawing: transparent pixels become paper, white, or black if the drawing is light, and a
             photograph is rotated as its camera noted. If False, transparency is dropped and nothing is rotated.
+        deep: False to refuse grey of 16 bits, whose range would be guessed for each picture.
 
     Raises:
         DataError: the file is missing, damaged, too large, or of another type.
         ConfigError: Pillow is not installed.
     """
     with _opened(path) as opened:
+        if opened.mode in DEEP and not deep:
+            raise DataError(
+                f"{one_name(path)}: expected 8 bits in each channel, found 16 (mode {opened.mode}): convert it"
+            )
         return _levels(_turned(opened) if drawn else opened, channels, drawn)
 
 

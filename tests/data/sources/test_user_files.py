@@ -315,7 +315,7 @@ def test_a_quick_look_has_some_of_each_class_and_reads_no_more(
 ) -> None:
     folder, read = pictures(tmp_path), list[Path]()
     decoded = image_folder.picture
-    monkeypatch.setattr(image_folder, "picture", lambda path, *a: (read.append(path), decoded(path, *a))[1])
+    monkeypatch.setattr(image_folder, "picture", lambda path, *a, **k: (read.append(path), decoded(path, *a, **k))[1])
     source = Folder(folder, limit=20, validation=validation)
     data = source.load()
     assert len(data.train) == len(data.test) == 20
@@ -403,6 +403,12 @@ def nothing_to_test_on(folder: Path) -> Path:
     return folder / "test"
 
 
+def sixteen_bits(folder: Path) -> Path:
+    path = folder / "train" / "class-2" / "deep.png"
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(path)
+    return path
+
+
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
@@ -415,6 +421,7 @@ def nothing_to_test_on(folder: Path) -> Path:
         (first_of_all, r"is no PNG or JPEG"),
         (cut, r"is no PNG or JPEG, or damaged \(.*\)"),
         (unfolding, "expected at most 67,108,864 pixels"),
+        (sixteen_bits, "expected 8 bits in each channel, found 16 .mode I;16"),
         (empty, "a class without images: bring some, or remove the folder"),
         (unknown, "expected a class of .*train, which has no such folder"),
         (loose, "expected a folder for each class in .*train, found a file: move it away"),
