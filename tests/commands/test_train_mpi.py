@@ -252,8 +252,7 @@ def test_divergence_leaves_the_best_weights(tmp_path, report):
 def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
     _, stderr = train(tmp_path, 3, *MPI, *faulty(tmp_path, "raise", 2, 4), code=1)
     assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
-    last = stderr.splitlines()[-1]
-    assert last.startswith("cupynet: rank 2: ZeroDivisionError: on purpose: ") and "faults" in last
+    assert stderr.splitlines()[-1] == "cupynet: rank 2: ZeroDivisionError: on purpose"
 
 
 def test_a_rank_that_leaves_in_the_middle_ends_all_as_a_thread_does(tmp_path):
