@@ -64,6 +64,10 @@ class Experiment:
             device=settings.devices[seat % len(settings.devices)] if settings.devices else seat,
         )
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
+        shape = getattr(self.source, "image_shape", None)
+        if not isinstance(shape, tuple | list) or len(shape) != 3 or not hasattr(self.source, "classes"):
+            kind = type(self.source).__name__
+            raise ConfigError(f"data: {kind} must have image_shape, (height, width, channels), and classes")
         self.loss = self._part("loss", settings.loss, Loss)
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
         self.synchronizer = self._synchronizer()
@@ -243,7 +247,7 @@ class Experiment:
     # data -----------------------------------------------------------------------------------------------------------
 
     def check_shards(self) -> None:
-        """Refuse a training set that has not one shard for each worker. ConfigError, DataError."""
+        """Check that there is one shard per worker. ConfigError, DataError."""
         if not isinstance(self.source, Sharded):
             return
         with naming("data", self.settings.data):

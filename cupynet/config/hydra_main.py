@@ -160,7 +160,7 @@ def _folder(config: DictConfig, key: str) -> Path:
 
 
 class _Command(Generic[S, T]):
-    """One call of `run`, which see for the arguments. Hydra calls it for each job.
+    """A call of `run`; see there for the arguments. Hydra calls it for each job.
 
     Attributes:
         codes: exit codes of the jobs that this process has run.

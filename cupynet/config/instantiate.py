@@ -31,12 +31,13 @@ ALIASES = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
 }
+ABSTRACT = ("Layer", "Loss", "Optimizer", "Synchronizer")
 
 
 def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:
     """Build a part, which must be a `kind`. ConfigError."""
     part = build(node, key, trusted_modules)
-    if isinstance(part, kind):
+    if isinstance(part, kind) and not (type(part) is kind and kind.__name__ in ABSTRACT):
         return part
     if isinstance(node, Mapping) and "_target_" in node:
         raise ConfigError(f"{key}._target_={node['_target_']}: must be a subclass of {kind.__name__}")

@@ -126,11 +126,14 @@ class ProcessLauncher(Launcher):
         environment = os.environ | ({} if device is None else {VISIBLE: device})
         if self._lifeline:  # the jobs stop if this process is killed
             environment[signals.LIFELINE] = str(self._lifeline[0])
-        process = subprocess.Popen(
-            [*_program(), *kept, *ours, "hydra.mode=RUN"],
-            env=environment, pass_fds=self._lifeline, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                [*_program(), *kept, *ours, "hydra.mode=RUN"],
+                env=environment, pass_fds=self._lifeline, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return 1, f"cannot be started ({error.strerror})"
         self._running.append(process)
         if self._signal:  # which may have come before the process was in the list
             process.send_signal(self._signal)

@@ -1,7 +1,8 @@
 """The settings of a run: the name, type, default and rule of each.
 
 `Settings` holds plain Python values. OmegaConf takes it as the schema of conf/ and checks names and types; a rule
-checks the value. Settings of several types are declared as Any, because OmegaConf cannot merge into unions. Parts are
+checks the value. Settings of several types are declared as Any, because OmegaConf cannot merge into unions; so are
+booleans, because it takes 2 for true. Parts are
 not described here: their constructors validate the arguments (instantiate.py).
 """
 
@@ -124,10 +125,12 @@ def link(key: str, value: Any) -> str | dict[str, float]:
     if not isinstance(value, Mapping) or set(value) != {"bandwidth_gbit_s", "latency_us"}:
         forms = f"{', '.join(checks.LINKS)}, or {{bandwidth_gbit_s:10,latency_us:25}}"
         raise refusal(key, shown(value, written), f"must be one of {forms}{guess(value, checks.LINKS)}")
-    return {
-        "bandwidth_gbit_s": checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0),
-        "latency_us": checks.number(f"{key}.latency_us", value["latency_us"], minimum=0),
-    }
+    try:
+        bandwidth = checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0)
+        latency = checks.number(f"{key}.latency_us", value["latency_us"], minimum=0)
+    except checks.Refusal as wrong:
+        raise ConfigError(str(wrong)) from None  # with the inner key
+    return {"bandwidth_gbit_s": bandwidth, "latency_us": latency}
 
 
 def size(value: object, share: bool = False) -> int | float:
@@ -168,7 +171,7 @@ class BackendSettings(Group):
     priority: PrioritySettings = group(PrioritySettings)
     max_block_size: int = setting(256, checks.block_size)
     max_grid_size: int | None = setting(None, checks.grid_size)
-    tf32: bool = setting(False, checks.flag)
+    tf32: Any = setting(False, checks.flag)
 
 
 @dataclass(kw_only=True)
@@ -187,8 +190,8 @@ class ParallelSettings(Group):
 
     averaging_frequency: Any = setting(3)
     prefetch_buffer: int = setting(24, integer(0))
-    report_score_after_averaging: bool = setting(True, checks.flag)
-    average_updaters: bool = setting(True, checks.flag)
+    report_score_after_averaging: Any = setting(True, checks.flag)
+    average_updaters: Any = setting(True, checks.flag)
     learning_rate_scale: Any = setting("none", checks.learning_rate_scale)
     timeout_s: float = setting(300.0, seconds)
     launcher: str = setting("thread", one_of("thread", "mpi"))
@@ -231,8 +234,8 @@ class BenchSettings(Settings):
     peers: str | None = setting(None, optional(one_of("torch")))
     repeats: int = setting(5, integer(1))
     images: int = setting(60000, integer(1, most=MOST_IMAGES))
-    workers_memory: bool = setting(False, checks.flag)
-    gpu: bool = setting(False, checks.flag)
+    workers_memory: Any = setting(False, checks.flag)
+    gpu: Any = setting(False, checks.flag)
     seeds: int = setting(5, integer(1))
 
 
@@ -248,7 +251,7 @@ class PlanSettings(Settings):
     frequencies: Any = setting(None, integers)
     machines: int | None = setting(None, optional(integer(1)))
     cores_per_machine: int | None = setting(None, optional(integer(1)))
-    check: bool = setting(False, checks.flag)
+    check: Any = setting(False, checks.flag)
     repeats: int = setting(3, integer(1))
     images: int = setting(20000, integer(1, most=MOST_IMAGES))
 

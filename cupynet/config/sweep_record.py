@@ -148,7 +148,7 @@ def finish(sweep: Path) -> int:
     if jobs:
         with contextlib.suppress(OutputError):  # each job has warned of it
             _write(sweep, jobs)  # jobs that ended at the same time may have left out each other's rows
-        with contextlib.suppress(OSError):  # of the terminal
+        with contextlib.suppress(OSError, ValueError):  # of the terminal
             Table(jobs).show(sweep, Screen())
     return next((job.code for job in sorted(jobs, key=lambda job: job.number) if job.code), 0)
 

@@ -102,11 +102,5 @@ def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
         with safe_open(os.fspath(path), framework="numpy") as file:
             metadata = file.metadata() or {}
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 - not a mapping
-    except (
-        OSError,
-        SafetensorError,
-        AttributeError,
-        TypeError,
-        ValueError,
-    ) as error:  # TypeError: a dtype that NumPy lacks
+    except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as weights ({error})") from error

@@ -117,6 +117,8 @@ class Batches(ABC):
 
     def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> list[tuple[int, Array, Array]]:
         """Return the batches of worker `rank` of `size` from round `start` on: index, rows in its part, samples."""
+        if not 0 <= rank < size:
+            raise ConfigError(f"rank={rank}: must be from 0 to below size={size}, the number of workers")
         with read_of(self.dataset):
             return list(self._dealt(epoch, rank, size, start))
 

@@ -26,7 +26,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx_file import expanded, regular
 
-_parsing = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time
+PARSING = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time
 
 
 class Shard(NamedTuple):
@@ -170,7 +170,7 @@ def map_integers(path: Path) -> Array:
 def _map(path: Path) -> Array:
     try:
         regular(path)
-        with _parsing:
+        with PARSING:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a header may be anything: OSError, ValueError, TokenError, OverflowError, ...
         reason = getattr(error, "strerror", None) or checks.one_line(error)

@@ -410,6 +410,16 @@ class MaskedAvgPool(nn.Module):
 '''
 HELPERS = {"Branches(": BRANCHES, "ChannelNorm(": CHANNEL_NORM, "MaskedAvgPool(": MASKED_AVG_POOL}
 
+# attributes of nn.Sequential in PyTorch 2.13, except register_...: no module inside one can have such a name
+RESERVED = frozenset((
+    "T_destination", "add_module", "append", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile",
+    "cpu", "cuda", "double", "dump_patches", "eval", "extend", "extra_repr", "float", "forward", "get_buffer",
+    "get_extra_state", "get_parameter", "get_submodule", "half", "insert", "ipu", "load_state_dict", "modules",
+    "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+    "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict", "to", "to_empty", "train",
+    "training", "type", "xpu", "zero_grad",
+))  # fmt: skip
+
 
 def torch_source(model: Model) -> str:
     """Return the text of a Python file whose `network()` makes the PyTorch module equivalent to `model`.
@@ -420,6 +430,11 @@ def torch_source(model: Model) -> str:
         ConfigError: a layer has no equivalent.
     """
     check_known(model.network, KNOWN, "PyTorch")
+    for layer in model.network.walk():
+        if layer.path.rpartition(".")[2] in RESERVED:
+            raise ConfigError(
+                f"layer '{layer.path}': every PyTorch module has an attribute of this name. Rename the layer."
+            )
     orders(model.network)  # refuses what PyTorch has in two orders
     if isinstance(model.network, Sequential):
         lines = "".join(f"        ({name!r}, {module}),\n" for name, module in _children(model.network))

@@ -28,7 +28,7 @@ class Optimizer:
     clipped before penalties are added: by the norm of all, then by that of each layer, then by value.
 
     Args:
-        learning_rate: a number or a `Schedule`; a `Schedule` afterwards.
+        learning_rate: a number or a `Schedule`. Stored as a `Schedule`.
         l2: the factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
         max_grad_norm: the largest norm of the gradient of all weights; a longer one is scaled down. None: no limit.
         l1: the factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
@@ -56,10 +56,10 @@ class Optimizer:
     clip_value: float | None = None
 
     recordable: ClassVar[bool] = False
+    factors = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        self.factors = (0.0, 0.0, 0.0)
         self.learning_rate = schedule(owner, self.learning_rate)
         self.l1, self.l2 = self._fraction("l1", self.l1), self._fraction("l2", self.l2)
         self.weight_decay = self._fraction("weight_decay", self.weight_decay)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cupynet.core.checks import integer
+from cupynet.core.checks import integer, one_line
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.terminal import printable
 
@@ -234,7 +234,8 @@ class Evaluation:
 
         names: of the classes, printed beside their numbers.
         """
-        named = [f"  {printable(name)}" for name in names] + [""] * (self.classes - len(names))
+        named = [f"  {printable(one_line(name))}" for name in names[: self.classes]]
+        named += [""] * (self.classes - len(named))
         parts = [self._summary(), self._class_table(named)]
         if self.classes <= FEW_CLASSES:
             parts.append(self._matrix(named))

@@ -135,6 +135,7 @@ class Stop:
     text: str
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", StopReason(self.reason))
         object.__setattr__(self, "text", self.text.encode()[:STOP_BYTES].decode(errors="ignore"))
 
 

@@ -299,8 +299,7 @@ class Trainer:
         shared = time.perf_counter()
         if wanted:
             self.world.check()  # a worker that timed out must not touch the user's model
-            changed = synchronizer.shares_gradients and self.replicas.size > 1
-            replica.update(self.iteration, None if changed else step.squared_norm)
+            replica.update(self.iteration, None if synchronizer.shares_gradients else step.squared_norm)
         if step.ahead and synchronizer.looks(self.iteration):
             self._settle()
         updated = time.perf_counter()

@@ -95,7 +95,7 @@ REFUSED = [
     ("link", {"bandwidth_gbit_s": 1}, "link={bandwidth_gbit_s:1}: must be one of wan"),
     (
         *("link", {"bandwidth_gbit_s": 0, "latency_us": 1}),
-        "link={bandwidth_gbit_s:0,latency_us:1}: must be a number above 0",
+        "link.bandwidth_gbit_s=0: must be a number above 0",
     ),
     ("workers", [2, 0], "workers=[2,0]: must be an integer of at least 1, a list"),
     ("workers", [], "workers=[]: must be an integer of at least 1"),

@@ -69,6 +69,12 @@ def test_products_are_in_tf32_where_it_is_asked_for() -> None:
         Experiment(settings_of("data=synthetic", "backend=numpy", "backend.tf32=true"))
 
 
+def test_a_source_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupynet.data.Synthetic.image_shape", (28, 28))
+    with pytest.raises(ConfigError, match="^data: Synthetic must have image_shape"):
+        experiment(())
+
+
 def test_a_source_that_promised_something_else_is_found_out() -> None:
     class Liar(Source):
         image_shape, classes = (8, 8, 3), 3

@@ -29,6 +29,9 @@ from cupynet.config.schema import (
     TuneSettings,
 )
 from cupynet.core.errors import ConfigError, DataError, DivergedError, Interrupted, OutputError, annotate
+from cupynet.nn import Layer, Loss
+from cupynet.optim import Optimizer
+from cupynet.parallel import Synchronizer
 
 REPOSITORY = Path(config.__file__).parents[2]
 
@@ -199,6 +202,7 @@ WRONG = {
     "model.layers=[a]": "model.layers",
     "parallel.timeout_s=inf": "parallel.timeout_s",
     "parallel.average_updaters=yess": "parallel.average_updaters",
+    "parallel.average_updaters=2": "parallel.average_updaters",
     "memory.device_pool_limit=120%": "memory.device_pool_limit",
     "memory.device_pool_trim_above=80%": "memory.device_pool_trim_above",
     "memory.data_on_device=always": "memory.data_on_device",
@@ -845,6 +849,10 @@ def test_a_part_of_the_wrong_kind(node: Any, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_as(Conv, node, "loss", [HERE])
     assert str(caught.value) == line
+    for kind in (Layer, Loss, Optimizer, Synchronizer):
+        with pytest.raises(ConfigError, match=f"must be a subclass of {kind.__name__}"):
+            arguments = {"learning_rate": 0.1} if kind is Optimizer else {}
+            build_as(kind, {"_target_": f"{kind.__module__}.{kind.__name__}", **arguments}, "part")
     assert type(build_as(Conv, {"_target_": f"{HERE}.Conv", "filters": 2}, "loss", [HERE])) is Conv
 
 

@@ -250,3 +250,10 @@ def test_numpy_numbers_are_taken() -> None:
     assert optimizer.learning_rate(0) == float(np.float32(0.1))
     for value in (optimizer.learning_rate(0), optimizer.momentum, optimizer.l2, optimizer.max_grad_norm):
         assert type(value) is float
+
+
+def test_a_class_may_fix_the_factors_of_its_rule():
+    class Heavy(SGD):
+        factors = (0.5, 0.0, 0.0)
+
+    assert Heavy(0.1).factors == (0.5, 0.0, 0.0)

@@ -10,8 +10,8 @@ import pytest
 from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Loader
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
-from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator, SlowMo
-from cupynet.training import Replica, Trainer
+from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator, SlowMo, Synchronizer
+from cupynet.training import ParallelWrapper, Replica, Trainer
 from tests.backends import WORKING
 from tests.training.conftest import alone, fingerprint, model_of, on_threads, small_dataset, small_model, train
 
@@ -276,3 +276,19 @@ def test_a_thousand_averages_do_not_drift(backend):
     for _ in range(1000):
         mean(parts, [1 / 3] * 3)
     np.testing.assert_array_equal(parts[0], start)
+
+
+def test_gradients_that_a_synchronizer_changes_are_clipped_afterwards():
+    """Also with a single worker."""
+
+    class Louder(Synchronizer):
+        def before_update(self, replica, samples):
+            replica.params.grad[...] *= 1000
+            return True
+
+    model = small_model("double")
+    before = model.weights()
+    with ParallelWrapper(model, 1, optimizer=SGD(1.0, max_grad_norm=0.01), synchronizer=Louder()) as wrapper:
+        wrapper.fit(Loader(small_dataset(4), 4), 1)
+    moved = sum(float(((weight - before[name]) ** 2).sum()) for name, weight in model.weights().items())
+    assert moved**0.5 == pytest.approx(0.01)

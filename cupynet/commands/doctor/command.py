@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -72,7 +73,7 @@ def _doctor(given: Sequence[str]) -> int:
         limit_s = float(own["timeout_s"])
     except ValueError:
         limit_s = 0.0
-    if not limit_s > 0:
+    if not 0 < limit_s < threading.TIMEOUT_MAX:
         raise ConfigError(f"timeout_s={own['timeout_s']}: must be a number of seconds above 0")
     return report(names, asked, limit_s, as_json)
 
@@ -116,7 +117,8 @@ def examined(name: str, asked: list[str], limit_s: float) -> list[Finding]:
     finally:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)  # with all processes it has started
-        process.communicate()
+        with suppress(subprocess.TimeoutExpired):  # another process may hold the pipes
+            process.communicate(timeout=5)
 
 
 def unfinished(name: str, why: str) -> Finding:

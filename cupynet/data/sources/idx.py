@@ -90,6 +90,7 @@ class Idx(UserFiles):
             return read_opened(self._paths[part], self._headers[part], self._sha256.get(part) or "")
 
     def _look(self) -> Outline:
+        self._check_shapes({part: header.shape for part, header in self._headers.items()})
         shape = self._headers["train_images"].shape
         return Outline(
             (shape[1], shape[2], shape[3] if len(shape) == 4 else 1),

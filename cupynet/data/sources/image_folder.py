@@ -195,7 +195,7 @@ def _opened(path: Path) -> Iterator[Any]:
                         f"{opened.height}: make it smaller"
                     )
                 yield opened
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except images.DecompressionBombError as error:
         raise DataError(f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels: make it smaller") from error

@@ -18,6 +18,7 @@ from cupynet.core.checks import setting
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import Damaged, expanded, regular
+from cupynet.data.shards import PARSING
 from cupynet.data.sources.user_files import Outline, UserFiles, path_of, sha256_of
 
 KEYS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
@@ -71,12 +72,9 @@ class Npz(UserFiles):
     def _look(self) -> Outline:
         with self._opened() as archive:
             shapes = {part: self._shape(archive, part) for part in KEYS}
+            self._check_shapes(shapes)
             labels = self._labels(archive, "train_labels")
         train, test = shapes["train_images"], shapes["test_images"]
-        if len(train) not in (3, 4) or not test:
-            raise DataError(
-                f"{self._place('train', 'images')}: expected images (S, H, W) or (S, H, W, C), found {train}"
-            )
         shape = (train[1], train[2], train[3] if len(train) == 4 else 1)
         return Outline(shape, self._classes_of(labels), train[0], test[0])
 
@@ -110,7 +108,7 @@ class Npz(UserFiles):
             found = ", ".join(name.removesuffix(".npy") for name in names[:8]) or "nothing"
             way_out = f"name the key in {setting('data', part)}"
             raise DataError(f"{archive.filename}: expected an array {key!r}, found {found}: {way_out}")
-        with archive.open(f"{key}.npy") as file:
+        with PARSING, archive.open(f"{key}.npy") as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
@@ -123,9 +121,11 @@ class Npz(UserFiles):
 
     def _array(self, archive: zipfile.ZipFile, part: str) -> Array:
         self._shape(archive, part)
-        with archive.open(f"{self._keys[part]}.npy") as file:
+        with PARSING, archive.open(f"{self._keys[part]}.npy") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
 
     def _labels(self, archive: zipfile.ZipFile, part: str) -> Array:
         labels = self._array(archive, part)
+        if labels.dtype.kind not in "iu":
+            raise DataError(f"{archive.filename}: {self._keys[part]}: expected integers, found {labels.dtype}")
         return labels.reshape(-1) if labels.shape[1:] == (1,) else labels

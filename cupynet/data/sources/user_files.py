@@ -106,6 +106,19 @@ class UserFiles(Source):
     def expected(self) -> dict[str, int]:
         return {"train": self.outline.train, "test": self.outline.test}
 
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that arrays of these shapes belong together; the keys are train_images and so on. DataError."""
+        train = shapes["train_images"]
+        for part in ("train", "test"):
+            images, labels = shapes[f"{part}_images"], shapes[f"{part}_labels"]
+            if len(images) not in (3, 4) or images[1:] != train[1:]:
+                like = "(S, H, W) or (S, H, W, C)" if part == "train" else f"like those to train on, {train}"
+                raise DataError(f"{self._place(part, 'images')}: expected images {like}, found {images}")
+            if labels not in (images[:1], (*images[:1], 1)):
+                raise DataError(
+                    f"{self._place(part, 'labels')}: expected ({images[0]},), one label per image, found {labels}"
+                )
+
     def _classes_of(self, labels: Array) -> int:
         """Return the number of classes as given, else by the training labels (S,). DataError for unusable labels."""
         if self._asked_classes is not None or not len(labels):

@@ -73,6 +73,17 @@ class WeightAverage(Callback):
         if not self._continues:
             self.added = self._passed = 0
         self._continues = False
+        left = trainer.total_iterations - trainer.iteration
+        self._warned = self.by == "iteration" and not self.added and self._passed + left < self.after + self.every
+        if self._warned:
+            self._warn(trainer, "will be", self._passed + left)
+
+    def _warn(self, trainer: TrainerView, verb: str, complete: int) -> None:
+        if trainer.rank == 0:
+            log.warning(
+                "WeightAverage: nothing %s averaged in %d %ss: lower after=%d or every=%d",
+                *(verb, complete, self.by, self.after, self.every),
+            )
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
         if self.by == "iteration":
@@ -102,11 +113,8 @@ class WeightAverage(Callback):
         if stopped and not self.when_stopped:
             return
         if not self.added:
-            if trainer.rank == 0:
-                log.warning(
-                    "WeightAverage: nothing was averaged in %d %ss: lower after=%d or every=%d",
-                    *(self._passed, self.by, self.after, self.every),
-                )
+            if not self._warned:
+                self._warn(trainer, "was", self._passed)
             return
         trainer.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.here():

@@ -238,8 +238,8 @@ def test_buffers_go_the_way_of_the_weights() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"after": 14}, "nothing was averaged in 14 iterations: lower after=14 or every=1"),
-        ({"every": 15}, "nothing was averaged in 14 iterations: lower after=0 or every=15"),
+        ({"after": 14}, "nothing will be averaged in 14 iterations: lower after=14 or every=1"),
+        ({"every": 15}, "nothing will be averaged in 14 iterations: lower after=0 or every=15"),
         ({"after": 2, "by": "epoch"}, "nothing was averaged in 2 epochs: lower after=2 or every=1"),
         ({"after": 13}, None),
         ({"after": 1, "by": "epoch"}, None),
