@@ -35,7 +35,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark that can begin."""
+    """A validated benchmark."""
 
     settings: BenchSettings
     experiment: Experiment

@@ -35,7 +35,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan that can begin, and the run that it measures."""
+    """A validated plan and the run it measures."""
 
     settings: PlanSettings
     experiment: Experiment
@@ -200,7 +200,7 @@ def check_table(rows: Sequence[Checked]) -> list[str]:
 
 
 def verdict(rows: Sequence[Checked]) -> str:
-    """Say in one sentence how many forecasts are near."""
+    """Return a sentence with the share of accurate forecasts."""
     near = sum(abs(row.ratio - 1) <= NEAR for row in rows)
     return f"{near} of {len(rows)} forecasts are within {percent(NEAR, 0)} of what was measured."
 

@@ -157,7 +157,7 @@ def grid_size(name: str, value: Any) -> int | None:
 
 
 def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
-    """Return `value` as a bool: True to multiply in TF32, which only GPUs do, and only for dtype=float."""
+    """Return `value` as a bool: True to use TF32, which needs a GPU and dtype=float."""
     if flag(name, value) and backend != "cupy":
         raise refusal(name, "true", f"is for GPUs, and {backend} computes on the CPU: leave it out")
     if value and DTYPE_ALIASES.get(dtype, dtype) != "float":

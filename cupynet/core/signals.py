@@ -30,9 +30,8 @@ class _Saving:
 
     def __init__(self) -> None:
         self.threads, self.waiting = 0, 0
-        self.lock = (
-            threading.Lock()
-        )  # guards `threads`; a handler must not take it, because it may have interrupted its owner
+        # guards `threads`; a handler must not take it, because it may have interrupted its owner
+        self.lock = threading.Lock()
 
 
 _saving = _Saving()

@@ -148,11 +148,11 @@ def _inflate(packed: bytes, most: int, *, whole: bool = True) -> bytes:
     try:
         raw = member.decompress(packed, most)
     except zlib.error as error:
-        raise Damaged(f"damaged gzip data ({error})") from error
+        raise Damaged(f"expected gzip data, found damaged data ({error})") from error
     if whole and len(raw) < most and not member.eof:
-        raise Damaged("truncated gzip data (incomplete download?)")
+        raise Damaged("expected complete gzip data, found truncated data (incomplete download?)")
     if member.unused_data.strip(b"\0"):
-        raise Damaged("trailing bytes after the first gzip member: pack it with gzip as one member")
+        raise Damaged("expected one gzip member, found more bytes behind it")
     return raw
 
 

@@ -77,7 +77,7 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
 
 
 def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
-    """Return `state` with what is only in `own`: a single worker keeps less."""
+    """Return `state`, filled up with missing entries of `own`. A single worker saves fewer."""
     found = dict(state)
     for name, value in own.items():
         if name not in found:

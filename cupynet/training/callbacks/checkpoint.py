@@ -28,7 +28,7 @@ class Checkpoint(Callback):
         every_epochs: complete epochs between checkpoints.
         every_iterations: iterations between further checkpoints; None for none.
         keep_last: how many of the newest are kept.
-        keep_every: keep every so many-th checkpoint for good; None for none.
+        keep_every: keep every n-th checkpoint permanently; None for none.
         best: also keep that of the best evaluated epoch by this figure, such as `accuracy` or `loss`; None for none.
         path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks.
     """

@@ -132,7 +132,7 @@ def a_header_of(*axes: int, kind: int = 8) -> bytes:
             r"expected \(1073741824,\), one label per image, found \(60,\)",
         ),
         ("train_images", gzip.compress(a_header_of(60, 8, 8) + bytes(9), mtime=0), "expected 3856 unpacked bytes"),
-        ("train_images", gzip.compress(idx_bytes(SMALL.train_images), mtime=0)[:90], "truncated gzip data"),
+        ("train_images", gzip.compress(idx_bytes(SMALL.train_images), mtime=0)[:90], "complete gzip data"),
         (
             "test_images",
             a_header_of(30, 8, 9) + bytes(30 * 72),
