@@ -429,7 +429,7 @@ CUDA = [
         "cupynet/backend/cuda/kernels/update.cu",
         "controls[STEADY] >= grow_after && scale < most",
         "controls[STEADY] >= grow_after",
-        ("tests/training/test_graph_replica.py::test_the_loss_scale_is_found_on_the_device",),
+        ("tests/backend/cuda/test_kernels.py::test_the_loss_scale_stops_growing_at_the_most",),
     ),
     Fault(
         "devices-unweighted-mean",

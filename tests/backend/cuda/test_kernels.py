@@ -383,6 +383,12 @@ def test_what_is_not_finite_halts_and_nothing_is_counted_from_then_on(
     assert found["GO"] == (0 if halted else np.isfinite(squares[-1]))
 
 
+@pytest.mark.parametrize("kind", WIDE)
+def test_the_loss_scale_stops_growing_at_the_most(kind: str) -> None:
+    found = steps(kind, [1.0] * 8, [1.0] * 8, controls_of(SCALE=2.0**23), 2, 2.0**24)
+    assert found["SCALE"] == 2.0**24
+
+
 def test_numbers_travel_with_a_launch() -> None:
     controls = controls_of(RATE=1, SCALE=2)
     given = [np.float64(number) for number in (0.1, 0.2, 0.3, 0.4)]
