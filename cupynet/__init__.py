@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from cupynet.core.version import __version__ as __version__
+
 if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes them public
     from cupynet.backend import Backend as Backend
     from cupynet.backend import create_backend as create_backend
@@ -134,8 +136,6 @@ if TYPE_CHECKING:  # the names again, as type checkers need them; `as` makes the
     from cupynet.training import StopReason as StopReason
     from cupynet.training import Trainer as Trainer
     from cupynet.training import WeightAverage as WeightAverage
-
-__version__ = "0.1.0"
 
 # fmt: off
 _PACKAGES = {

@@ -36,7 +36,7 @@ def main() -> None:
     elif name in ("", "-h", "--help"):
         print(_help())
     elif name == "--version":
-        from cupynet import __version__
+        from cupynet.core.version import __version__
 
         print(f"cupynet {__version__}")
     else:

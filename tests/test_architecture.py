@@ -168,9 +168,8 @@ def imported(source: Source) -> Iterator[tuple[str, int]]:
                 parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join((*parents, *filter(None, [base])))
             for alias in node.names:
-                if (base, alias.name) != ("cupynet", "__version__"):
-                    name = f"{base}.{alias.name}"
-                    yield (name if name in MODULES else base), node.lineno
+                name = f"{base}.{alias.name}"
+                yield (name if name in MODULES else base), node.lineno
         elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__") and node.args:
             name = getattr(node.args[0], "value", None)
             if isinstance(name, str):
@@ -414,7 +413,7 @@ KEPT: list[tuple[Rule, str, str]] = [
         "optim/sgd.py",
         "from cupynet.nn.params import Params\nfrom cupynet.core.errors import ConfigError",
     ),
-    (import_directions, "nn/conv.py", "from . import types\nfrom .types import Image\nfrom cupynet import __version__"),
+    (import_directions, "nn/conv.py", "from . import types\nfrom .types import Image"),
     (import_directions, "nn/__init__.py", "from .types import Image\nfrom cupynet.backend import Backend"),
     (import_directions, "parallel/pipeline.py", "from cupynet.nn import Sequential"),
     (import_directions, "train.py", "from cupynet.training import Trainer\nfrom cupynet.config import run"),

@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cupynet import __version__
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.exits import Arguments, leave_after, named_path, steady_streams
+from cupynet.core.version import __version__
 
 if TYPE_CHECKING:
     from cupynet.config.load_model import Trained

@@ -119,8 +119,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             run.describe(_start(experiment, wrapper, data, run))
         if wrapper.placement.stages > 1 and wrapper.plan.pipeline is not None:
             log.info("stages: %s", wrapper.plan.pipeline.describe(wrapper.layers))
-        told = _Stop(wrapper, speaks=experiment.rank == 0)
-        with signals.handled(told):
+        stop = _Stop(wrapper, speaks=experiment.rank == 0)
+        with signals.handled(stop):
             try:
                 _fit(experiment, wrapper, data, experiment.evaluation_loader(held_out), split)
             except CupynetError:
@@ -128,7 +128,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
                 raise
             early = wrapper.trainer.stopped
             complete = early is None or early.reason != StopReason.SIGNAL  # a signal came too late to stop anything
-            stopped = wrapper.greatest(told.number) and not complete  # it may reach one process of several
+            stopped = wrapper.greatest(stop.number) and not complete  # it may reach one process of several
             speed = _pipeline_speed(wrapper)
             if speed is not None:
                 log.info("pipeline: %s", speed)
@@ -142,7 +142,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
             if experiment.rank == 0:
                 wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
                 run.save(summary, wrapper.model.weights(), data.test.images[wrong])
-            number = int(wrapper.greatest(told.number))
+            number = int(wrapper.greatest(stop.number))
     if experiment.rank == 0 and test is not None and not settings.fast_dev_run:
         warning = unlearned(test)
         if warning is not None:

@@ -29,7 +29,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet import __version__
 from cupynet.config import resume
 from cupynet.config.composing import conf_folder, flat, own_folder, register, settings_of
 from cupynet.config.messages import message
@@ -42,6 +41,7 @@ from cupynet.core.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, 
 from cupynet.core.lock import Hold
 from cupynet.core.mpiexec import started
 from cupynet.core.terminal import near
+from cupynet.core.version import __version__
 
 if TYPE_CHECKING:
     from cupynet.parallel import MpiJob
@@ -315,8 +315,8 @@ class _Command(Generic[S, T]):
                 begun = True
                 result = self.task(prepared, folder)
             except BaseException as error:
-                told = self.tell(error, _log if begun else None, f"job {now.job.num}: " if sweep else "")
-                code = told if isinstance(told, int) else 1
+                answer = self.tell(error, _log if begun else None, f"job {now.job.num}: " if sweep else "")
+                code = answer if isinstance(answer, int) else 1
                 what = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
                 if sweep and isinstance(error, KeyboardInterrupt | Interrupted):
                     raise SystemExit(code) from error  # which ends the sweep

@@ -46,8 +46,8 @@ class ReportPage(Callback):
         except ConfigError:
             return  # nothing was written into the folder: there is no history and there are no results
         except Exception as failure:
-            told = one_line(failure) or type(failure).__name__
-            log.warning("report.html cannot be written (%s); cupynet report %s writes it", told, run)
+            reason = one_line(failure) or type(failure).__name__
+            log.warning("report.html cannot be written (%s); cupynet report %s writes it", reason, run)
         else:
             if missing:
                 log.info("%s", missing)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cupynet import __version__
 from cupynet.core.checks import amount, percent
 from cupynet.core.files import write_whole
+from cupynet.core.version import __version__
 from cupynet.reporting import charts, pictures
 from cupynet.reporting.folder import RunData, config_path, read_arrays, read_run, read_text
 from cupynet.reporting.render import render

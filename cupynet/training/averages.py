@@ -1,4 +1,4 @@
-"""The averages of a fit: what is recorded of each, and those at its end, after which replicas are identical."""
+"""The averages of a fit: recording each one, and averaging at the end, which leaves the replicas identical."""
 
 from __future__ import annotations
 

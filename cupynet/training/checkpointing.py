@@ -119,9 +119,9 @@ def dealt(trainer: Trainer, stored: Stored | None) -> tuple[Tree, bool]:
             send(world, states[rank], rank)
         world.broadcast(np.array([regroup], np.int64))
         return states[0], regroup
-    state, told = received(world), np.zeros(1, np.int64)
-    world.broadcast(told)
-    return state, bool(told[0])
+    state, flag = received(world), np.zeros(1, np.int64)
+    world.broadcast(flag)
+    return state, bool(flag[0])
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:

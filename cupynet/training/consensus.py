@@ -114,10 +114,10 @@ def _of_all(stages: Communicator, own: Average | None) -> Average:
 
     Every stage calls it. own: None if this one measured nothing.
     """
-    told: list[Any] = [math.nan, {}]
+    message: list[Any] = [math.nan, {}]
     if own is not None:
-        told = [float(own.divergence), {name: float(apart) for name, apart in own.by_layer.items()}]
-    texts = stages.all_gather_ragged(np.frombuffer(json.dumps(told).encode(), np.uint8))
+        message = [float(own.divergence), {name: float(apart) for name, apart in own.by_layer.items()}]
+    texts = stages.all_gather_ragged(np.frombuffer(json.dumps(message).encode(), np.uint8))
     found = [json.loads(text.tobytes()) for text in texts]
     largest = max((apart for apart, _ in found if not math.isnan(apart)), default=math.nan)
     return Average(math.nan, largest, {name: apart for _, layers in found for name, apart in layers.items()})

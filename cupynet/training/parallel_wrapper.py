@@ -329,14 +329,14 @@ class ParallelWrapper:
     def _of_first(self, refusal: CupynetError | None) -> CupynetError | None:
         """Return the error of worker 0, in all processes."""
         text = "" if refusal is None else f"{type(refusal).__name__} {refusal}"
-        told: list[str] = []
+        refusals: list[str] = []
 
         def task(trainer: Trainer) -> None:
             texts = trainer.world.all_gather_ragged(np.frombuffer(text.encode(), np.uint8))
-            told.append(texts[0].tobytes().decode())
+            refusals.append(texts[0].tobytes().decode())
 
         self.on_workers(task)
-        kind, _, rest = told[0].partition(" ")
+        kind, _, rest = refusals[0].partition(" ")
         return refusal or ({"ConfigError": ConfigError, "DataError": DataError}[kind](rest) if kind else None)
 
     def warm_up(self, batch_size: int) -> float:

@@ -32,9 +32,9 @@ def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | No
     numbers, arrays = apart(state)
     digests = {name: _fingerprint(array) for name, array in arrays.items()}
     text = json.dumps({"numbers": numbers, "arrays": digests}).encode()
-    told = [json.loads(each.tobytes()) for each in world.all_gather_ragged(np.frombuffer(text, np.uint8))]
+    described = [json.loads(each.tobytes()) for each in world.all_gather_ragged(np.frombuffer(text, np.uint8))]
     kinds: dict[str, dict[str, int]] = {}  # name -> the different arrays, and the lowest rank that has each
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(described):
         for name, digest in each["arrays"].items():
             kinds.setdefault(name, {}).setdefault(json.dumps(digest), rank)
     for name, owners in kinds.items():
@@ -51,12 +51,12 @@ def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | No
     traffic.bytes_sent = sent  # that figure is of what training sends
     if world.rank != 0:
         return None
-    for each in told:
+    for each in described:
         each["arrays"] = {
             name: _stored_as(name, kinds[name][json.dumps(digest)], kinds[name])
             for name, digest in each["arrays"].items()
         }
-    return told, arrays
+    return described, arrays
 
 
 def _stored_as(name: str, rank: int, owners: Mapping[str, int]) -> str:
@@ -78,11 +78,11 @@ def received(world: Communicator) -> Tree:
     world.recv(length, 0)
     text = np.zeros(int(length[0]), np.uint8)
     world.recv(text, 0)
-    told, own = json.loads(text.tobytes()), {}
-    for name, (kind, shape) in told["arrays"].items():
+    message, own = json.loads(text.tobytes()), {}
+    for name, (kind, shape) in message["arrays"].items():
         own[name] = np.empty(shape, kind)
         world.recv(own[name], 0)
-    return together(told["numbers"], own)
+    return together(message["numbers"], own)
 
 
 def check_like(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:

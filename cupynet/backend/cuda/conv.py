@@ -44,8 +44,8 @@ class CudaConv(CudaDense, CudaWindows, ConvOps):
         if weight.shape[2] > 1 or not self._stores(x, weight) or self._values((*x.shape[:3], filters), window) is None:
             return super()._grouped(x, weight, window, groups)
         y = self.borrow((n, *window.output(*x.shape[1:3]), filters))
-        told = (n, *self._geometry(x.shape, window), *window.dilation, filters // groups)
-        self.kernels.images(f"depthwise_{self._kind}", n, y.size // max(n, 1), x, weight, y, *told)
+        sizes = (n, *self._geometry(x.shape, window), *window.dilation, filters // groups)
+        self.kernels.images(f"depthwise_{self._kind}", n, y.size // max(n, 1), x, weight, y, *sizes)
         return y, None
 
     def _grouped_backward(
@@ -57,14 +57,14 @@ class CudaConv(CudaDense, CudaWindows, ConvOps):
             given = dy, columns, x, weight, weight_grad, window, groups
             return super()._grouped_backward(*given, need_dx=need_dx)
         n, height, width, channels = x.shape
-        told = (n, *self._geometry(x.shape, window), *window.dilation, weight.shape[3] // groups)
+        sizes = (n, *self._geometry(x.shape, window), *window.dilation, weight.shape[3] // groups)
         parts = max(1, min(n * window.output(height, width)[0], MOST_PARTS))
         sums = self.borrow((parts, weight.size), self.policy.accumulate)
-        self.kernels.images(f"depthwise_weight_{self._kind}", parts, weight.size, x, dy, sums, *told, parts)
+        self.kernels.images(f"depthwise_weight_{self._kind}", parts, weight.size, x, dy, sums, *sizes, parts)
         self._column_sums(self._wide, sums, weight_grad.reshape(-1), parts, 1, add=True)
         self.give_back(sums)
         if not need_dx:
             return None
         dx, values = self.borrow(x.shape), height * width * channels
-        self.kernels.images(f"depthwise_input_{self._kind}", n, values, dy, weight, dx, *told)
+        self.kernels.images(f"depthwise_input_{self._kind}", n, values, dy, weight, dx, *sizes)
         return dx

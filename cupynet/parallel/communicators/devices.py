@@ -138,17 +138,16 @@ class DeviceMeans:
         self._meet_first()
         leader = self._leader(self.rank)
         buffers = [self._kept.like(place, array) for place, array in enumerate(arrays)] if leader == self.rank else []
-        told: list[Contribution] = self._exchange(
-            Contribution(self._backend, arrays, weight, self._backend.record_event())
-        )
-        for rank, each in enumerate(told):
-            if each.forms != told[0].forms:
-                raise RuntimeError(f"worker {rank} brings {each.forms} to a mean, and worker 0 {told[0].forms}")
-        total = sum(each.weight for each in told)
+        own = Contribution(self._backend, arrays, weight, self._backend.record_event())
+        given: list[Contribution] = self._exchange(own)
+        for rank, each in enumerate(given):
+            if each.forms != given[0].forms:
+                raise RuntimeError(f"worker {rank} brings {each.forms} to a mean, and worker 0 {given[0].forms}")
+        total = sum(each.weight for each in given)
         if total <= 0:
             return
         if leader == self.rank:
-            self._sum_here(told, total, buffers)
+            self._sum_here(given, total, buffers)
         if self._over_nccl:
             if self._between is not None:
                 self._between.sum(buffers)
@@ -194,10 +193,10 @@ class DeviceMeans:
     def _leader(self, rank: int) -> int:
         return self._devices.index(self._devices[rank])
 
-    def _sum_here(self, told: list[Contribution], total: float, buffers: list[Array]) -> None:
+    def _sum_here(self, given: list[Contribution], total: float, buffers: list[Array]) -> None:
         """The part of this device in the mean, of each vector, into the buffers."""
-        mine = [each for each, device in zip(told, self._devices, strict=True) if device == self._devices[self.rank]]
-        self._backend.wait_event(*(each.mark for each in told))  # those elsewhere may still be fetching the last sum
+        mine = [each for each, device in zip(given, self._devices, strict=True) if device == self._devices[self.rank]]
+        self._backend.wait_event(*(each.mark for each in given))  # those elsewhere may still be fetching the last sum
         shares = [each.weight / total for each in mine]
         for place, buffer in enumerate(buffers):
             self._backend.weighted_sum(buffer, [each.arrays[place] for each in mine], shares)
@@ -205,22 +204,22 @@ class DeviceMeans:
     def _sum_on_first(self, buffers: list[Array]) -> None:
         """The first leader fetches what the others have, adds it up in their order, and the others fetch the sum."""
         backend, leaders = self._backend, self._leaders
-        told = self._exchange((backend, buffers, backend.record_event()))
+        offers = self._exchange((backend, buffers, backend.record_event()))
         first = leaders[0]
         if self.rank == first:  # (it may allocate here: nobody is in a collective)
-            backend.wait_event(*(told[rank][2] for rank in leaders))
+            backend.wait_event(*(offers[rank][2] for rank in leaders))
             for place, buffer in enumerate(buffers):
                 parts = [buffer]
                 for rank in leaders[1:]:
-                    theirs = told[rank][1][place]
+                    theirs = offers[rank][1][place]
                     parts.append(self._kept.like((rank, place), buffer))
-                    backend.fetch(parts[-1], theirs, told[rank][0])
+                    backend.fetch(parts[-1], theirs, offers[rank][0])
                 backend.weighted_sum(buffer, parts, [1.0] * len(parts))
         done = self._exchange(backend.record_event())
         if self.rank in leaders[1:]:
             backend.wait_event(done[first])
-            for mine, theirs in zip(buffers, told[first][1], strict=True):
-                backend.fetch(mine, theirs, told[first][0])
+            for mine, theirs in zip(buffers, offers[first][1], strict=True):
+                backend.fetch(mine, theirs, offers[first][0])
 
 
 class RankMeans:
@@ -244,13 +243,13 @@ class RankMeans:
     def mean(self, arrays: list[Array], weight: float) -> None:
         """See `Communicator.allreduce_mean`. RuntimeError where workers bring arrays of different lengths."""
         buffers = [self._kept.like(place, array) for place, array in enumerate(arrays)]
-        told = self._communicator.gather_numbers(weight, *map(len, arrays))  # all have met: nobody waits in vain
-        for rank, lengths in enumerate(told[:, 1:].tolist()):
-            if lengths != told[0, 1:].tolist():
+        gathered = self._communicator.gather_numbers(weight, *map(len, arrays))  # no rank can be missing after this
+        for rank, lengths in enumerate(gathered[:, 1:].tolist()):
+            if lengths != gathered[0, 1:].tolist():
                 raise RuntimeError(
-                    f"worker {rank} brings {lengths} numbers to a mean, and worker 0 {told[0, 1:].tolist()}"
+                    f"worker {rank} brings {lengths} numbers to a mean, and worker 0 {gathered[0, 1:].tolist()}"
                 )
-        total = sum(told[:, 0].tolist())
+        total = sum(gathered[:, 0].tolist())
         if total <= 0:
             return
         for array, buffer in zip(arrays, buffers, strict=True):
@@ -264,8 +263,8 @@ class RankMeans:
         self._sum.close()
 
     def _hand(self, own: bytes) -> bytes:
-        told = self._communicator.all_gather_ragged(np.frombuffer(own, np.uint8))
-        return next(each.tobytes() for each in told if len(each))
+        texts = self._communicator.all_gather_ragged(np.frombuffer(own, np.uint8))
+        return next(each.tobytes() for each in texts if len(each))
 
 
 def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
@@ -277,9 +276,9 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
         return None
     why = nccl.missing() or ""
     places = communicator.all_gather_ragged(np.frombuffer((f"!{why}" if why else backend.place()).encode(), np.uint8))
-    told = [place.tobytes().decode() for place in places]
-    missing = [f"on rank {rank} {place[1:]}" for rank, place in enumerate(told) if place.startswith("!")]
-    shared = sorted({place for place in told if told.count(place) > 1})
+    found = [place.tobytes().decode() for place in places]
+    missing = [f"on rank {rank} {place[1:]}" for rank, place in enumerate(found) if place.startswith("!")]
+    shared = sorted({place for place in found if found.count(place) > 1})
     if not missing and shared:
         missing = [f"several ranks share a GPU ({shared[0]})"]
     if missing and reduce == "nccl":

@@ -71,7 +71,7 @@ class Pools(Callback):
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         self._look()
-        told = trainer.world.gather_numbers(self._used, self._held, self._limit, self._pinned)  # (W, 4)
+        pools = trainer.world.gather_numbers(self._used, self._held, self._limit, self._pinned)  # (W, 4)
         self.found = [
             {
                 "device": f"cuda:{self.devices[rank]}",
@@ -81,7 +81,7 @@ class Pools(Callback):
                 "limit_bytes": limit or None,
                 "pinned_blocks": pinned,
             }
-            for rank, (used, held, limit, pinned) in enumerate(told.astype(int).tolist())
+            for rank, (used, held, limit, pinned) in enumerate(pools.astype(int).tolist())
             if self._looks_after(rank)
         ]
 

@@ -54,7 +54,7 @@ class _Terminal(Console):
     failure: Exception | None = None
 
     def on_broken_pipe(self) -> None:
-        self._fail(BrokenPipeError("nobody reads it any more"))
+        self._fail(BrokenPipeError("broken pipe"))
 
     def print(self, *objects: Any, **how: Any) -> None:
         with self.failing():

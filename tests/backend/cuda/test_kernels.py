@@ -256,18 +256,18 @@ def test_updates_take_their_numbers_from_the_device(kind: str, grid: Any, block:
     """The same as with these numbers in the launch, bit for bit; and nothing moves where the step is left out."""
     one, factors = RULES[rule], (0.5, 0.25, 0.125)
     given = Move(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=factors)
-    told = Move(0.5, 0.5, l2=0.5, decay=0.25, factors=factors)
+    move = Move(0.5, 0.5, l2=0.5, decay=0.25, factors=factors)
     there = {"RATE": 0.5, "FIRST": 0.5, "SECOND": 0.25, "THIRD": 2.0, "USED": 4.0, "SCALE": 77.0}
     run = kernel("update", f"{rule}_update_{kind}")
     for size in SIZES:
         expected, expected_copy, arguments = update(one, kind, size, start, given)
         run(grid, block, arguments)
-        found, copy, arguments = update(one, kind, size, start, told, controls_of(**there, GO=1))
+        found, copy, arguments = update(one, kind, size, start, move, controls_of(**there, GO=1))
         run(grid, block, arguments)
         for name, vector in found.items():
             np.testing.assert_array_equal(vector, expected[name])
         np.testing.assert_array_equal(copy, expected_copy)
-        found, copy, arguments = update(one, kind, size, start, told, controls_of(**there, GO=0))
+        found, copy, arguments = update(one, kind, size, start, move, controls_of(**there, GO=0))
         before = {name: np.array(vector) for name, vector in found.items()}
         run(grid, block, arguments)
         for name, vector in found.items():
@@ -587,11 +587,11 @@ def test_windows_become_rows_and_back(kind: str, grid: Any, block: Any, case: st
         x = array(rng.normal(size=shape), stored, start)
         expected = reference.im2col(x.astype(np.float64), window)
         columns = array(np.ones(expected.shape), stored)
-        told = (*geometry(window, shape), *map(np.int32, window.dilation))
-        kernel("conv", f"im2col_{kind}")(grid, block, (x, columns, *told))
+        sizes = (*geometry(window, shape), *map(np.int32, window.dilation))
+        kernel("conv", f"im2col_{kind}")(grid, block, (x, columns, *sizes))
         np.testing.assert_array_equal(columns.astype(np.float64), expected)
         dx = array(np.ones(shape), stored)
-        kernel("conv", f"col2im_{kind}")(grid, block, (columns, dx, *told))
+        kernel("conv", f"col2im_{kind}")(grid, block, (columns, dx, *sizes))
         close(dx, reference.col2im(expected, shape, window), kind, 4)
 
 
@@ -610,21 +610,21 @@ def test_filters_that_see_one_channel(kind: str, grid: Any, block: Any, case: st
     for o in range(channels * repeat):
         filters[:, :, o // repeat, o] = exact[1][:, :, 0, o]
     y, columns = reference.conv2d(exact[0], filters, None, window)
-    told = (*geometry(window, shape), *map(np.int32, (*window.dilation, repeat)))
+    sizes = (*geometry(window, shape), *map(np.int32, (*window.dilation, repeat)))
     found = array(np.ones(y.shape), stored)
-    kernel("conv", f"depthwise_{kind}")(grid, block, (x, weight, found, *told))
+    kernel("conv", f"depthwise_{kind}")(grid, block, (x, weight, found, *sizes))
     close(found, y, kind, 10)
     dy, dx = array(rng.normal(size=y.shape), stored), array(np.ones(shape), stored)
     grad = np.zeros(filters.shape)
     expected = reference.conv2d_backward(
         np.array(dy, np.float64), columns, exact[0], filters, grad, None, window, need_dx=True
     )
-    kernel("conv", f"depthwise_input_{kind}")(grid, block, (dy, weight, dx, *told))
+    kernel("conv", f"depthwise_input_{kind}")(grid, block, (dy, weight, dx, *sizes))
     close(dx, expected, kind, 10)
     own = np.stack([grad[:, :, o // repeat, o] for o in range(channels * repeat)], axis=-1)
     for parts in (1, 3):
         sums = array(np.ones((parts, *own.shape)), wide)
-        kernel("conv", f"depthwise_weight_{kind}")(grid, block, (x, dy, sums, *told, np.int32(parts)))
+        kernel("conv", f"depthwise_weight_{kind}")(grid, block, (x, dy, sums, *sizes, np.int32(parts)))
         close(sums.sum(axis=0), own, "double" if kind == "double" else "float", 20)
 
 
@@ -641,14 +641,14 @@ def test_pools_take_the_first_largest_and_the_first_nan(
     x[rng.random(shape) < 0.1] = np.nan
     y, won = reference.max_pool2d(x.astype(np.float64), window)
     found, places = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.dtype(winners))
-    told = geometry(window, shape)
-    kernel("pool", f"max_pool_{kind}_{winners}")(grid, block, (x, NULL, found, places, *told, np.int32(0)))
+    sizes = geometry(window, shape)
+    kernel("pool", f"max_pool_{kind}_{winners}")(grid, block, (x, NULL, found, places, *sizes, np.int32(0)))
     np.testing.assert_array_equal(found.astype(np.float64), y)
     np.testing.assert_array_equal(places, won)
     dy = array(rng.integers(-3, 4, y.shape), stored)
     dy[rng.random(y.shape) < 0.1] = np.nan
     dx = array(np.ones(shape), stored)
-    kernel("pool", f"max_pool_backward_{kind}_{winners}")(grid, block, (dy, places, dx, *told))
+    kernel("pool", f"max_pool_backward_{kind}_{winners}")(grid, block, (dy, places, dx, *sizes))
     expected = reference.max_pool2d_backward(dy.astype(np.float64), won, shape, window)
     np.testing.assert_array_equal(dx.astype(np.float64), expected)
 
@@ -661,11 +661,11 @@ def test_pools_of_means(kind: str, grid: Any, block: Any, case: str) -> None:
     (window, shape), reference = WINDOWS[case], Reference("double")
     x = array(rng.normal(size=shape), stored)
     y = reference.avg_pool2d(x.astype(np.float64), window)
-    found, told = array(np.ones(y.shape), stored), geometry(window, shape)
-    kernel("pool", f"avg_pool_{kind}")(grid, block, (x, found, *told))
+    found, sizes = array(np.ones(y.shape), stored), geometry(window, shape)
+    kernel("pool", f"avg_pool_{kind}")(grid, block, (x, found, *sizes))
     close(found, y, kind, 4)
     dy, dx = array(rng.normal(size=y.shape), stored), array(np.ones(shape), stored)
-    kernel("pool", f"avg_pool_backward_{kind}")(grid, block, (dy, dx, *told))
+    kernel("pool", f"avg_pool_backward_{kind}")(grid, block, (dy, dx, *sizes))
     close(dx, reference.avg_pool2d_backward(dy.astype(np.float64), shape, window), kind, 4)
 
 
@@ -695,9 +695,9 @@ def test_winners_of_windows_with_256_places() -> None:
     x = array(np.zeros((1, 16, 16, 1)), np.float32)
     x[0, 15, 15, 0] = 1
     y, places, dx = array([1.0], np.float32), array([0], np.uint8), array(np.ones(256), np.float32)
-    told = geometry(Window((16, 16)), x.shape)
-    kernel("pool", "max_pool_float_uint8")((1, 1), (32,), (x, NULL, y, places, *told, np.int32(0)))
-    kernel("pool", "max_pool_backward_float_uint8")((1, 1), (32,), (y, places, dx, *told))
+    sizes = geometry(Window((16, 16)), x.shape)
+    kernel("pool", "max_pool_float_uint8")((1, 1), (32,), (x, NULL, y, places, *sizes, np.int32(0)))
+    kernel("pool", "max_pool_backward_float_uint8")((1, 1), (32,), (y, places, dx, *sizes))
     assert (y[0], places[0], dx[255], dx[:255].any()) == (1, 255, 1, False)
 
 

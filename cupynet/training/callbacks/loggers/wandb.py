@@ -48,7 +48,7 @@ class WandB(Logger):
         folder = self.path or beginning.folder or Path()
         mode: Any = self.mode
         if mode == "online" and not wandb.api.api_key:
-            log.warning("WandB: nobody is logged in (`wandb login`): the run is kept in %s, for `wandb sync`", folder)
+            log.warning("WandB: not logged in (`wandb login`): the run stays in %s; `wandb sync` uploads it", folder)
             mode = "offline"
         folder.mkdir(parents=True, exist_ok=True)
         own = wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True, x_disable_stats=True)
