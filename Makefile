@@ -14,10 +14,10 @@ OLDEST := 3.10
 BEYOND := 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-gpu soak records wheels picture bench bench-gpu doctor check clean environment
+.PHONY: help install train test test-standin test-slow test-gpu soak records wheels picture bench bench-gpu doctor check clean environment
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 install: environment ## build .venv, with CuPy where nvidia-smi answers; PYTHON=python3.12 chooses the interpreter
 	@echo "$(VENV) is ready: $$(cat $(VENV)/.complete)"
@@ -25,14 +25,22 @@ install: environment ## build .venv, with CuPy where nvidia-smi answers; PYTHON=
 train: environment ## train LeNet on MNIST, or what ARGS says: ARGS="workers=4 dtype=half"
 	@$(PY) -m cupynet train $(ARGS)
 
-# bytecode is kept, whatever the shell says: hundreds of processes import the same modules
-test: environment ## run the tests that this machine can run and that are not slow, up to 4 at once: ARGS="-k loader"
-	@gpus=0; marks='not slow'; \
+# Bytecode is kept, whatever the shell says: hundreds of processes import the same modules.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal \
+	-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+
+test: environment ## run the tests that every change should pass, up to 4 at once: ARGS="-k loader"
+	@gpus=0; marks='not slow and (not device_code or smoke)'; \
 	if command -v nvidia-smi >/dev/null 2>&1; then gpus=$$(nvidia-smi -L 2>/dev/null | grep -c '^GPU'); fi; \
 	[ "$$gpus" -ge 1 ] || marks="$$marks and not gpu"; \
 	[ "$$gpus" -ge 2 ] || marks="$$marks and not multi_gpu"; \
-	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal -o faulthandler_timeout=600 \
-		-o faulthandler_exit_on_timeout=true -m "$$marks" $(ARGS)
+	$(PYTEST) -m "$$marks" $(ARGS)
+
+test-standin: environment ## run the GPU's code without a GPU: every test on a stand-in of CuPy, and of that stand-in
+	@$(PYTEST) -m 'device_code and not slow' $(ARGS)
+
+test-slow: environment ## run the tests that take long: killed runs, wheels, browsers
+	@$(PYTEST) -m 'slow and not gpu' $(ARGS)
 
 # with an interpreter that has all there is to have: PYTHON, else that of .venv, else python3; nothing is installed
 equipped = py="$$PYTHON"; if [ -z "$$py" ]; then py=$(PY); [ -x "$$py" ] || py=python3; fi; "$$py" -m cupynet.bench.environment

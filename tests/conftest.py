@@ -6,12 +6,13 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
 from cupynet.backend import cuda
-from tests.backends import GPU, ON_DEVICES
 from tests.standin import installed, machine
+from tests.support.backends import GPU, ON_DEVICES
 
 # under nohup SIGHUP is ignored, in the background of a script SIGINT, by whatever a test starts too: here they mean
 # what they mean from a terminal
@@ -21,23 +22,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Drawing a page takes longer than training as little as most tests do: tests/reporting/ has it on.
 os.environ["CUPYNET_REPORT"] = "false"
 
-# Central differences and the like: thousands of operations, of which nothing is learned but that they are the same.
+TESTS = Path(__file__).parent
+DEVICE_CODE = (TESTS / "standin", TESTS / "backend" / "cuda")
 # What takes longest begins first: else one process works at the end while the others have nothing left.
 FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
 HIDDEN = "CuPy finds no usable GPU: there is no NVIDIA driver"  # as it is said where there is none
+# Central differences and the like: thousands of operations, which show again that single operations are right.
 LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_learns_what_float_learns")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long on made-up devices is for those who have time; every backend that is there has it all.
-
-    An address in a name would differ from process to process, and tests are shared out by their names.
-    """
+    """Mark what tests the GPU's code without a GPU; start the longest tests first."""
     for item in items:
-        if " at 0x" in item.nodeid:
+        if " at 0x" in item.nodeid:  # it would differ between the processes that share the tests
             raise pytest.UsageError(f"{item.nodeid}: has an address in its name: give it ids")
-        if item.get_closest_marker("standin") and any(name in item.name for name in LONG_ON_THE_STANDIN):
-            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("gpu") is None and (
+            item.get_closest_marker("standin") or any(folder in item.path.parents for folder in DEVICE_CODE)
+        ):
+            item.add_marker(pytest.mark.device_code)
+            if any(name in item.name for name in LONG_ON_THE_STANDIN):
+                item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.stem not in FIRST)
 
 

@@ -463,7 +463,7 @@ def _train_and_sample(path: Path, until: float) -> None:
     from cupynet.data import Dataset, Loader
     from cupynet.optim import Nesterov
     from cupynet.training import Checkpoint, History, ParallelWrapper
-    from tests.workspaces import workspaces
+    from tests.support.workspaces import workspaces
 
     # glibc keeps memory for each of the threads that come and go, for eight times as many as there are cores: with one
     # pool for all, what is seen to grow is what was not given back
@@ -558,7 +558,7 @@ def warm() -> None:
     from cupynet import Image, Model, create_backend
     from cupynet.optim import Nesterov
     from cupynet.training import Replica
-    from tests.warm import import_all
+    from tests.support.warm import import_all
 
     import_all()
     Replica(Model(network(), Image(28, 28, 1), create_backend("auto"), 1), Nesterov(0.01)).warm_up(16)

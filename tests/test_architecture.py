@@ -262,11 +262,8 @@ def names_say_something(source: Source) -> Iterator[str]:
 
 def no_stubs(source: Source) -> Iterator[str]:
     """A file is created when its feature is built: one that defines nothing is a stub (an __init__ may be empty)."""
-    empty = (ast.Import, ast.ImportFrom, ast.Pass)
     body = [
-        n
-        for n in source.tree.body
-        if not isinstance(n, empty) and not isinstance(getattr(n, "value", None), ast.Constant)
+        node for node in source.tree.body if not isinstance(node, ast.Import | ast.ImportFrom | ast.Pass | ast.Expr)
     ]
     if not body and not source.path.endswith("__init__.py"):
         yield "defines nothing"

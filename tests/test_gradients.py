@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.nn import Activation, Context, Dense, Flat, Sequential
-from tests.gradients import OnAKink, check_derivative, check_layer
+from tests.support.gradients import OnAKink, check_derivative, check_layer
 
 BACKEND = create_backend("numpy", "double")
 

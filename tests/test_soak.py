@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import soak
-from tests.commands.test_train import ROOT, environment
+from tests.support.commands import ROOT, environment
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

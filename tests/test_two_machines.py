@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from tests.commands.test_train import QUICK, environment, run, run_folder
-from tests.machines import do, inside, mpi_command, two_machines, unavailable
-from tests.mpi import ROOT, mpiexec, needs_mpi
+from tests.support.commands import QUICK, environment, run, run_folder
+from tests.support.mpi import ROOT, mpiexec, needs_mpi
+from tests.support.two_machines import do, inside, mpi_command, two_machines, unavailable
 
 pytestmark = [*needs_mpi, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import RULES, Backend, Convolution, MaxPool, Move, Window, create_backend
-from tests.backends import every_backend
+from tests.support.backends import every_backend
 
 ONE, TWO = Window((3, 3)), Window((2, 2), (2, 2))
 Refused = Callable[[Backend, Callable[..., Any]], Any]

@@ -8,7 +8,7 @@ import pytest
 from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, PixelScale, create_backend, device_count, select_backend
 from cupynet.backend import select as selection
 from cupynet.core.errors import ConfigError
-from tests.backends import every_backend, every_dtype
+from tests.support.backends import every_backend, every_dtype
 
 
 @every_backend

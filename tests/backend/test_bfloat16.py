@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cupynet.backend import DtypePolicy, create_backend
 from cupynet.core.errors import ConfigError
-from tests.backend.comparisons import COMPARISONS, Shape
 from tests.backend.test_operations import compare, shapes
-from tests.backends import every_backend, needs_bfloat16
+from tests.support.backends import every_backend, needs_bfloat16
+from tests.support.comparisons import COMPARISONS, Shape
 
 
 @needs_bfloat16

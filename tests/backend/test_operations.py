@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from cupynet.backend import Backend, Convolution, DtypePolicy, FusedPair, MaxPool, Window, create_backend
 from cupynet.backend.cpu.numba_backend import FUSED
 from cupynet.backend.update_rules import RULES, Move
-from tests.backend.comparisons import COMPARISONS, ELSEWHERE, EXACT, Call, Shape
-from tests.backends import CLASSES, Reference, every_backend, every_dtype
+from tests.support.backends import CLASSES, Reference, every_backend, every_dtype
+from tests.support.comparisons import COMPARISONS, ELSEWHERE, EXACT, Call, Shape
 
 TOLERANCES = {"half": 4e-3, "bfloat16": 3e-2, "float": 1e-5, "double": 1e-12}
 

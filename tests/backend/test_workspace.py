@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cupynet.backend import Backend, create_backend
-from tests.backends import every_backend, every_dtype
+from tests.support.backends import every_backend, every_dtype
 
 FLOAT = np.dtype(np.float32)
 

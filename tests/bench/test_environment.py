@@ -12,7 +12,7 @@ import pytest
 
 from cupynet.backend import select_backend
 from cupynet.bench import environment as equipped
-from tests.backends import GPU
+from tests.support.backends import GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 

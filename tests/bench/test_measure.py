@@ -18,8 +18,8 @@ from cupynet.nn import INFERENCE
 from cupynet.optim import Nesterov
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import Replica, Trainer
-from tests.config.test_conf_files import settings_of
-from tests.training.conftest import small_dataset, small_model
+from tests.support.settings import settings_of
+from tests.support.training import small_dataset, small_model
 
 
 @pytest.fixture(scope="module")

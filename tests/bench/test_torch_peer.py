@@ -20,7 +20,7 @@ from cupynet.bench.measure import peer_network, peer_options
 from cupynet.bench.torch_peer import OPTIMIZERS
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError
-from tests.config.test_conf_files import settings_of
+from tests.support.settings import settings_of
 
 MODELS = ("lenet", "lenet_norm", "keras_cnn", "mlp", "simple_cnn", "resnet8", "twin_convolutions", "mnist_speedrun")
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,8 @@ from cupynet.commands import bench
 from cupynet.config.schema import BenchSettings
 from cupynet.core.errors import ConfigError
 from cupynet.interop import torch_source
-from tests.commands.test_train import run
-from tests.config.test_conf_files import settings_of
+from tests.support.commands import run
+from tests.support.settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = {
@@ -147,7 +147,7 @@ def test_arithmetic_is_counted_by_layer() -> None:
 def test_arithmetic_within_blocks_is_counted() -> None:
     from cupynet.backend import create_backend
     from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
-    from tests.nn.networks import Around
+    from tests.support.networks import Around
 
     for name in ("numpy", "numba"):
         block = Sequential([Conv2D(3, (3, 5), padding="same"), MaxPool2D(2), Around(Sequential([Conv2D(3, 1)]))])

@@ -18,7 +18,7 @@ from cupynet.reporting.comparison.groups import compared
 from cupynet.reporting.comparison.page import compare_page
 from cupynet.reporting.comparison.runs import find
 from cupynet.reporting.comparison.table import in_order
-from tests.reporting.comparison.made import made
+from tests.support.compared_runs import made
 
 
 @pytest.fixture

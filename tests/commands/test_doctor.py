@@ -21,8 +21,8 @@ from cupynet.commands.doctor import command, machine, surroundings
 from cupynet.commands.doctor.finding import Finding
 from cupynet.data import MNIST
 from cupynet.data.idx_file import IdxFile
-from tests.commands.test_train import environment
-from tests.mpi import needs_mpi
+from tests.support.commands import environment
+from tests.support.mpi import needs_mpi
 
 SMALL = ["data=synthetic", "data.train=64", "data.test=32", "batch_size=8", "workers=1"]
 

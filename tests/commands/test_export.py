@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from cupynet import Run, interop, load_model, load_weights
 from cupynet.commands import export
-from tests.commands.test_train import environment, run, run_folder
+from tests.support.commands import environment, run, run_folder
 
 SMALL = ["data=synthetic", "data.train=200", "data.test=100", "batch_size=32", "epochs=1", "workers=1", "model=mlp"]
 

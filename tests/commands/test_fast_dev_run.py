@@ -11,10 +11,10 @@ from cupynet import config
 from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, as_loader
 from cupynet.runs.run import Run
-from tests.commands.test_train import run
-from tests.runs.test_run import SUMMARY
-from tests.shards import write_shards
-from tests.training.conftest import small_dataset
+from tests.support.commands import run
+from tests.support.shards import write_shards
+from tests.support.summaries import SUMMARY
+from tests.support.training import small_dataset
 
 SMALL = ["data=synthetic", "data.train=600", "data.test=200", "data.validation=100", "batch_size=16", "model=mlp"]
 

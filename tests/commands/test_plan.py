@@ -16,8 +16,8 @@ from cupynet.commands.plan import Checked
 from cupynet.config.schema import PlanSettings, Settings, own_names, read
 from cupynet.core.errors import ConfigError
 from tests.bench.test_cost_model import COSTS
-from tests.commands.test_train import QUICK, run
 from tests.config.test_schema import LEAST
+from tests.support.commands import QUICK, run
 
 WIDTH = 100
 

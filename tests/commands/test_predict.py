@@ -22,7 +22,7 @@ from cupynet.data import Synthetic
 from cupynet.data.centering import centred_as_mnist, is_dark_on_light
 from cupynet.data.sources import image_folder as pictures
 from cupynet.data.sources.image_folder import picture
-from tests.commands.test_train import run, run_folder
+from tests.support.commands import run, run_folder
 
 DIGITS = ["data=synthetic", "data.train=2000", "data.test=200", "batch_size=32", "epochs=1", "workers=1"]
 

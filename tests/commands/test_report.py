@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import needs_mpi, under_mpiexec
-from tests.reporting.folders import finished, unfinished
 from tests.reporting.test_callback import QUICK
+from tests.support.mpi import needs_mpi, under_mpiexec
+from tests.support.run_folders import finished, unfinished
 
 ROOT = Path(__file__).resolve().parents[2]
 

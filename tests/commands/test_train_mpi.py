@@ -17,9 +17,9 @@ from safetensors.numpy import load_file
 
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import read
-from tests.commands.test_train import QUICK, environment, run, run_folder
 from tests.config.test_resume import FAULT, FAULTY, MORE, same, started
-from tests.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
+from tests.support.commands import QUICK, environment, run, run_folder
+from tests.support.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
 
 pytestmark = needs_mpi
 

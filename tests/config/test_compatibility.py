@@ -15,7 +15,7 @@ import pytest
 from cupynet import load_model
 from cupynet.config.instantiate import build
 from cupynet.config.removed import without_removed
-from tests.commands.test_train import run
+from tests.support.commands import run
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NODES: dict[str, Any] = json.loads((GOLDEN / "targets_52b31d6.json").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_train import environment
+from tests.support.commands import environment
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

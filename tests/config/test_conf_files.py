@@ -6,33 +6,18 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, fields
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from cupynet import config
-from cupynet.config import composing
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BackendSettings, PrioritySettings, Settings, without_stand_in
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import EarlyStopping
-
-CONF = config.conf_folder()
-GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
-CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
-
-
-@cache
-def settings_of(*overrides: str) -> Settings:
-    with pytest.MonkeyPatch.context() as patch, initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
-            patch.delenv(name, raising=False)
-        return composing.settings_of(compose("config", list(overrides)), overrides, Settings)
+from tests.support.settings import CHOICES, CONF, GROUPS, settings_of
 
 
 def plain(settings: Settings) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Source
 from cupynet.parallel import Placement, placement
 from cupynet.training import EarlyStopping, Pools, WeightAverage
-from tests.config.test_conf_files import CONF, settings_of
-from tests.training.conftest import small_dataset
+from tests.support.settings import CONF, settings_of
+from tests.support.training import small_dataset
 
 SMALL = "model.layers.conv2.filters=5"
 

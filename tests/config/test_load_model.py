@@ -14,7 +14,7 @@ import cupynet
 from cupynet import ConfigError, DataError, Model, Run, load_model, load_weights, save_weights
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
-from tests.commands.test_train import run, run_folder
+from tests.support.commands import run, run_folder
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
 NETWORK = ["model=lenet_norm", "model.layers.dense1.units=20", "model.layers.conv2.filters=8"]

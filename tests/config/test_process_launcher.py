@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from cupynet.config import process_launcher
 from cupynet.config.process_launcher import VISIBLE, ProcessLauncher
-from tests.commands.test_train import environment
+from tests.support.commands import environment
 
 TINY = [
     *("data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "workers=1", "backend=numpy"),

@@ -18,7 +18,7 @@ from cupynet.config import resume
 from cupynet.core.errors import ConfigError
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
-from tests.commands.test_train import QUICK, environment, run
+from tests.support.commands import QUICK, environment, run
 
 FAULT = """
 import os, signal, time

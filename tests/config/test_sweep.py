@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_train import environment
+from tests.support.commands import environment
 
 TINY = ["data=synthetic", "data.train=64", "data.test=20", "epochs=1", "batch_size=16", "model=mlp"]
 

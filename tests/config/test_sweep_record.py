@@ -11,7 +11,7 @@ import pytest
 
 from cupynet.config import sweep_record
 from cupynet.config.sweep_table import Column, as_csv, as_markdown, fitting, heading, shortened
-from tests.reporting.comparison.made import made
+from tests.support.compared_runs import made
 
 JOBS = [
     ["data=synthetic", "workers=1", "parallel.averaging_frequency=1"],

@@ -33,7 +33,7 @@ from cupynet.data import Loader
 from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
 from cupynet.training import ParallelWrapper
 from tests.config.test_hydra_main import Command, command, in_folder  # noqa: F401 - fixtures
-from tests.training.conftest import small_dataset, small_model
+from tests.support.training import small_dataset, small_model
 
 CANARY = "CANARY"  # what each of them would make in the folder where the command was started
 CODE = f"_target_: os.mkdir\npath: {CANARY}"

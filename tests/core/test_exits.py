@@ -19,7 +19,7 @@ import pytest
 import cupynet.__main__
 from cupynet.core.errors import ConfigError, annotate
 from cupynet.core.exits import Console, LogFile, out_of_memory, say_error, steady_streams, tell
-from tests.commands.test_train import QUICK, environment, run_folder
+from tests.support.commands import QUICK, environment, run_folder
 
 CLOSED = """
 import os, sys

@@ -11,8 +11,8 @@ from cupynet.core import mpiexec
 from cupynet.core.errors import ConfigError
 from cupynet.core.exits import RankConsole
 from cupynet.training import ParallelWrapper
-from tests.commands.test_train import QUICK, ROOT, run
-from tests.training.conftest import small_model
+from tests.support.commands import QUICK, ROOT, run
+from tests.support.training import small_model
 
 
 @pytest.fixture

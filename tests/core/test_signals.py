@@ -17,9 +17,9 @@ import pytest
 from cupynet.core import signals
 from cupynet.core.errors import Interrupted
 from cupynet.runs.checkpoints import Checkpoints
-from tests.commands.test_train import QUICK, environment, run
 from tests.config.test_resume import same
-from tests.mpi import mpiexec, needs_mpi
+from tests.support.commands import QUICK, environment, run
+from tests.support.mpi import mpiexec, needs_mpi
 
 ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR1, 143)]
 

@@ -26,7 +26,7 @@ from cupynet.data import (
     Source,
     Synthetic,
 )
-from tests.shards import write_shards
+from tests.support.shards import write_shards
 
 PARTS: list[Augmentation] = [Shift(2), HorizontalFlip(), CutOut(5), Rotate(20), Elastic(20, 3)]
 every_part = pytest.mark.parametrize("part", PARTS, ids=repr)

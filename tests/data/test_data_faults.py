@@ -17,9 +17,9 @@ from cupynet.config.experiment import Experiment
 from cupynet.core.errors import DataError
 from cupynet.data import MNIST
 from cupynet.training import ParallelWrapper
-from tests.commands.test_train import ROOT, run, run_folder
-from tests.config.test_conf_files import settings_of
 from tests.data.conftest import NAMES, Mirror, TinyMNIST
+from tests.support.commands import ROOT, run, run_folder
+from tests.support.settings import settings_of
 
 
 def flipped(data: bytes, at: int, bit: int = 1) -> bytes:

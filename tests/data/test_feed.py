@@ -18,13 +18,13 @@ from cupynet.backend.cuda.ring import RingTransfer
 from cupynet.backend.cuda.staging import Staging
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Batch, Batches, BatchFeed, Dataset, Loader, Prefetcher, ShardedLoader
-from tests.shards import write_shards
 from tests.standin import installed
 from tests.standin.errors import Unordered
 from tests.standin.machine import active
 from tests.standin.memory import DevicePool
 from tests.standin.pinned import PinnedPool
 from tests.standin.planted import caught, kept, together
+from tests.support.shards import write_shards
 
 pytestmark = pytest.mark.standin
 WAYS = [(True, 0), (True, 3), (False, 0), (False, 1), (False, 3)]  # on the device or not, and how many ahead

@@ -12,7 +12,7 @@ from cupynet.backend import FRACTIONS, PixelScale, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.data.normalize import statistics
-from tests.backends import every_backend
+from tests.support.backends import every_backend
 
 FIXED = {"mean": [0.25], "deviation": [0.5]}
 

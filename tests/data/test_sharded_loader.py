@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Dataset, Loader, ShardedLoader, Shards, as_loader
 from tests.data.test_loader import Recorder, numbered
-from tests.shards import write_shards
+from tests.support.shards import write_shards
 
 
 def cut(samples: int, shards: int, folder: Path | str) -> Shards:

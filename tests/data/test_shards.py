@@ -15,7 +15,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Dataset, Sharded, ShardedLoader, Shards
-from tests.shards import save, write_shards
+from tests.support.shards import save, write_shards
 
 ROWS = Dataset("rows", np.arange(20 * 6, dtype=np.uint8).reshape(20, 3, 2, 1), np.arange(20) % 4, 4)
 

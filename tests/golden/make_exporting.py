@@ -1,8 +1,8 @@
 """Makes tests/golden/torch_exported.{safetensors,npz} and torch_module.txt with PyTorch, in this folder.
 
-The network with every layer of tests/interop/networks.py, as it is exported: its tensors, the text of its module, and
-the logits which that module computes of them in double. Made with torch 2.13.0, which the tests that read them do not
-need:
+The network with every layer of tests/support/exported_networks.py, as it is exported: its tensors, the text of its
+module, and the logits which that module computes of them in double. Made with torch 2.13.0, which the tests that read
+them do not need:
 
     PYTHONPATH=. python tests/golden/make_exporting.py
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.interop.networks import everything_as_model, images_for
 from tests.interop.test_torch import of_torch
+from tests.support.exported_networks import everything_as_model, images_for
 
 if __name__ == "__main__":
     folder, model = Path(__file__).parent, everything_as_model()

@@ -15,18 +15,18 @@ import pytest
 
 from cupynet import Conv2D, Dense, Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, create_backend
 from cupynet.runs.run import Run
-from tests import warm
-from tests.backends import every_backend
-from tests.commands.test_train import environment
-from tests.gradients import check_layer
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.guides.extending.lion import Lion
 from tests.guides.extending.residual import Residual
 from tests.guides.extending.scale import Scale
 from tests.guides.extending.stop_at import StopAt
 from tests.guides.extending.stripes import Stripes
-from tests.training.conftest import small_dataset, small_model
-from tests.workspaces import on_loan
+from tests.support import warm
+from tests.support.backends import every_backend
+from tests.support.commands import environment
+from tests.support.gradients import check_layer
+from tests.support.training import small_dataset, small_model
+from tests.support.workspaces import on_loan
 
 EXAMPLES = Path(__file__).parent / "extending"
 QUICK = ("data=synthetic", "data.train=600", "data.test=100", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")

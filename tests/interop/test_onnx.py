@@ -32,9 +32,9 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
-from tests.config.test_conf_files import CHOICES, settings_of
-from tests.interop.networks import everything_as_model, images_for, logits, model_of
-from tests.nn.networks import Around
+from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
+from tests.support.networks import Around
+from tests.support.settings import CHOICES, settings_of
 
 MODELS = [name for group, name in CHOICES if group == "model"]
 
@@ -130,7 +130,7 @@ def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
-    with pytest.raises(ConfigError, match="^layer 'mine' is an Around of tests.nn.networks, .* ONNX"):
+    with pytest.raises(ConfigError, match="^layer 'mine' is an Around of tests.support.networks, .* ONNX"):
         export_onnx(model, tmp_path / "a.onnx")
     with pytest.raises(ConfigError, match="input=bytes: must be one of uint8, float"):
         export_onnx(everything_as_model(), tmp_path / "a.onnx", input="bytes")

@@ -31,9 +31,9 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
-from tests.config.test_conf_files import CHOICES, settings_of
-from tests.interop.networks import everything_as_model, images_for, logits, model_of
-from tests.nn.networks import Around
+from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
+from tests.support.networks import Around
+from tests.support.settings import CHOICES, settings_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = [name for group, name in CHOICES if group == "model"]
@@ -161,7 +161,7 @@ def test_two_orders_are_not_added_up(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
     for way in (lambda: export_torch(model, tmp_path / "a"), lambda: torch_source(model)):
-        with pytest.raises(ConfigError, match="layer 'mine' is an Around of tests.nn.networks"):
+        with pytest.raises(ConfigError, match="layer 'mine' is an Around of tests.support.networks"):
             way()
     assert not list(tmp_path.iterdir())
 

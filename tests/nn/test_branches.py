@@ -30,9 +30,9 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
-from tests.backends import every_backend
-from tests.gradients import check_layer
-from tests.nn.networks import Around, examples, gradients, train_step
+from tests.support.backends import every_backend
+from tests.support.gradients import check_layer
+from tests.support.networks import Around, examples, gradients, train_step
 
 INPUT = Image(6, 5, 3)
 

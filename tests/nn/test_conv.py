@@ -14,8 +14,8 @@ from cupynet.core.errors import ConfigError
 from cupynet.nn import INFERENCE, Conv2D, Flat, Image, MaxPool2D, Params, Sequential
 from cupynet.nn.activation import ACTIVATIONS
 from cupynet.nn.pool import same_padding
-from tests.backends import every_backend
-from tests.gradients import check_layer
+from tests.support.backends import every_backend
+from tests.support.gradients import check_layer
 
 PADDINGS: list[int | str] = [0, 1, 2, "same"]
 SIZES = [Image(6, 7, 2), Image(5, 5, 1), Image(8, 5, 3)]

@@ -11,8 +11,8 @@ from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import INFERENCE, Activation, Context, Conv2D, Dense, Flat, Flatten, Image, InputType, Params
 from cupynet.nn.activation import ACTIVATIONS
-from tests.backends import every_backend
-from tests.gradients import check_layer
+from tests.support.backends import every_backend
+from tests.support.gradients import check_layer
 
 INPUTS: list[InputType] = [Flat(7), Flat(1), Image(3, 4, 2)]
 

@@ -11,8 +11,8 @@ from cupynet.backend import create_backend
 from cupynet.backend.philox import dropped_below, key_of, of_examples
 from cupynet.core.errors import ConfigError
 from cupynet.nn import INFERENCE, Context, Dense, Dropout, Flat, Image, Layer, Model, Params, Sequential
-from tests.backends import every_backend, every_dtype
-from tests.gradients import check_layer
+from tests.support.backends import every_backend, every_dtype
+from tests.support.gradients import check_layer
 
 SAMPLES = np.array([5, 0, 1 << 33, 7, 8])
 

@@ -11,7 +11,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.nn import Context, Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov, OneCycle
-from tests.backends import every_backend
+from tests.support.backends import every_backend
 
 FILE = Path(__file__).parents[1] / "golden" / "lenet.npz"
 

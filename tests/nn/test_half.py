@@ -10,8 +10,8 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.nn import Context, Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
-from tests.backends import every_backend, every_narrow_dtype
-from tests.nn.networks import SMALL, examples, gradients, small_networks, train_step
+from tests.support.backends import every_backend, every_narrow_dtype
+from tests.support.networks import SMALL, examples, gradients, small_networks, train_step
 
 IMAGE = Image(8, 8, 1)
 

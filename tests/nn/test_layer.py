@@ -30,10 +30,10 @@ from cupynet.nn import (
     build,
 )
 from cupynet.optim import Nesterov
-from tests.backends import every_backend, every_dtype
-from tests.gradients import check_layer
 from tests.guides.extending.scale import Scale
-from tests.nn.networks import SMALL, Around, examples, gradients, lenet, small_networks, train_step
+from tests.support.backends import every_backend, every_dtype
+from tests.support.gradients import check_layer
+from tests.support.networks import SMALL, Around, examples, gradients, lenet, small_networks, train_step
 
 every_network = pytest.mark.parametrize("kind", small_networks())
 

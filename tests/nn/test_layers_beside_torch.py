@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cupynet.backend import Backend, create_backend
 from cupynet.nn import Activation, AvgPool2D, Context, Conv2D, Flat, Image, Layer, MaxPool2D, Params
-from tests.backends import every_backend
+from tests.support.backends import every_backend
 
 FILE = Path(__file__).parents[1] / "golden" / "layers.npz"
 TOLERANCES = {"double": 1e-11, "float": 1e-5}

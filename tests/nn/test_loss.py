@@ -22,8 +22,8 @@ from cupynet.nn import (
     Sequential,
     SoftmaxNLL,
 )
-from tests.backends import every_backend, every_dtype
-from tests.gradients import check_derivative
+from tests.support.backends import every_backend, every_dtype
+from tests.support.gradients import check_derivative
 
 
 def loss(backend: Backend, logits: Any, labels: Any) -> tuple[Any, Any]:

@@ -33,8 +33,8 @@ from cupynet.nn import (
     check_output,
 )
 from cupynet.optim import SGD
-from tests.backends import every_backend, every_dtype
-from tests.nn.networks import SMALL, examples, lenet, small_networks, train_step
+from tests.support.backends import every_backend, every_dtype
+from tests.support.networks import SMALL, examples, lenet, small_networks, train_step
 
 
 def small(name: str = "numpy", dtype: str = "float", seed: int = 123) -> Model:

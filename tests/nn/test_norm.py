@@ -26,8 +26,8 @@ from cupynet.nn import (
     check_batches,
 )
 from cupynet.nn.norm import BatchNormReLU
-from tests.backends import every_backend, every_dtype
-from tests.gradients import check_layer
+from tests.support.backends import every_backend, every_dtype
+from tests.support.gradients import check_layer
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "norms.npz")
 TRAINING = Context(train=True)

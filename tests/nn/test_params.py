@@ -12,8 +12,8 @@ from cupynet.core.errors import ConfigError
 from cupynet.nn import Conv2D, Dense, Flatten, Image, Model, Params, Sequential
 from cupynet.nn.init import xavier, zeros
 from cupynet.optim import SGD, Momentum, Nesterov, Optimizer
-from tests.backends import every_backend, every_dtype
-from tests.nn.networks import SMALL, examples, lenet, small_networks, train_step
+from tests.support.backends import every_backend, every_dtype
+from tests.support.networks import SMALL, examples, lenet, small_networks, train_step
 
 
 def declared(backend: Backend, seed: int = 1, *more: str) -> Params:

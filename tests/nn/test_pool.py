@@ -24,8 +24,8 @@ from cupynet.nn import (
     Params,
     Sequential,
 )
-from tests.backends import Reference, every_backend, every_dtype
-from tests.gradients import OnAKink, check_layer, distinct
+from tests.support.backends import Reference, every_backend, every_dtype
+from tests.support.gradients import OnAKink, check_layer, distinct
 
 GEOMETRIES = [(kernel, stride) for kernel in (1, 2, 3) for stride in (1, 2, 3, 4)]
 

@@ -27,7 +27,7 @@ from cupynet.optim import (
     Optimizer,
     RMSProp,
 )
-from tests.backends import every_backend
+from tests.support.backends import every_backend
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "optim.npz")
 RATE = 0.05

@@ -15,8 +15,8 @@ from cupynet.nn.init import xavier
 from cupynet.nn.params import Params, Segment
 from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer, Schedule
 from cupynet.training import ParallelWrapper, Replica
-from tests.backends import every_backend
-from tests.training.conftest import small_model
+from tests.support.backends import every_backend
+from tests.support.training import small_model
 
 MU = 0.9
 

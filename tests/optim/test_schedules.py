@@ -32,7 +32,7 @@ from cupynet.optim import (
     scale_factor,
 )
 from cupynet.training import Callback, ParallelWrapper
-from tests.training.conftest import small_dataset, small_model
+from tests.support.training import small_dataset, small_model
 
 
 def rates(iterations: int, **arguments: Any) -> list[float]:

@@ -13,7 +13,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.nn import Activation, Conv2D, Dense, Flatten, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.parallel import Pipeline, PipelineSpeed, one_forward_one_backward, parts
 from cupynet.parallel.pipeline import balanced, training_work
-from tests.nn.networks import lenet
+from tests.support.networks import lenet
 
 
 def built(network: Layer, backend: str = "numba") -> Any:

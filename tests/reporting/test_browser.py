@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cupynet.reporting.page import write_page
-from tests.reporting.folders import finished, summary
+from tests.support.run_folders import finished, summary
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 REASON = "" if CHROMIUM else "there is no Chromium: apt-get install chromium"

@@ -21,7 +21,7 @@ from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.reporting import ReportPage
 from cupynet.training import History, ParallelWrapper
 from cupynet.training.callbacks.base import Callback
-from tests import warm
+from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = (

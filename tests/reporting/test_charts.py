@@ -16,8 +16,8 @@ import pytest
 from cupynet.reporting import charts, pictures
 from cupynet.reporting.charts import PALETTE, Chart, Line, run_charts, thinned
 from cupynet.reporting.folder import read_run
-from tests.reporting.folders import HOSTILE, finished, history, unfinished
 from tests.reporting.test_page import Page, check_alone
+from tests.support.run_folders import HOSTILE, finished, history, unfinished
 
 if "CUPYNET_TEST_ALL" not in os.environ:
     pytest.importorskip("matplotlib")

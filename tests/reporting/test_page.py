@@ -19,7 +19,7 @@ from cupynet.core.lock import Hold
 from cupynet.reporting.folder import MAX_ROWS, read_run
 from cupynet.reporting.page import clock, page_values, repeat, state, write_page
 from cupynet.reporting.render import render
-from tests.reporting.folders import HOSTILE, finished, history, start, summary, unfinished
+from tests.support.run_folders import HOSTILE, finished, history, start, summary, unfinished
 
 VOID = {"meta", "link", "img", "br", "path", "use"}
 

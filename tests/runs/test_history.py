@@ -12,7 +12,7 @@ import pytest
 
 from cupynet import Callback, DataError, History, ParallelWrapper, Run
 from cupynet.runs.history import Columns
-from tests.training.conftest import small_dataset, small_model
+from tests.support.training import small_dataset, small_model
 
 
 def test_a_wrapper_keeps_what_a_run_writes_down(tmp_path: Path) -> None:

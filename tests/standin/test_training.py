@@ -36,9 +36,9 @@ from cupynet.nn import (
 from cupynet.optim import Nesterov
 from cupynet.parallel import Pipeline
 from cupynet.training import ParallelWrapper
-from tests.backends import needs_bfloat16, on_devices
 from tests.standin.machine import active
-from tests.training.conftest import on_threads
+from tests.support.backends import needs_bfloat16, on_devices
+from tests.support.training import on_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 

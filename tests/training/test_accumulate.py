@@ -14,8 +14,8 @@ from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, Model, S
 from cupynet.optim import Adam, Nesterov
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline
 from cupynet.training import Callback, ParallelWrapper
-from tests.training.conftest import small_dataset, small_model
-from tests.workspaces import on_loan
+from tests.support.training import small_dataset, small_model
+from tests.support.workspaces import on_loan
 
 
 class Losses(Callback):

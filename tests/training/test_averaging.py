@@ -12,8 +12,8 @@ from cupynet.data import Loader
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator, SlowMo, Synchronizer
 from cupynet.training import ParallelWrapper, Replica, Trainer
-from tests.backends import WORKING
-from tests.training.conftest import alone, fingerprint, model_of, on_threads, small_dataset, small_model, train
+from tests.support.backends import WORKING
+from tests.support.training import alone, fingerprint, model_of, on_threads, small_dataset, small_model, train
 
 every_backend = pytest.mark.parametrize("backend", WORKING)
 OPTIMIZERS = {

@@ -39,7 +39,7 @@ from cupynet.parallel import (
 )
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, worker_plan
 from cupynet.training.resize import regrouped
-from tests.training.conftest import WAYS, alone, on_threads, small_dataset, small_model
+from tests.support.training import WAYS, alone, on_threads, small_dataset, small_model
 
 RATE = 0.05
 

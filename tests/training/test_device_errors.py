@@ -28,9 +28,9 @@ from cupynet.parallel.communicators.devices import DeviceMeans
 from cupynet.parallel.communicators.nccl import NcclSum
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, TrainerView
 from cupynet.training.device_errors import translate_device_errors
-from tests.backends import on_devices
 from tests.standin.machine import active
 from tests.standin.test_training import images, network
+from tests.support.backends import on_devices
 
 on_standin = pytest.mark.standin
 HOW = r"cudaErrorLaunchFailure: unspecified launch failure|NCCL_ERROR_UNHANDLED_CUDA_ERROR: .*"

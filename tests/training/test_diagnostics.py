@@ -13,7 +13,7 @@ from cupynet.optim import SGD
 from cupynet.parallel import Average, ParameterAveraging, Pipeline
 from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, consensus
-from tests.training.conftest import Recorder, small_dataset, small_model, train
+from tests.support.training import Recorder, small_dataset, small_model, train
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -13,8 +13,8 @@ from cupynet.optim import SGD, Step
 from cupynet.parallel import Groups, ParameterAveraging, Pipeline
 from cupynet.training import Callback, EpochRecord, History, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training.resize import regrouped
+from tests.support.training import Recorder, StopAfter, alone, on_threads, small_dataset, small_model
 from tests.training.callbacks.test_nonfinite import Poisoned, network
-from tests.training.conftest import Recorder, StopAfter, alone, on_threads, small_dataset, small_model
 from tests.training.test_resume import Keep
 
 STILL = 1e-300  # a learning rate at which no weight moves

@@ -24,7 +24,7 @@ from cupynet.parallel.launchers import threads as launch
 from cupynet.runs import checkpoints
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
-from tests.training.conftest import WAYS, small_dataset, small_model
+from tests.support.training import WAYS, small_dataset, small_model
 
 WORKERS, EPOCHS, ROUNDS = 3, 2, 7  # in an epoch of 80 samples, four at a time
 PLACE = r"worker {rank} \(numpy, device 0\)"

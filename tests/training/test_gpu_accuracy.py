@@ -9,8 +9,8 @@ import pytest
 
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import DataError
-from tests.backends import REAL_GPU, needs_bfloat16
-from tests.config.test_conf_files import settings_of
+from tests.support.backends import REAL_GPU, needs_bfloat16
+from tests.support.settings import settings_of
 
 # those of modes.json, in which four workers reach 99.31 % on a processor, and not less than 99.26 % (five seeds)
 LENET = ("workers=4", "batch_size=32", "epochs=5")

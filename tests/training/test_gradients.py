@@ -10,7 +10,7 @@ from cupynet.data import Loader
 from cupynet.optim import LAMB, SGD, AdamW, Momentum, Nesterov
 from cupynet.parallel import FixedThreshold, GradientSharing, Groups, ThresholdEncoding
 from cupynet.training import ParallelWrapper, Replica, Trainer
-from tests.training.conftest import fingerprint, on_threads, small_dataset, small_model, train
+from tests.support.training import fingerprint, on_threads, small_dataset, small_model, train
 
 OPTIMIZERS = {
     "sgd": lambda: SGD(0.05, l2=1e-3, max_grad_norm=0.3),

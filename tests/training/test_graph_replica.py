@@ -67,7 +67,7 @@ from cupynet.training import (
     worker_plan,
 )
 from cupynet.training import loss_scaling as scaling
-from tests.training.conftest import WAYS, small_dataset, small_model, small_network
+from tests.support.training import WAYS, small_dataset, small_model, small_network
 
 on_devices = pytest.mark.usefixtures("devices")  # the stand-in's, and a GPU's where there is one
 on_standin = pytest.mark.standin

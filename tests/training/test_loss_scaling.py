@@ -23,8 +23,8 @@ from cupynet.parallel import (
 from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.loss_scaling import LossScaler
+from tests.support.training import alone, fingerprint, on_threads, small_dataset, small_model
 from tests.training.callbacks.test_nonfinite import Poisoned
-from tests.training.conftest import alone, fingerprint, on_threads, small_dataset, small_model
 
 DATA = small_dataset(97)
 

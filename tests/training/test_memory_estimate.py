@@ -19,10 +19,10 @@ from cupynet.optim import SGD, Adam
 from cupynet.parallel import Placement
 from cupynet.training import ParallelWrapper, worker_plan
 from cupynet.training.memory_estimate import Usage, output_values
-from tests.config.test_conf_files import settings_of
-from tests.nn.networks import lenet
-from tests.shards import write_shards
-from tests.training.conftest import small_dataset, small_model
+from tests.support.networks import lenet
+from tests.support.settings import settings_of
+from tests.support.shards import write_shards
+from tests.support.training import small_dataset, small_model
 
 NAMES = {"batch_size": "batch_size", "workers": "workers", "prefetch": "buffer", "train": "data.train", "layer": "l "}
 

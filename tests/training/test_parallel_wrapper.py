@@ -23,7 +23,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, Trainer
 from cupynet.training.checkpointing import save
-from tests.training.conftest import Recorder, fingerprint, small_dataset, small_model, train
+from tests.support.training import Recorder, fingerprint, small_dataset, small_model, train
 
 
 def test_the_documented_call_trains_the_model_itself():

@@ -30,12 +30,12 @@ from cupynet.parallel import (
 )
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer, worker_plan
 from cupynet.training.pipeline_stage import Stage
-from tests.commands.test_train import run
 from tests.guides.extending.gradient_mean import GradientMean
-from tests.nn.networks import SMALL, small_networks
-from tests.training.conftest import Recorder, fingerprint, on_threads, small_dataset, small_model, train
+from tests.support.commands import run
+from tests.support.networks import SMALL, small_networks
+from tests.support.training import Recorder, fingerprint, on_threads, small_dataset, small_model, train
+from tests.support.workspaces import on_loan, workspaces
 from tests.training.test_resume import Keep, rows
-from tests.workspaces import on_loan, workspaces
 
 CUTS: list[Any] = [1, 2, 3, [["conv1"], ["pool1"], ["dense1"], ["output"]]]
 

@@ -14,7 +14,7 @@ from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Thre
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper
 from cupynet.training.resize import filled, mean
-from tests.training.conftest import WAYS, StopAfter, fingerprint, small_dataset, small_model
+from tests.support.training import WAYS, StopAfter, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(57)  # 15 batches of 4
 LOADER = Loader(DATA, 4, seed=3)

@@ -13,7 +13,7 @@ from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
 from cupynet.parallel import Adaptive, ElasticAveraging, GradientSharing, Groups, ParameterAveraging
 from cupynet.training import Callback, Replica, Trainer
 from tests.guides.extending.gradient_mean import GradientMean
-from tests.training.conftest import WAYS, Recorder, fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import WAYS, Recorder, fingerprint, on_threads, small_dataset, small_model
 
 EPOCHS, ROUNDS = 2, 5
 

@@ -10,8 +10,8 @@ from cupynet.data import Dataset, Loader, ShardedLoader, Shards
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.training import ParallelWrapper, Replica, Trainer
-from tests.shards import write_shards
-from tests.training.conftest import RecordingReplica, alone, fingerprint, on_threads, small_dataset, small_model
+from tests.support.shards import write_shards
+from tests.support.training import RecordingReplica, alone, fingerprint, on_threads, small_dataset, small_model
 
 
 def cut(samples, shards, folder):
@@ -90,7 +90,7 @@ def test_one_shard_trains_as_the_whole_data_set(tmp_path):
 
 
 def test_an_epoch_that_was_broken_off_goes_on(tmp_path):
-    from tests.training.conftest import Callback
+    from tests.support.training import Callback
 
     class StopAt(Callback):
         def on_iteration_end(self, trainer):

@@ -11,7 +11,7 @@ from cupynet.optim import SGD, Momentum, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from tests.guides.extending.gradient_mean import GradientMean
-from tests.training.conftest import Recorder, fingerprint, on_threads, small_dataset, small_model, train
+from tests.support.training import Recorder, fingerprint, on_threads, small_dataset, small_model, train
 
 COUNTS = [(60, 4, 2), (61, 4, 3), (10, 4, 4), (3, 8, 3), (97, 4, 4)]  # samples, batch size, workers
 

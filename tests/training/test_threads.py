@@ -14,8 +14,8 @@ from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov
 from cupynet.training import Callback, ParallelWrapper
-from tests.training.conftest import fingerprint, small_dataset, small_model
-from tests.workspaces import on_loan
+from tests.support.training import fingerprint, small_dataset, small_model
+from tests.support.workspaces import on_loan
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
 from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
-from tests.backends import WORKING
-from tests.training.conftest import (
+from tests.support.backends import WORKING
+from tests.support.training import (
     Recorder,
     alone,
     fingerprint,

@@ -24,7 +24,7 @@ from cupynet.parallel import (
 )
 from cupynet.parallel.synchronizers.averaging import spread
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
-from tests.training.conftest import (
+from tests.support.training import (
     WAYS,
     Recorder,
     alone,

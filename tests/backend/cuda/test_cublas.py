@@ -15,9 +15,9 @@ from cupynet.backend.cuda import CupyBackend, cublas
 from cupynet.backend.cuda.cublas import Cublas, CublasError
 from cupynet.backend.policy import stored_dtype
 from cupynet.core.errors import ConfigError
-from tests.backends import needs_bfloat16
 from tests.standin.machine import active
 from tests.standin.planted import together
+from tests.support.backends import needs_bfloat16
 
 standin = pytest.mark.standin
 KINDS = [("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]

@@ -24,8 +24,8 @@ from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.training import loss_scaling as scaling
-from tests.backends import GPU, Reference
 from tests.standin.host import host_library
+from tests.support.backends import GPU, Reference
 
 SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
 TOLERANCE = {"half": 1e-3, "bfloat16": 8e-3, "float": 1e-6, "double": 1e-14}

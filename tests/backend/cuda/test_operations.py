@@ -17,10 +17,10 @@ from cupynet.backend.cuda import CupyBackend
 from cupynet.backend.cuda.backend import FUSED
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
-from tests.backend.comparisons import COMPARISONS, Shape
 from tests.backend.test_operations import compare, shapes
-from tests.backends import every_dtype, needs_bfloat16
-from tests.nn.networks import train_step
+from tests.support.backends import every_dtype, needs_bfloat16
+from tests.support.comparisons import COMPARISONS, Shape
+from tests.support.networks import train_step
 
 pytestmark = pytest.mark.usefixtures("devices")
 USUAL, TINY = (256, None), (48, 1)

@@ -13,7 +13,7 @@ from cupynet.backend import create_backend
 from cupynet.backend.reference import activation as pointwise
 from cupynet.core.errors import ConfigError
 from cupynet.nn.activation import ACTIVATIONS, activation_function
-from tests.backends import every_backend
+from tests.support.backends import every_backend
 
 EXACT: dict[str, Callable[[float], float]] = {
     "leaky_relu": lambda x: x if x > 0 else 0.25 * x,

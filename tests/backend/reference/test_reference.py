@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupynet.backend import Window
-from tests.backend.comparisons import Shape
 from tests.backend.test_operations import shapes
-from tests.backends import Reference
+from tests.support.backends import Reference
+from tests.support.comparisons import Shape
 
 Array = Any
 bounded = settings(max_examples=25, deadline=None, derandomize=True, database=None)

@@ -28,7 +28,7 @@ from cupynet.config.schema import Settings, TuneSettings
 from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.runs.run import Run
-from tests.commands.test_train import environment, run
+from tests.support.commands import environment, run
 
 TINY = [
     *("data=synthetic", "data.train=300", "data.test=100", "model=mlp", "epochs=1", "workers=1", "backend=numpy"),

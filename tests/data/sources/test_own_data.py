@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cupynet.core.files import load_weights
-from tests.commands.test_train import run, run_folder
-from tests.data.own_files import Parts, digits, write_idx, write_npz, write_pictures
+from tests.support.commands import run, run_folder
+from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
 
 LENET = ["model.layers.conv1.kernel=3", "model.layers.conv2.kernel=2", "callbacks.progress.style=lines"]
 SHORT = [*LENET, "workers=2", "epochs=1", "batch_size=32"]

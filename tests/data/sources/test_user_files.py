@@ -21,7 +21,7 @@ from cupynet.data import Folder, Idx, Npz
 from cupynet.data.sources import image_folder
 from cupynet.data.sources.idx import IDX_NAMES
 from cupynet.data.sources.user_files import UserFiles
-from tests.data.own_files import Parts, digits, idx_bytes, write_idx, write_npz, write_pictures
+from tests.support.user_files import Parts, digits, idx_bytes, write_idx, write_npz, write_pictures
 
 SMALL = digits(60, 30)
 COLOURS = Parts(

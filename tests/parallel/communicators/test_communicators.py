@@ -28,8 +28,8 @@ from cupynet.parallel import (
     ThreadLauncher,
     WorkerTimeout,
 )
-from tests.backends import works
-from tests.mpi import needs_mpi, under_mpiexec
+from tests.support.backends import works
+from tests.support.mpi import needs_mpi, under_mpiexec
 
 RANKS = int(os.environ.get("CUPYNET_TEST_RANKS", "0"))  # under mpiexec
 of_threads = pytest.mark.skipif(bool(RANKS), reason="about threads alone")

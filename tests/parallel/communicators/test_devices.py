@@ -25,8 +25,8 @@ from cupynet.parallel.communicators.devices import (
     means_of_ranks,
     means_on_devices,
 )
-from tests.backends import on_devices
-from tests.training.conftest import on_threads, small_model
+from tests.support.backends import on_devices
+from tests.support.training import on_threads, small_model
 
 
 class Recorded:

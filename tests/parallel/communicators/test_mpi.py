@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import needs_mpi, under_mpiexec
+from tests.support.mpi import needs_mpi, under_mpiexec
 
 pytestmark = needs_mpi
 

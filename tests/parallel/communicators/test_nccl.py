@@ -19,9 +19,9 @@ from cupynet.backend import Backend, create_backend
 from cupynet.parallel import SerialCommunicator, ThreadCommunicator
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.devices import means_of_ranks
-from tests.backends import every_dtype
 from tests.standin import installed, machine
-from tests.training.conftest import on_threads
+from tests.support.backends import every_dtype
+from tests.support.training import on_threads
 
 ROOT = Path(__file__).resolve().parents[3]
 MASTERS = {"half": "float16", "float": "float32", "double": "float64"}

@@ -15,7 +15,7 @@ from cupynet.parallel import ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators import timeout
 from cupynet.parallel.communicators.timeout import LOOK_S, Timeout
 from cupynet.parallel.launchers import threads as launch
-from tests.mpi import ROOT, mpiexec, needs_mpi
+from tests.support.mpi import ROOT, mpiexec, needs_mpi
 
 TIMEOUT_S, STOPPED_S = 1.5, 2.5
 
@@ -48,7 +48,7 @@ TRAINING = """
 import os, sys, time
 from pathlib import Path
 from cupynet.training import Callback, ParallelWrapper
-from tests.training.conftest import small_dataset, small_model
+from tests.support.training import small_dataset, small_model
 
 class Slow(Callback):
     '''The others wait for worker 1 nearly all of the time.'''

@@ -9,7 +9,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.parallel.synchronizers.half_precision import half_mean
-from tests.training.conftest import on_threads
+from tests.support.training import on_threads
 
 
 def means(vectors: list[list[np.ndarray[Any, Any]]], weights: list[float], backend: str) -> list[Any]:

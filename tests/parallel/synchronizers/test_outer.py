@@ -12,7 +12,7 @@ from cupynet.optim import SGD
 from cupynet.parallel import DiLoCo, Mean, Outer, SlowMo
 from cupynet.parallel.synchronizers.outer import outer_step
 from cupynet.training import Replica
-from tests.training.conftest import small_model
+from tests.support.training import small_model
 
 
 def weights_after(outer: Outer, means: list[float]) -> list[float]:

@@ -14,7 +14,7 @@ from cupynet.reporting.comparison.answer import answer
 from cupynet.reporting.comparison.groups import Comparison, Figure, compared
 from cupynet.reporting.comparison.runs import find, natural
 from cupynet.reporting.comparison.table import chosen, columns, in_order, records
-from tests.reporting.comparison.made import made
+from tests.support.compared_runs import made
 
 
 def of(*runs: Path, to: float | None = None) -> Comparison:

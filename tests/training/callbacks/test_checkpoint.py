@@ -13,7 +13,7 @@ from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper
-from tests.training.conftest import WAYS, StopAfter, fingerprint, small_dataset, small_model
+from tests.support.training import WAYS, StopAfter, fingerprint, small_dataset, small_model
 
 EPOCHS, WORKERS = 3, 3
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")

@@ -20,7 +20,7 @@ from cupynet.parallel import Groups, ParameterAveraging, Pipeline, PostLocal, Sy
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
-from tests.training.conftest import fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import fingerprint, on_threads, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(40), 4, seed=3)

@@ -23,8 +23,8 @@ from cupynet.parallel import (
 )
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training.callbacks.nonfinite import diagnose
-from tests.training.conftest import WAYS, StopAfter, alone, fingerprint, on_threads, small_dataset, small_model
-from tests.workspaces import on_loan
+from tests.support.training import WAYS, StopAfter, alone, fingerprint, on_threads, small_dataset, small_model
+from tests.support.workspaces import on_loan
 
 DATA = small_dataset(97)
 

@@ -20,7 +20,7 @@ from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Sync
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Profile
 from cupynet.training.callbacks.profile import Timer, table
 from cupynet.training.callbacks.progress import profile_table
-from tests.training.conftest import StopAfter, small_dataset, small_model
+from tests.support.training import StopAfter, small_dataset, small_model
 from tests.training.test_graph_replica import same, trained
 
 DATA = small_dataset(96)

@@ -14,8 +14,8 @@ import pytest
 from cupynet.runs.run import Run, Summary
 from cupynet.training import EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
 from cupynet.training.callbacks.progress import describe, figure, result_table
-from tests.runs.test_run import SUMMARY, changed
-from tests.training.conftest import small_dataset, small_model
+from tests.support.summaries import SUMMARY, changed
+from tests.support.training import small_dataset, small_model
 
 SPENT = Spent([10.0, 10.0], [7.9, 8.3], [0.0, 0.1], [2.1, 1.6], [0.0, 0.0], [240, 240], [300_000_000, 300_000_000])
 FULL: dict[str, Any] = {

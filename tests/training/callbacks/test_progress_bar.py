@@ -12,7 +12,7 @@ import pytest
 from cupynet.core.errors import ConfigError
 from cupynet.training import Callback, ParallelWrapper, Progress
 from cupynet.training.callbacks.progress import figure
-from tests.training.conftest import small_dataset, small_model
+from tests.support.training import small_dataset, small_model
 
 
 class Shown(Callback):

@@ -16,7 +16,7 @@ from cupynet.optim import LAMB, SGD, Adam, Nadam, Optimizer, ReduceOnPlateau, Wa
 from cupynet.optim.schedules import Cosine
 from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, SlowMo, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, StopReason, Trainer, WeightAverage
-from tests.training.conftest import StopAfter, fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import StopAfter, fingerprint, on_threads, small_dataset, small_model
 from tests.training.test_resume import Keep
 
 

@@ -24,9 +24,8 @@ from cupynet.runs.run import Run
 from cupynet.training import Checkpoint, History, NonFinite, ParallelWrapper, StopReason
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base, mlflow
 from cupynet.training.callbacks.loggers.base import flat
-from tests.commands.test_train import run as started
-from tests.mpi import NO_MPI, under_mpiexec
-from tests.training.callbacks.loggers.reading import (
+from tests.support.commands import run as started
+from tests.support.logger_files import (
     Figures,
     expected,
     mlflow_run,
@@ -35,7 +34,8 @@ from tests.training.callbacks.loggers.reading import (
     wandb_figures,
     wandb_records,
 )
-from tests.training.conftest import StopAfter, small_dataset, small_model
+from tests.support.mpi import NO_MPI, under_mpiexec
+from tests.support.training import StopAfter, small_dataset, small_model
 
 MISSING = [name for name in ("tensorboardX", "mlflow", "sqlalchemy", "wandb") if find_spec(name) is None]
 QUICK = ["data=synthetic", "data.train=200", "data.test=100", "model=mlp", "epochs=1", "backend=numpy"]

@@ -5,7 +5,7 @@ forked does what `python -m` does, in the folder, with the environment and the a
 new interpreter: who tests what an interpreter reads when it starts (PYTHON..., where kernels lie, how many threads BLAS
 has) starts one.
 
-    python -m tests.warm      # reads a line of JSON for each command, and answers with its exit code
+    python -m tests.support.warm      # reads a line of JSON for each command, and answers with its exit code
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 READ_AT_THE_START = ("PYTHON", "NUMBA", "OPENBLAS", "OMP", "MKL", "LD_", "LC_", "LANG", "HOME", "XDG", "TMP")
 
 
@@ -52,7 +52,7 @@ def command(
     global _server
     if _server is None or _server.poll() is not None:
         _server = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm"],
+            [sys.executable, "-m", "tests.support.warm"],
             cwd=ROOT,
             env={**env, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,

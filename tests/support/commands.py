@@ -1,0 +1,38 @@
+"""Runs a command as a user types it: in a process of its own, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.support import warm
+
+ROOT = Path(__file__).resolve().parents[2]
+
+QUICK = [
+    "data=synthetic",
+    "data.train=600",
+    "data.test=200",
+    "epochs=1",
+    "batch_size=32",
+    "callbacks.progress.style=lines",
+]
+
+
+def environment(**more: str) -> dict[str, str]:
+    hidden = {"CUPYNET_DATA", "BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"}
+    kept = {key: value for key, value in os.environ.items() if key not in hidden}
+    return {**kept, "PYTHONPATH": str(ROOT), "CUPYNET_OFFLINE": "1", "COLUMNS": "200", **more}
+
+
+def run(folder: Path, *arguments: str, command: str = "train", code: int = 0, **more: str) -> tuple[str, str]:
+    """Run a command in `folder`; its stdout and stderr. Fails the test where the exit code is another."""
+    done = warm.command("cupynet", (command, *arguments), folder, environment(**more), 300, **more)
+    assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+def run_folder(folder: Path) -> Path:
+    """The only run folder below `folder`."""
+    (summary,) = folder.glob("outputs/**/.hydra")
+    return summary.parent
