@@ -4,8 +4,8 @@
     python -m tests.faults residual-not-restored ...         # these
     python -m tests.faults --area kernels --tree ../other    # of another working tree
 
-The tests run without any fault first. `make test` has to catch a fault, or `make test-standin` if its area is cuda: other
-tests are not run. The exit code is 1 if a fault is missed, 2 if nothing can be said.
+The tests run without any fault first. `make test` has to catch a fault, or `make test-standin` if its area is cuda:
+other tests are not run. The exit code is 1 if a fault is missed, 2 if nothing can be said.
 """
 
 from __future__ import annotations
