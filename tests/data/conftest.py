@@ -1,58 +1,24 @@
-"""A tiny MNIST, a backend that does what loaders need, and a mirror on this machine that can misbehave."""
+"""Fixtures of the tests of data: no network, a tiny MNIST, a backend for loaders, a local mirror."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from cupynet.backend import PixelScale
 from cupynet.data import MNIST
-from cupynet.data.idx_file import IdxFile
-
-NAMES = [file.name for file in MNIST.files]
-SHAPES = [(30, 28, 28), (30,), (12, 28, 28), (12,)]
+from tests.support.loaders import HostBackend
+from tests.support.mirrors import Mirror, TinyMNIST
 
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reaches a real mirror or the user's cache, whatever is set where it runs."""
+    """Keep tests away from real mirrors and the user's cache, whatever the environment says."""
     monkeypatch.setattr(MNIST, "mirrors", ())
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     monkeypatch.delenv("CUPYNET_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "*")
-
-
-class TinyMNIST:
-    """Four files like MNIST's, with few images: what they hold unpacked and packed, and where they are put."""
-
-    def __init__(self, root: Path) -> None:
-        rng = np.random.default_rng(5)
-        self.root, self.folder = root, root / "mnist"
-        self.arrays = [rng.integers(0, 10 if len(shape) == 1 else 256, shape, np.uint8) for shape in SHAPES]
-        blank = [IdxFile(name, shape, "") for name, shape in zip(NAMES, SHAPES, strict=True)]
-        self.raw = {file.name: file.header + a.tobytes() for file, a in zip(blank, self.arrays, strict=True)}
-        self.packed = {name: gzip.compress(raw, 1) for name, raw in self.raw.items()}
-        digests = {name: hashlib.sha256(raw).hexdigest() for name, raw in self.raw.items()}
-        self.files = tuple(IdxFile(file.name, file.shape, digests[file.name]) for file in blank)
-
-    def write(self, *names: str) -> None:
-        """Puts files into the folder: all of them, or those named."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name in names or NAMES:
-            (self.folder / name).write_bytes(self.packed[name])
-
-    def replace(self, name: str, contents: bytes) -> Path:
-        self.write()
-        (self.folder / name).write_bytes(contents)
-        return self.folder / name
 
 
 @pytest.fixture
@@ -62,81 +28,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyMNIST:
     return made
 
 
-class HostBackend:
-    """NumPy, as far as a loader is concerned."""
-
-    def load_images(self, images: Any, samples: Any, pixels: PixelScale) -> Any:
-        return images[samples].astype(np.float32) * np.float32(pixels.scale) + np.float32(pixels.shift)
-
-    def asarray(self, a: Any, dtype: Any = None) -> Any:
-        return np.asarray(a, dtype)
-
-
 @pytest.fixture
 def backend() -> HostBackend:
     return HostBackend()
-
-
-Reply = Callable[[BaseHTTPRequestHandler], None]
-
-
-class Mirror:
-    """An HTTP server on 127.0.0.1; `replies` says what it does for each path, and `requests` what it was asked for."""
-
-    def __init__(self) -> None:
-        self.replies: dict[str, Reply] = {}
-        self.requests: list[str] = []
-        self.released = threading.Event()  # ends all hanging
-        mirror = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                mirror.requests.append(self.path)
-                mirror.replies.get(self.path, mirror.status(404))(self)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            def handle_error(self, *_: Any) -> None:  # a client that went away
-                pass
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def stop(self) -> None:
-        self.released.set()
-        self._server.shutdown()
-        self._server.server_close()
-
-    def offer(self, contents: dict[str, bytes], prefix: str = "/") -> None:
-        self.replies |= {prefix + name: self.body(data) for name, data in contents.items()}
-
-    def body(self, data: bytes, promised: int | None = None) -> Reply:
-        def reply(handler: BaseHTTPRequestHandler) -> None:
-            handler.send_response(200)
-            handler.send_header("Content-Length", str(len(data) if promised is None else promised))
-            handler.end_headers()
-            handler.wfile.write(data)
-
-        return reply
-
-    def status(self, code: int) -> Reply:
-        def reply(handler: BaseHTTPRequestHandler) -> None:
-            handler.send_error(code)
-
-        return reply
-
-    def hang(self, first: bytes = b"") -> Reply:
-        """Sends `first` of 1000 promised bytes, or nothing at all, and then is silent."""
-
-        def reply(handler: BaseHTTPRequestHandler) -> None:
-            if first:
-                self.body(first, promised=1000)(handler)
-            self.released.wait(20)
-
-        return reply
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""Data that are not what they should be end a run in one line, with exit code 65, and before anything is trained."""
+"""Damaged data end a run with one line and exit code 65, before anything is trained."""
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import logging
 import os
@@ -17,8 +18,8 @@ from cupynet.config.experiment import Experiment
 from cupynet.core.errors import DataError
 from cupynet.data import MNIST
 from cupynet.training import ParallelWrapper
-from tests.data.conftest import NAMES, Mirror, TinyMNIST
 from tests.support.commands import ROOT, run, run_folder
+from tests.support.mirrors import NAMES, Mirror, TinyMNIST
 from tests.support.settings import settings_of
 
 
@@ -29,7 +30,7 @@ def flipped(data: bytes, at: int, bit: int = 1) -> bytes:
 
 
 class Good:
-    """What a file holds as it should be, packed and unpacked; `other` is another file of the set."""
+    """The correct contents of a file, packed and raw, and those of other files of the set."""
 
     def __init__(self, tiny: TinyMNIST, name: str) -> None:
         self.packed, self.raw = tiny.packed[name], tiny.raw[name]
@@ -81,8 +82,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TinyMNIST, 
         yield tiny, Experiment(settings)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mutation", MUTATIONS)
+# Each mutation damages one of the four files: images and labels of both parts take turns.
+@pytest.mark.parametrize(("mutation", "name"), list(zip(MUTATIONS, itertools.cycle(NAMES), strict=False)))
 def test_a_damaged_file_is_named_and_nothing_is_trained(
     made: tuple[TinyMNIST, Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutation: str, name: str
 ) -> None:
@@ -100,7 +101,7 @@ def test_a_damaged_file_is_named_and_nothing_is_trained(
     assert path.read_bytes() == wrong and list(tmp_path.iterdir()) == []
 
 
-def test_the_same_files_undamaged_are_trained_on(made: tuple[TinyMNIST, Experiment], tmp_path: Path) -> None:
+def test_the_undamaged_files_are_trained_on(made: tuple[TinyMNIST, Experiment], tmp_path: Path) -> None:
     tiny, experiment = made
     tiny.write()
     level = logging.getLogger("cupynet").level
@@ -190,8 +191,8 @@ class Source(Synthetic):
 """
 
 
-def test_a_disk_that_fails_while_batches_are_made_ahead_ends_a_run(tmp_path: Path) -> None:
-    """No hang, no talk of output that could not be written, and what was saved before stays."""
+def test_a_disk_that_fails_during_prefetching_ends_a_run(tmp_path: Path) -> None:
+    """It does not hang, does not blame the output, and keeps the earlier checkpoint."""
     (tmp_path / "own.py").write_text(FAILING)
     arguments = ["trusted_modules=[own]", "data._target_=own.Source", "++data.train=640", "++data.test=40"]
     path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}

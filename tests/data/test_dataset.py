@@ -43,18 +43,13 @@ def pixels(*shape: int) -> Any:
         ),
         ([[[0.5]]], [0], r"images must be uint8, 0 to 255, got \(1, 1, 1\) of float64: multiply by 255"),
         (np.zeros((3, 4, 4), bool), [0] * 3, r"images must be uint8, 0 to 255, got \(3, 4, 4\) of bool"),
-        (np.zeros((3, 4, 4), object), [0] * 3, r"images must be uint8, 0 to 255, got \(3, 4, 4\) of object"),
         ([[[256]]], [0], r"images must be uint8, 0 to 255, got 256 .. 256 in \(1, 1, 1\) of int64"),
         ([[[-1, 5]]], [0], r"images must be uint8, 0 to 255, got -1 .. 5 in"),
-        ([1], [0], r"images must be \(S, H, W, C\), .*, got \(1,\) of int64"),
         ([pixels(2, 2), pixels(3, 2)], [0, 1], r"images must be a NumPy array, got list \(.+\)"),
         (None, [0], "images must be a NumPy array, got NoneType"),
-        ("digits.png", [0], "images must be a NumPy array, got str"),
         (pixels(3, 4, 4, 1), np.zeros(2, np.int64), r"labels must be \(3,\), one per image, got \(2,\)"),
-        (pixels(3, 4, 4, 1), np.zeros((3, 10), np.int64), r"labels must be \(3,\), one per image, got \(3, 10\)"),
         (pixels(3, 4, 4, 1), np.zeros(3), r"labels must be integers, one per image, got \(3,\) of float64"),
         (pixels(3, 4, 4, 1), np.zeros(3, bool), r"labels must be integers, .*, got \(3,\) of bool"),
-        (pixels(3, 4, 4, 1), np.zeros(3, object), r"labels must be integers, .*, got \(3,\) of object"),
         (pixels(3, 4, 4, 1), ["a", "b", "c"], r"labels must be integers, .*, got \(3,\) of <U1"),
         (pixels(1, 4, 4, 1), np.array([2**64 - 1], np.uint64), r"labels must be integers, .*, got \(1,\) of uint64"),
         (pixels(3, 4, 4, 1), 7, "labels must be a NumPy array, got int"),
@@ -62,18 +57,18 @@ def pixels(*shape: int) -> Any:
         (pixels(3, 4, 4, 1), np.array([0, -1, 1], np.int8), r"labels must lie in .*, got -1 .. 1"),
     ],
 )
-def test_a_data_set_that_cannot_be(images: Any, labels: Any, message: str) -> None:
+def test_bad_images_and_labels_are_refused(images: Any, labels: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^data set 'x': {message}"):
         Dataset("x", images, labels, 10)
 
 
-@pytest.mark.parametrize("classes", [0, -1, 2.0, True, None])
-def test_classes_are_counted(classes: Any) -> None:
+@pytest.mark.parametrize("classes", [0, 2.0, True])
+def test_classes_must_be_a_positive_integer(classes: Any) -> None:
     with pytest.raises(ConfigError, match=f"data set 'x': classes={classes!r}: must be an integer of at least 1"):
         Dataset("x", pixels(1, 2, 2, 1), [0], classes)
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32, np.uint64, np.int64, list])
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.uint64, list])
 def test_labels_of_any_integers(kind: Any) -> None:
     labels = [3, 0, 9] if kind is list else np.array([3, 0, 9], kind)
     dataset = Dataset("x", pixels(3, 2, 2, 1), labels, np.int64(10))
@@ -155,17 +150,12 @@ def test_limit_applies_after_validation() -> None:
     assert (len(load(limit=1000).train), len(load(limit=1000).test)) == (60, 40)
 
 
-@pytest.mark.parametrize("source", [MNIST, Synthetic])
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ({"limit": 0}, "limit=0: must be an integer of at least 1, or null for no limit"),
-        ({"limit": 10.0}, "limit=10.0: must be"),
-        ({"limit": True}, "limit=True: must be"),
         ({"limit": "5"}, "limit='5': must be"),
         ({"validation": -1}, "validation=-1: must be an integer of at least 0"),
-        ({"validation": None}, "validation=None: must be an integer of at least 0"),
-        ({"validation": False}, "validation=False: must be an integer of at least 0"),
         (
             {"validation": 60_000},
             "validation=60000: must be below the .* training images of '.*', which it is taken from",
@@ -174,9 +164,10 @@ def test_limit_applies_after_validation() -> None:
         ({"seed": 2**64}, r"seed=18446744073709551616: must be at most 18446744073709551615"),
     ],
 )
-def test_arguments_are_refused_by_name(source: Any, setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        source(**setting)
+def test_arguments_are_refused_by_name(setting: dict[str, Any], message: str) -> None:
+    for source in (MNIST, Synthetic):
+        with pytest.raises(ConfigError, match=message):
+            source(**setting)
 
 
 @pytest.mark.parametrize("setting", [{"train": 0}, {"train": 1.5}, {"test": 0}, {"test": True}])

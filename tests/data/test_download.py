@@ -1,4 +1,4 @@
-"""Downloads against a server on this machine that does what the network does: a file under its name is right."""
+"""Downloads from a local server that fails as networks do: a file under its final name is always correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing is seen twice, and who trains on what follows from (seed, epoch) alone."""
+"""Loaders: every sample once per epoch, in an order and a distribution that depend only on seed and epoch."""
 
 from __future__ import annotations
 
@@ -7,28 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Loader, Synthetic, as_loader
+from tests.support.loaders import RawBackend, numbered_dataset
+
+few_examples = settings(max_examples=30, derandomize=True, deadline=None)
 
 
-def numbered(samples: int) -> Dataset:
-    images = (np.arange(samples * 4) % 251).astype(np.uint8).reshape(samples, 2, 2, 1)
-    return Dataset("numbered", images, np.arange(samples) % 10, 10)
-
-
-class Recorder:
-    """A backend that hands everything back."""
-
-    def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
-        return images[samples]
-
-    def asarray(self, a: Any, dtype: Any = None) -> Any:
-        return np.asarray(a, dtype)
-
-
+@few_examples
 @given(
     samples=st.integers(0, 60),
     batch_size=st.integers(1, 70),
@@ -40,9 +29,9 @@ class Recorder:
 def test_all_workers_together_see_every_sample_once(
     samples: int, batch_size: int, size: int, shuffle: bool, seed: int, epoch: int
 ) -> None:
-    dataset = numbered(samples)
+    dataset = numbered_dataset(samples)
     loader = Loader(dataset, batch_size, seed, shuffle)
-    per_rank = [list(loader.epoch(epoch, Recorder(), rank, size)) for rank in range(size)]
+    per_rank = [list(loader.epoch(epoch, RawBackend(), rank, size)) for rank in range(size)]
     for rank, batches in enumerate(per_rank):
         assert [batch.index for batch in batches] == list(range(rank, loader.batches, size))
     batches = sorted((batch for batches in per_rank for batch in batches), key=lambda batch: batch.index)
@@ -56,6 +45,7 @@ def test_all_workers_together_see_every_sample_once(
         np.testing.assert_array_equal(batch.images, dataset.images[batch.samples])
 
 
+@few_examples
 @given(
     samples=st.integers(1, 60),
     seed=st.integers(0, 2**64 - 1),
@@ -65,28 +55,28 @@ def test_all_workers_together_see_every_sample_once(
 def test_the_order_depends_on_seed_and_epoch_only(samples: int, seed: int, epoch: int, batch_size: int) -> None:
     key = np.array([seed, epoch], dtype=np.uint64)
     expected = np.random.Generator(np.random.Philox(key=key)).permutation(samples)
-    loader = Loader(numbered(samples), batch_size, seed)
-    list(loader.epoch(epoch + 1, Recorder()))  # what was asked before does not matter
+    loader = Loader(numbered_dataset(samples), batch_size, seed)
+    list(loader.epoch(epoch + 1, RawBackend()))  # what was asked before does not matter
     np.testing.assert_array_equal(loader.order(epoch), expected)
 
 
 def test_epochs_and_seeds_differ() -> None:
-    loader, dataset = Loader(numbered(50), 10, seed=3), numbered(50)
+    loader, dataset = Loader(numbered_dataset(50), 10, seed=3), numbered_dataset(50)
     orders = [loader.order(0), loader.order(1), Loader(dataset, 10, seed=4).order(0)]
     assert len({order.tobytes() for order in orders}) == 3
 
 
-def test_without_shuffling_the_order_is_the_files(backend: Any) -> None:
-    loader = Loader(numbered(10), 4, shuffle=False)
+def test_without_shuffling_the_order_is_that_of_the_data_set(backend: Any) -> None:
+    loader = Loader(numbered_dataset(10), 4, shuffle=False)
     assert [batch.samples.tolist() for batch in loader.epoch(7, backend)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_a_worker_may_have_no_batch(backend: Any) -> None:
-    assert list(Loader(numbered(10), 10).epoch(0, backend, rank=3, size=4)) == []
+    assert list(Loader(numbered_dataset(10), 10).epoch(0, backend, rank=3, size=4)) == []
 
 
 def test_images_go_through_the_backend(backend: Any) -> None:
-    dataset = numbered(10)
+    dataset = numbered_dataset(10)
     (batch,) = Loader(dataset, 10, shuffle=False).epoch(0, backend)
     assert batch.images.dtype == np.float32
     np.testing.assert_allclose(batch.images, dataset.images / 255, rtol=1e-6)
@@ -104,46 +94,47 @@ def test_images_go_through_the_backend(backend: Any) -> None:
 )
 def test_arguments_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Loader(numbered(3), **arguments)
+        Loader(numbered_dataset(3), **arguments)
 
 
+@few_examples
 @given(samples=st.integers(0, 60), batch_size=st.integers(1, 20), size=st.integers(1, 5), start=st.integers(0, 70))
-def test_an_epoch_goes_on_in_its_middle(samples: int, batch_size: int, size: int, start: int) -> None:
-    loader = Loader(numbered(samples), batch_size, seed=1)
+def test_an_epoch_can_start_in_its_middle(samples: int, batch_size: int, size: int, start: int) -> None:
+    loader = Loader(numbered_dataset(samples), batch_size, seed=1)
     for rank in range(size):
-        whole = [batch.samples.tolist() for batch in loader.epoch(2, Recorder(), rank, size)]
-        rest = list(loader.epoch(2, Recorder(), rank, size, start=start))
+        whole = [batch.samples.tolist() for batch in loader.epoch(2, RawBackend(), rank, size)]
+        rest = list(loader.epoch(2, RawBackend(), rank, size, start=start))
         assert [batch.samples.tolist() for batch in rest] == whole[start:]
         assert [batch.index for batch in rest] == list(range(start * size + rank, loader.batches, size))
 
 
-def test_what_is_left_out_is_not_made() -> None:
+def test_skipped_batches_are_not_loaded() -> None:
     made: list[int] = []
 
-    class Counter(Recorder):
+    class Counter(RawBackend):
         def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
             made.append(len(samples))
             return images[samples]
 
-    assert len(list(Loader(numbered(40), 4).epoch(0, Counter(), rank=1, size=2, start=3))) == len(made) == 2
+    assert len(list(Loader(numbered_dataset(40), 4).epoch(0, Counter(), rank=1, size=2, start=3))) == len(made) == 2
 
 
-def test_numpy_numbers_are_taken() -> None:
-    loader = Loader(numbered(10), np.int64(4), seed=np.uint64(2**64 - 1), shuffle=np.bool_(False))
+def test_numpy_numbers_are_accepted() -> None:
+    loader = Loader(numbered_dataset(10), np.int64(4), seed=np.uint64(2**64 - 1), shuffle=np.bool_(False))
     assert (type(loader.batch_size), type(loader.seed), loader.shuffle) == (int, int, False)
 
 
 def test_an_empty_data_set_has_no_batches(backend: Any) -> None:
-    assert Loader(numbered(0), 4).batches == 0 and list(Loader(numbered(0), 4).epoch(0, backend)) == []
+    assert Loader(numbered_dataset(0), 4).batches == 0 and list(Loader(numbered_dataset(0), 4).epoch(0, backend)) == []
 
 
-def test_a_loader_is_taken_as_it_is() -> None:
-    loader = Loader(numbered(10), 4)
+def test_as_loader_keeps_a_loader() -> None:
+    loader = Loader(numbered_dataset(10), 4)
     assert as_loader(loader, batch_size=7, shuffle=False) is loader
 
 
 def test_a_data_set_becomes_a_loader() -> None:
-    dataset = numbered(10)
+    dataset = numbered_dataset(10)
     loader = as_loader(dataset)
     assert loader.dataset is dataset
     assert (loader.batch_size, loader.seed, loader.shuffle) == (128, 12345, True)
@@ -174,40 +165,43 @@ def test_arrays_become_a_loader() -> None:
         ((np.zeros((4, 3, 3)),), "array"),
         (None, "None"),
         (Loader, "Loader"),
-        (Data("x", numbered(3), None, numbered(2)), "Data.*; take a part of what it loads, such as train"),
+        (
+            Data("x", numbered_dataset(3), None, numbered_dataset(2)),
+            "Data.*; take a part of what it loads, such as train",
+        ),
         (Synthetic(10, 10), "Synthetic.*; take a part of what it loads, such as train"),
     ],
 )
-def test_other_things_are_no_data(data: Any, found: str) -> None:
+def test_other_objects_are_refused(data: Any, found: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"data must be a Loader, a Dataset or a pair \(images, labels\), got .*{found}"
     ):
         as_loader(data)
 
 
-def test_rounds_and_their_images_are_those_that_are_dealt_out() -> None:
+def test_rounds_and_their_images_match_the_batches() -> None:
     for samples, batch_size, size in ((60, 7, 3), (5, 7, 3), (42, 7, 3), (0, 4, 2), (1, 1, 4)):
-        loader = Loader(numbered(samples), batch_size)
-        per_rank = [[len(batch) for batch in loader.epoch(0, Recorder(), rank, size)] for rank in range(size)]
+        loader = Loader(numbered_dataset(samples), batch_size)
+        per_rank = [[len(batch) for batch in loader.epoch(0, RawBackend(), rank, size)] for rank in range(size)]
         assert loader.rounds(size) == max(map(len, per_rank))
         for number in range(loader.rounds(size)):
             assert loader.images_of_round(number, size) == sum(sum(sizes[number : number + 1]) for sizes in per_rank)
 
 
 def test_labels_without_images() -> None:
-    class Blind(Recorder):
+    class Blind(RawBackend):
         load_images = None  # type: ignore[assignment]
 
-    loader = Loader(numbered(10), 4, seed=1)
-    for whole, blind in zip(loader.epoch(2, Recorder()), loader.epoch(2, Blind(), images=False), strict=True):
+    loader = Loader(numbered_dataset(10), 4, seed=1)
+    for whole, blind in zip(loader.epoch(2, RawBackend()), loader.epoch(2, Blind(), images=False), strict=True):
         assert blind.images is None and (blind.index, len(blind)) == (whole.index, len(whole))
         np.testing.assert_array_equal(blind.labels, whole.labels)
         np.testing.assert_array_equal(blind.samples, whole.samples)
 
 
-def test_a_signature_tells_data_batches_and_order_apart() -> None:
+def test_signatures_differ_with_data_batch_size_and_order() -> None:
     def make(change: str = "", samples: int = 40, name: str = "numbered", **options: Any) -> Loader:
-        dataset = numbered(samples)
+        dataset = numbered_dataset(samples)
         if change == "label":
             dataset.labels[7] += 1
         elif change == "pixel":
@@ -229,32 +223,16 @@ def test_a_loader_needs_a_data_set() -> None:
         Loader((np.zeros((4, 3, 3)), np.zeros(4)), 4)  # type: ignore[arg-type]
 
 
-def test_batches_for_who_needs_no_images_have_none() -> None:
-    class NoImages(Recorder):
-        def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
-            raise AssertionError("nobody needs them")
-
-    loader = Loader(numbered(10), 4, seed=1)
-    with_them, without = list(loader.epoch(0, Recorder())), list(loader.epoch(0, NoImages(), images=False))
-    assert [batch.images for batch in without] == [None] * 3
-    for one, other in zip(with_them, without, strict=True):
-        assert (one.index, one.samples.tolist(), one.labels.tolist()) == (
-            other.index,
-            other.samples.tolist(),
-            other.labels.tolist(),
-        )
-
-
-def test_a_file_that_cannot_be_read_is_an_error_of_the_data() -> None:
+def test_a_file_that_cannot_be_read_is_a_data_error() -> None:
     """Whoever reads it: the system says the same of a disk that cannot be written to."""
 
-    class Broken(Recorder):
+    class Broken(RawBackend):
         def load_images(self, images: Any, samples: Any, pixels: Any) -> Any:
             if 9 in samples:
                 raise OSError(errno.EIO, "Input/output error", "images.npy")
             return super().load_images(images, samples, pixels)
 
-    batches = Loader(numbered(20), 5, shuffle=False).epoch(0, Broken())
+    batches = Loader(numbered_dataset(20), 5, shuffle=False).epoch(0, Broken())
     assert len(next(batches)) == 5
     with pytest.raises(DataError, match="data set 'numbered': cannot be read .*Input/output error: 'images.npy'"):
         next(batches)
@@ -264,4 +242,4 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_data() -> None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", "part-7")
 
     with pytest.raises(DataError, match="data set 'numbered': cannot be read .*: 'part-7'"):
-        Gone(numbered(20), 5).epoch(0, Recorder())
+        Gone(numbered_dataset(20), 5).epoch(0, RawBackend())

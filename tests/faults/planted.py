@@ -469,7 +469,7 @@ CUDA = [
         "cupynet/backend/cuda/graph_capture.py",
         "if numbers != self._given:",
         "if numbers[1:] != self._given[1:]:",
-        ("tests/training/test_graph_replica.py::test_recorded_steps_are_those_of_single_launches",),
+        ("tests/training/test_graph_replica.py::test_captured_steps_equal_single_launches",),
     ),
 ]
 
@@ -675,7 +675,7 @@ OPTIMIZERS = [
         'self._waited, self._cooling = int(state["waited"]), 0',
         (
             "tests/optim/test_schedules.py",
-            "tests/training/callbacks/test_weight_average.py::test_what_a_plateau_has_come_to_is_in_a_state",
+            "tests/training/callbacks/test_weight_average.py::test_the_state_includes_a_plateau_schedule",
         ),
     ),
     Fault(
@@ -711,7 +711,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/averaging.py",
         '        self._statistics.restore(state["tally"])\n',
         "",
-        ("tests/training/test_resume.py::test_a_run_goes_on_from_any_round",),
+        ("tests/training/test_resume.py::test_training_resumes_bit_for_bit",),
     ),
     Fault(
         "common-weights-never-move",
@@ -745,7 +745,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/gradients.py",
         '            take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])\n',
         "",
-        ("tests/training/test_resume.py::test_a_run_goes_on_from_any_round",),
+        ("tests/training/test_resume.py::test_training_resumes_bit_for_bit",),
     ),
     Fault(
         "added-up-gradients-are-averaged",
@@ -753,7 +753,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/gradients.py",
         "            grad *= self.communicator.size\n",
         "            grad *= 1\n",
-        ("tests/training/test_gradients.py::test_added_up_they_equal_a_learning_rate_as_many_times_as_high",),
+        ("tests/training/test_gradients.py::test_summed_gradients_equal_a_learning_rate_multiplied_by_the_workers",),
     ),
     Fault(
         "buffers-averaged-without-weights",
@@ -770,8 +770,8 @@ SYNCHRONIZERS = [
         "residual[places] = values - np.where(grows, step, -step)",
         "residual[places] = 0",
         (
-            "tests/parallel/synchronizers/test_threshold.py::test_what_is_sent_and_what_is_left_are_the_updates",
-            "tests/parallel/synchronizers/test_threshold.py::test_only_what_reaches_the_threshold_is_sent",
+            "tests/parallel/synchronizers/test_threshold.py::test_messages_and_residuals_add_up_to_the_updates",
+            "tests/parallel/synchronizers/test_threshold.py::test_only_values_above_the_threshold_are_sent",
         ),
     ),
     Fault(
@@ -780,7 +780,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/threshold.py",
         "residual -= (grows.view(np.int8) - shrinks.view(np.int8)) * step",
         "residual += (grows.view(np.int8) - shrinks.view(np.int8)) * step",
-        ("tests/parallel/synchronizers/test_threshold.py::test_what_is_sent_and_what_is_left_are_the_updates",),
+        ("tests/parallel/synchronizers/test_threshold.py::test_messages_and_residuals_add_up_to_the_updates",),
     ),
     Fault(
         "threshold-not-restored",
@@ -788,7 +788,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/threshold.py",
         '        self.algorithm.restore(state["algorithm"])\n',
         "",
-        ("tests/parallel/synchronizers/test_threshold.py::test_an_encoding_goes_on_from_its_state",),
+        ("tests/parallel/synchronizers/test_threshold.py::test_an_encoding_resumes_from_its_state",),
     ),
     Fault(
         "centre-moves-as-far-as-one-replica",
@@ -804,7 +804,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/elastic.py",
         'self._apart, self._seen = state["apart"], state["seen"]',
         'self._apart = state["apart"]',
-        ("tests/training/test_resume.py::test_a_run_goes_on_from_any_round",),
+        ("tests/training/test_resume.py::test_training_resumes_bit_for_bit",),
     ),
     Fault(
         "diloco-without-nesterov",
@@ -836,7 +836,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/schedule.py",
         "2.0 if whole else 1.0)",
         "2.0)",
-        ("tests/parallel/synchronizers/test_schedule.py::test_an_average_before_its_time_makes_no_period_longer",),
+        ("tests/parallel/synchronizers/test_schedule.py::test_an_early_average_does_not_lengthen_the_period",),
     ),
     Fault(
         "adaptive-period-not-restored",
@@ -844,7 +844,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/schedule.py",
         'self.period, self._rounds = state["period"], state["rounds"]',
         'self._rounds = state["rounds"]',
-        ("tests/parallel/synchronizers/test_schedule.py::test_a_rule_goes_on_from_its_state",),
+        ("tests/parallel/synchronizers/test_schedule.py::test_a_schedule_resumes_from_its_state",),
     ),
     Fault(
         "half-means-overflow",
@@ -853,7 +853,7 @@ SYNCHRONIZERS = [
         "LARGEST = 15  #",
         "LARGEST = 17  #",
         (
-            "tests/parallel/synchronizers/test_half_precision.py::test_a_mean_in_16_bits_is_near_and_alike_on_all_workers",
+            "tests/parallel/synchronizers/test_half_precision.py::test_a_mean_in_16_bits_is_close_and_equal_on_all_workers",
         ),
     ),
     Fault(
@@ -897,7 +897,7 @@ WORKERS = [
         "cupynet/parallel/communicators/threads.py",
         "return [theirs.copy() for theirs in self._exchange(vector.copy())]",
         "return self._exchange(vector)",
-        ("tests/parallel/communicators/test_communicators.py::test_what_was_gathered_is_nobody_elses",),
+        ("tests/parallel/communicators/test_communicators.py::test_gathered_arrays_are_copies",),
     ),
     Fault(
         "last-failure-is-shown",
@@ -921,7 +921,7 @@ WORKERS = [
         "cupynet/parallel/communicators/base.py",
         "self.bytes_sent += 2 * (workers - 1) * nbytes // workers",
         "self.bytes_sent += (workers - 1) * nbytes // workers",
-        ("tests/parallel/communicators/test_communicators.py::test_what_is_sent_is_counted",),
+        ("tests/parallel/communicators/test_communicators.py::test_traffic_is_counted",),
     ),
     Fault(
         "replicas-and-stages-swapped",
@@ -945,7 +945,7 @@ WORKERS = [
         "cupynet/parallel/pipeline.py",
         "ahead = min(stages - 1 - stage, micro_batches)",
         "ahead = min(stages - stage, micro_batches)",
-        ("tests/parallel/test_pipeline.py::test_the_schedule_is_the_table_of_the_module",),
+        ("tests/parallel/test_pipeline.py::test_the_schedule_of_three_stages",),
     ),
     Fault(
         "micro-batches-lose-examples",
@@ -953,7 +953,7 @@ WORKERS = [
         "cupynet/parallel/pipeline.py",
         "slice(samples * i // count, samples * (i + 1) // count)",
         "slice(samples // count * i, samples // count * (i + 1))",
-        ("tests/parallel/test_pipeline.py::test_parts_are_all_of_a_batch",),
+        ("tests/parallel/test_pipeline.py::test_parts_cover_a_batch",),
     ),
     Fault(
         "pipeline-work-without-the-input-gradient",
@@ -988,7 +988,7 @@ DATA = [
         "cupynet/data/loader.py",
         "range(start * size + rank, self.batches, size)",
         "range(start + rank, self.batches, size)",
-        ("tests/data/test_loader.py::test_an_epoch_goes_on_in_its_middle",),
+        ("tests/data/test_loader.py::test_an_epoch_can_start_in_its_middle",),
     ),
     Fault(
         "same-order-in-every-epoch",
@@ -1004,7 +1004,7 @@ DATA = [
         "cupynet/data/loader.py",
         "return -(-self.batches // size)",
         "return max(self.batches // size, 1)",
-        ("tests/data/test_loader.py::test_rounds_and_their_images_are_those_that_are_dealt_out",),
+        ("tests/data/test_loader.py::test_rounds_and_their_images_match_the_batches",),
     ),
     Fault(
         "signature-does-not-see-labels",
@@ -1012,7 +1012,7 @@ DATA = [
         "cupynet/data/loader.py",
         "zlib.crc32(dataset.labels, zlib.crc32(repr(about).encode()))",
         "zlib.crc32(repr(about).encode())",
-        ("tests/data/test_loader.py::test_a_signature_tells_data_batches_and_order_apart",),
+        ("tests/data/test_loader.py::test_signatures_differ_with_data_batch_size_and_order",),
     ),
     Fault(
         "label-beyond-the-classes-accepted",
@@ -1020,7 +1020,7 @@ DATA = [
         "cupynet/data/dataset.py",
         "if len(labels) and not 0 <= labels.min() <= labels.max() < classes:",
         "if len(labels) and not 0 <= labels.min() <= labels.max() <= classes:",
-        ("tests/data/test_dataset.py::test_a_data_set_that_cannot_be",),
+        ("tests/data/test_dataset.py::test_bad_images_and_labels_are_refused",),
     ),
     Fault(
         "images-of-other-samples",
@@ -1036,7 +1036,7 @@ DATA = [
         "cupynet/data/augment.py",
         "for word in (seed, epoch, place, np.asarray(samples).astype(np.uint64)):",
         "for word in (seed, place, np.asarray(samples).astype(np.uint64)):",
-        ("tests/data/test_augment.py::test_it_follows_from_seed_epoch_and_sample",),
+        ("tests/data/test_augment.py::test_the_result_depends_on_seed_epoch_and_sample_only",),
     ),
     Fault(
         "flip-upside-down",
@@ -1124,7 +1124,7 @@ DATA = [
         "cupynet/data/prefetch.py",
         "for _ in range(self.capacity):",
         "for _ in range(self.capacity + 1):",
-        ("tests/data/test_prefetch.py::test_no_more_than_capacity_is_made_ahead",),
+        ("tests/data/test_prefetch.py::test_no_more_than_capacity_is_prefetched",),
     ),
 ]
 
@@ -1135,7 +1135,7 @@ TRAINING = [
         "cupynet/training/replica.py",
         "gradient *= (part.stop - part.start) / whole",
         "gradient *= 1 / min(self.accumulate, whole)",
-        ("tests/training/test_accumulate.py::test_parts_come_to_the_whole_batch",),
+        ("tests/training/test_accumulate.py::test_parts_add_up_to_the_whole_batch",),
     ),
     Fault(
         "momentum-not-restored",
@@ -1143,7 +1143,7 @@ TRAINING = [
         "cupynet/training/replica.py",
         'view[...] = self.backend.asarray(state["optimizer"][name][parameter], view.dtype)',
         "view[...] = 0",
-        ("tests/training/test_resume.py::test_a_run_goes_on_from_any_round",),
+        ("tests/training/test_resume.py::test_training_resumes_bit_for_bit",),
     ),
     Fault(
         "gradient-of-a-failed-round-stays",
@@ -1151,7 +1151,7 @@ TRAINING = [
         "cupynet/training/replica.py",
         'a failed round may have left.\n        """\n        self.params.grad[...] = 0',
         'a failed round may have left.\n        """',
-        ("tests/training/test_trainer.py::test_a_round_that_failed_leaves_no_gradient_and_no_wish_behind",),
+        ("tests/training/test_trainer.py::test_a_failed_round_leaves_no_gradient_and_no_stop",),
     ),
     Fault(
         "best-checkpoint-not-kept",
@@ -1168,8 +1168,8 @@ TRAINING = [
         "hashlib.blake2b(content.tobytes(), digest_size=16)",
         "hashlib.blake2b(content.tobytes()[:0], digest_size=16)",
         (
-            "tests/training/callbacks/test_checkpoint.py::test_a_fit_that_was_stopped_goes_on_from_the_disk",
-            "tests/training/callbacks/test_checkpoint.py::test_what_replicas_have_in_common_is_stored_once",
+            "tests/training/callbacks/test_checkpoint.py::test_a_stopped_fit_resumes_from_the_disk",
+            "tests/training/callbacks/test_checkpoint.py::test_state_shared_by_replicas_is_stored_once",
         ),
     ),
     Fault(
@@ -1178,7 +1178,7 @@ TRAINING = [
         "cupynet/training/resize.py",
         "return [weight / total if total else 1 / len(states) for weight in weights]",
         "return [1 / len(states) for weight in weights]",
-        ("tests/training/test_resize.py::test_the_mean_is_that_of_the_next_average",),
+        ("tests/training/test_resize.py::test_the_mean_is_weighted_like_the_next_average",),
     ),
     Fault(
         "regrouped-epoch-leaves-batches-out",
@@ -1186,7 +1186,7 @@ TRAINING = [
         "cupynet/training/resize.py",
         'position["round"] = position["round"] * before // after',
         'position["round"] = -(-position["round"] * before // after)',
-        ("tests/training/test_resize.py::test_nothing_is_left_out_and_little_is_trained_twice",),
+        ("tests/training/test_resize.py::test_no_batch_is_left_out_and_few_are_trained_twice",),
     ),
     Fault(
         "regrouped-schedule-at-another-part",
@@ -1194,7 +1194,7 @@ TRAINING = [
         "cupynet/training/resize.py",
         'position["iteration"] - round(passed * before / after)',
         'position["iteration"] - round(passed * after / before)',
-        ("tests/training/test_resize.py::test_the_learning_rate_goes_on_at_the_same_part_of_training",),
+        ("tests/training/test_resize.py::test_the_learning_rate_continues_at_the_same_fraction_of_training",),
     ),
     Fault(
         "early-stopping-waits-once-more",
@@ -1218,7 +1218,7 @@ TRAINING = [
         "cupynet/training/callbacks/early_stopping.py",
         'self._epochs, self._waited = int(state["epochs"]), int(state["waited"])',
         'self._epochs = int(state["epochs"])',
-        ("tests/training/callbacks/test_early_stopping.py::test_it_goes_on_from_its_state",),
+        ("tests/training/callbacks/test_early_stopping.py::test_it_resumes_from_its_state",),
     ),
     Fault(
         "loss-scale-grows-a-round-late",
@@ -1283,7 +1283,7 @@ TRAINING = [
         "if iteration > UNTIMED_ROUNDS:",
         "if iteration:",
         (
-            "tests/training/test_trainer.py::test_the_average_at_the_end_counts_in_the_rate",
+            "tests/training/test_trainer.py::test_the_rate_includes_the_average_at_the_end",
             "tests/training/test_trainer.py::test_reports_add_up",
         ),
     ),
@@ -1301,7 +1301,7 @@ TRAINING = [
         "cupynet/training/consensus.py",
         "first = int(wishing[0])",
         "first = int(wishing[-1])",
-        ("tests/training/test_trainer.py::test_of_several_wishes_that_of_the_lowest_rank_is_told",),
+        ("tests/training/test_trainer.py::test_of_several_stops_the_lowest_ranks_is_reported",),
     ),
     Fault(
         "skipped-batches-not-counted-after-a-resume",
@@ -1317,7 +1317,7 @@ TRAINING = [
         "cupynet/training/callbacks/nonfinite.py",
         "self._count >= self.most_skipped",
         "self._count > self.most_skipped",
-        ("tests/training/callbacks/test_nonfinite.py::test_too_many_are_too_many",),
+        ("tests/training/callbacks/test_nonfinite.py::test_the_number_of_skipped_batches_is_limited",),
     ),
     Fault(
         "skipped-batch-keeps-its-gradient",
@@ -1325,7 +1325,7 @@ TRAINING = [
         "cupynet/training/callbacks/nonfinite.py",
         "        self._count, self.left_out = self._count + 1, self.left_out + 1\n        replica.forget()",
         "        self._count, self.left_out = self._count + 1, self.left_out + 1",
-        ("tests/training/callbacks/test_nonfinite.py::test_skip_leaves_out_one_batch_of_one_worker",),
+        ("tests/training/callbacks/test_nonfinite.py::test_skip_equals_a_run_without_that_batch",),
     ),
     Fault(
         "weight-average-forgets-its-first-weights",
@@ -1333,7 +1333,7 @@ TRAINING = [
         "cupynet/training/callbacks/weight_average.py",
         "kept = self.added / (self.added + 1) if self.decay is None else self.decay",
         "kept = (self.added - 1) / self.added if self.decay is None and self.added else self.decay or 0.0",
-        ("tests/training/callbacks/test_weight_average.py::test_the_result_is_the_mean_of_what_was_passed",),
+        ("tests/training/callbacks/test_weight_average.py::test_the_result_is_the_mean_of_the_weights_passed",),
     ),
     Fault(
         "weight-average-not-restored",
@@ -1341,7 +1341,7 @@ TRAINING = [
         "cupynet/training/callbacks/weight_average.py",
         'view[...] = self._backend.asarray(state["mean"][name], view.dtype)',
         "view[...] = 0",
-        ("tests/training/callbacks/test_weight_average.py::test_a_run_goes_on_from_any_round",),
+        ("tests/training/callbacks/test_weight_average.py::test_training_resumes_bit_for_bit",),
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Where a network is cut into stages, in which order they work, and what a pipeline can reach."""
+"""Pipelines: where a network is cut into stages, their order of work, and the bound on the speed-up."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_work_is_forward_and_both_gradients() -> None:
 def test_a_cut_is_the_best_there_is() -> None:
     """Against all cuts there are, on random work: the least largest stage, and of those what sends least."""
     rng = np.random.default_rng(4)
-    for _ in range(60):
+    for _ in range(20):
         count = int(rng.integers(1, 8))
         work, sent = rng.integers(0, 9, count).tolist(), rng.integers(1, 9, count).tolist()
         for stages in range(1, count + 1):
@@ -65,7 +65,7 @@ def test_a_cut_is_the_best_there_is() -> None:
             assert balanced(work, sent, stages) == min(costs)[2]
 
 
-def test_layers_that_are_computed_as_one_stay_together() -> None:
+def test_fused_layers_stay_together() -> None:
     network = lenet()
     assert built(network).together() == [["conv1", "pool1"], ["conv2", "pool2"], ["dense1"], ["output"]]
     assert built(network, "numpy").together() == [[name] for name, _ in network]
@@ -103,8 +103,8 @@ def test_lists_must_name_all_layers_in_order(stages: list[list[str]], wrong: str
     assert str(caught.value).endswith("name every layer once, in the network's order: d0, d1, d2")
 
 
-@pytest.mark.parametrize("stages", [0, -1, True, 1.5, None, "many", [], [[]], ["d0"], [["d0"], "d1"], [[1]]])
-def test_stages_that_mean_nothing_are_refused(stages: Any) -> None:
+@pytest.mark.parametrize("stages", [0, True, 1.5, "many", [], ["d0"], [["d0"], "d1"], [[1]]])
+def test_bad_stages_are_refused(stages: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"stages=.*: must be an integer of at least 1, auto, or a list of layer names"
     ):
@@ -141,7 +141,7 @@ def played(stages: int, micro_batches: int) -> list[str]:
     return lines
 
 
-def test_the_schedule_is_the_table_of_the_module() -> None:
+def test_the_schedule_of_three_stages() -> None:
     assert played(3, 4) == [
         " F1 F2 F3  .  . B1 F4 B2  . B3  . B4",
         "  . F1 F2  . B1 F3 B2 F4 B3  . B4  .",
@@ -149,8 +149,7 @@ def test_the_schedule_is_the_table_of_the_module() -> None:
     ]
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
-@pytest.mark.parametrize("micro_batches", [1, 2, 4, 9])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 4), (2, 1), (3, 9), (5, 2), (5, 9)])
 def test_every_schedule_ends_in_time_and_holds_few_micro_batches(stages: int, micro_batches: int) -> None:
     assert max(len(line) for line in played(stages, micro_batches)) == 3 * 2 * (micro_batches + stages - 1)
     for stage in range(stages):
@@ -161,7 +160,7 @@ def test_every_schedule_ends_in_time_and_holds_few_micro_batches(stages: int, mi
 
 
 @pytest.mark.parametrize(("samples", "micro_batches"), [(128, 4), (7, 4), (3, 8), (1, 1), (10, 3)])
-def test_parts_are_all_of_a_batch(samples: int, micro_batches: int) -> None:
+def test_parts_cover_a_batch(samples: int, micro_batches: int) -> None:
     found = parts(samples, micro_batches)
     assert len(found) == min(samples, micro_batches)
     assert np.concatenate([np.arange(samples)[part] for part in found]).tolist() == list(range(samples))

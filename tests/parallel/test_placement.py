@@ -1,4 +1,4 @@
-"""Where replicas live, for machines that are not at hand."""
+"""The placement of workers and stages on devices, for made-up machines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_models_own_device_is_the_first(machine):
     assert Placement.of("cupy", first=2).devices == (2, 0, 1)
 
 
-def test_numpy_integers_are_taken(machine):
+def test_numpy_integers_are_accepted(machine):
     machine(3)
     assert Placement.of("cupy", np.int64(2), np.array([0, 2])) == Placement(2, (0, 2))
 
@@ -64,13 +64,13 @@ def test_numpy_integers_are_taken(machine):
         ("numpy", 1.5, None, "workers=1.5: must be an integer of at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused(machine, backend, workers, devices, message):
+def test_bad_workers_and_devices_are_refused(machine, backend, workers, devices, message):
     machine(2)
     with pytest.raises(ConfigError, match=message):
         Placement.of(backend, workers, devices)
 
 
-def test_ranks_that_were_started_decide_the_number_of_replicas():
+def test_the_number_of_ranks_decides_the_number_of_replicas():
     assert Placement.of("numpy", seats=(0, 1, 0, 1)).workers == 4
     grid = Placement.of("numpy", stages=2, seats=(0, 1, 0, 1))
     assert (grid.workers, grid.ranks, grid.names()) == (2, 4, ["cpu"] * 4)
@@ -91,10 +91,8 @@ def test_a_ranks_number_on_its_machine_chooses_its_device():
 @pytest.mark.parametrize(
     ("gpus", "cores", "workers", "stages", "most", "found"),
     [
-        (0, 2, None, None, 4, (1, 2)),  # all left open: one replica on all there is
-        (0, 8, None, None, 4, (1, 4)),
+        (0, 2, None, None, 4, (1, 2)),  # one replica on all devices or cores by default
         (8, 2, None, None, 4, (1, 4)),
-        (8, 2, 2, None, 4, (2, 4)),
         (8, 2, 3, None, 4, (3, 2)),
         (2, 8, 3, None, 4, (3, 1)),
         (8, 2, None, 2, 4, (4, 2)),

@@ -1,17 +1,20 @@
-"""Small networks and data sets, and a way to train them with any number of workers."""
+"""Small networks and data sets, and helpers that train them with any number of workers."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cupynet.backend import create_backend, device_count
 from cupynet.data import Dataset, Loader
-from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
+from cupynet.nn import Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
+from cupynet.nn.layer import no_backward
 from cupynet.parallel import (
     Adaptive,
     Communicator,
@@ -29,6 +32,12 @@ from cupynet.parallel import (
     ThresholdEncoding,
 )
 from cupynet.training import Callback, Replica, Trainer
+from tests.support.backends import WORKING
+
+
+def on_backends(*names: str) -> Any:
+    """Parametrize `backend`; "cupy" is the stand-in, and GPUs if there are any."""
+    return pytest.mark.parametrize("backend", [each for each in WORKING if each.values[0] in names])
 
 
 def small_dataset(samples: int, seed: int = 0, size: int = 8) -> Dataset:
@@ -58,13 +67,57 @@ def fingerprint(model: Model) -> str:
     return hashlib.sha256(model.backend.to_host(model.params.master).tobytes()).hexdigest()
 
 
+def lenet() -> Sequential:
+    return Sequential(
+        {
+            "conv1": Conv2D(20, 5),
+            "pool1": MaxPool2D(2),
+            "conv2": Conv2D(50, 5),
+            "pool2": MaxPool2D(2),
+            "dense1": Dense(500, "relu"),
+            "output": Dense(10),
+        }
+    )
+
+
+class Poisoned(Layer):
+    """The identity, except that the outputs for some samples are NaN, or their derivatives infinite."""
+
+    def __init__(self, *samples: int, backwards: bool = False) -> None:
+        self.samples, self.backwards = samples, backwards
+
+    def build(self, input, params, backend):
+        return input
+
+    def forward(self, x, context):
+        y = self.backend.borrow(x.shape)
+        y[...] = x
+        bad = [] if context.samples is None else np.flatnonzero(np.isin(context.samples, self.samples))
+        if not self.backwards:
+            y[bad] = np.nan
+
+        def backward(dy):
+            self.backend.give_back(y)
+            if self.backwards:
+                dy[bad] = np.inf
+            return dy
+
+        return y, backward if context.train else no_backward
+
+
+def network_with(layer: Layer | None, dtype: str = "double") -> Model:
+    """The small model with a layer named `poisoned` before its output."""
+    layers = {"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu")}
+    layers |= {} if layer is None else {"poisoned": layer}
+    return Model(Sequential({**layers, "output": Dense(3)}), Image(8, 8, 1), create_backend("numpy", dtype), 1)
+
+
 class Recorder(Callback):
-    """Notes, on every worker, what it trained on and what its weights were after each iteration."""
+    """Records reports and epochs, and the fingerprint of the weights after each iteration, on every worker."""
 
     every_rank = True
 
     def __init__(self) -> None:
-        self.samples: list[list[int]] = []
         self.weights: list[str] = []
         self.reports: list = []
         self.epochs: list = []
@@ -79,8 +132,30 @@ class Recorder(Callback):
         self.epochs.append(record)
 
 
+def reported_rows(recorder: Recorder, after: int) -> list[dict[str, Any]]:
+    """The reports and epochs after an iteration, without times and traffic: a resumed fit sends its weights once."""
+    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "spent", "bytes_sent")
+    found = [{k: v for k, v in vars(row).items() if k not in timed} for row in (*recorder.reports, *recorder.epochs)]
+    for row in found:
+        row["evaluation"] = row.get("evaluation") and row["evaluation"].to_dict()
+    return [row for row in found if row["iteration"] > after]
+
+
+class KeepState(Callback):
+    """Copies every worker's state after an iteration."""
+
+    every_rank = True
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == self.iteration:
+            self.kept = copy.deepcopy(trainer.state())
+
+
 class StopAfter(Callback):
-    """Asks for a stop after an iteration."""
+    """Requests a stop after an iteration."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
@@ -91,7 +166,7 @@ class StopAfter(Callback):
 
 
 class RecordingReplica(Replica):
-    """Notes the samples of each update, per epoch."""
+    """Records the samples of each update, per epoch."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -113,12 +188,12 @@ class Trained:
         return self.host(lambda trainer: trainer.model.params.master)[0]
 
     def host(self, find: Callable[[Trainer], Any]) -> list[np.ndarray]:
-        """An array of each worker, on the host."""
+        """Return an array of each worker, on the host."""
         return [trainer.model.backend.to_host(find(trainer)) for trainer in self.trainers]
 
 
 def on_threads(workers: int, task) -> list:
-    """What `task(communicator)` returned on each of the workers."""
+    """Run `task(communicator)` on threads and return its results in rank order."""
     results = [None] * workers
 
     def keep(communicator):
@@ -130,7 +205,7 @@ def on_threads(workers: int, task) -> list:
 
 
 def model_of(communicator: Communicator, dtype: str = "double", backend: str = "numpy") -> Model:
-    """The small model of a worker, in its own thread; on devices they are in turn."""
+    """Build the small model in a worker's thread; workers take devices in turn."""
     own = create_backend(backend, dtype, communicator.rank % (device_count(backend) or 1))
     own.activate()
     communicator.attach(own)
@@ -179,7 +254,7 @@ def train(
     return Trained(on_threads(workers, task), recorders)
 
 
-# Every way to keep replicas together, as a configuration could describe it; each worker gets a copy.
+# Every way to keep replicas together, as a configuration could describe it. Each worker needs a copy.
 WAYS: dict[str, Synchronizer] = {
     "every 3": ParameterAveraging(3),
     "weights every 4": ParameterAveraging(4, average_updaters=False),
@@ -199,3 +274,6 @@ WAYS: dict[str, Synchronizer] = {
     "threshold, fixed": GradientSharing(ThresholdEncoding(FixedThreshold(0.01), 2), reduce="sum"),
     "threshold, target": GradientSharing(ThresholdEncoding(TargetSparsity(0.05, 0.01))),
 }
+
+# One of each mechanism: where a test only needs to see every kind of synchronizer.
+KINDS_OF_WAYS = {name: WAYS[name] for name in ("every 3", "diloco, half", "elastic", "gradients, half", "threshold")}

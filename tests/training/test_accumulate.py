@@ -1,4 +1,4 @@
-"""Gradients of parts of a batch, added up: the same as that of the whole batch, whatever the sizes of the parts."""
+"""Gradient accumulation: gradients of parts of a batch add up to that of the whole batch."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ def trained(accumulate: int, workers: int = 1, backend: str = "numpy", dtype: st
     return model.backend.to_host(model.params.master), np.array(seen.losses), updates
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 7, 50])
-@pytest.mark.parametrize("loss", [SoftmaxNLL(0.1, [1.0, 2.0, 0.5]), MeanSquaredError()], ids=["softmax", "squared"])
-def test_parts_come_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "loss"),
+    [(2, SoftmaxNLL(0.1, [1.0, 2.0, 0.5])), (3, MeanSquaredError()), (50, SoftmaxNLL(0.1, [1.0, 2.0, 0.5]))],
+    ids=["softmax", "squared", "single examples"],
+)
+def test_parts_add_up_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
     options: dict[str, Any] = {"optimizer": Nesterov(0.05, max_grad_norm=0.5), "loss": loss}
     found, expected = trained(accumulate, **options), trained(1, **options)
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-12)
@@ -48,15 +51,18 @@ def test_parts_come_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
     assert found[2] == expected[2] == 14
 
 
-@pytest.mark.parametrize("synchronizer", [ParameterAveraging(2), GradientSharing()], ids=["averaging", "sharing"])
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    ("synchronizer", "backend"),
+    [(ParameterAveraging(2), "numpy"), (GradientSharing(), "numba")],
+    ids=["averaging", "sharing"],
+)
 def test_with_several_workers(synchronizer: Any, backend: str) -> None:
     options: dict[str, Any] = {"workers": 2, "synchronizer": synchronizer, "backend": backend}
     found, expected = (trained(n, optimizer=Adam(0.01, epsilon=1e-3), **options) for n in (3, 1))
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-11)
 
 
-def test_batch_normalisation_sees_each_part_by_itself() -> None:
+def test_batch_norm_normalises_each_part() -> None:
     """Not what the whole batch comes to: the running mean learns from each of its parts in turn."""
     images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
     for accumulate in (1, 4):
@@ -70,12 +76,12 @@ def test_batch_normalisation_sees_each_part_by_itself() -> None:
         assert model.weights()["norm.mean"] == pytest.approx(expected)
 
 
-def test_half_too() -> None:
+def test_half_precision() -> None:
     found, expected = (trained(n, dtype="half", optimizer=Nesterov(0.05)) for n in (2, 1))
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=2e-2)
 
 
-def test_it_takes_less_memory() -> None:
+def test_it_needs_less_memory() -> None:
     """What is on loan at most, in the course of a gradient."""
     most = []
     for accumulate in (1, 4):
@@ -102,6 +108,6 @@ def test_parts_are_a_number(wrong: Any) -> None:
         ParallelWrapper(small_model(), 1, accumulate=wrong)
 
 
-def test_a_pipeline_has_micro_batches_for_that() -> None:
+def test_a_pipeline_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^accumulate=2: .*Pipeline\(micro_batches"):
         ParallelWrapper(small_model(), 1, accumulate=2, pipeline=Pipeline(stages=2))

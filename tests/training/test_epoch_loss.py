@@ -1,4 +1,4 @@
-"""The training loss of an epoch: the mean over what all replicas trained on in it, however it was interrupted."""
+"""The training loss of an epoch: the mean over the samples of all replicas, even if the epoch was interrupted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from cupynet.optim import SGD, Step
 from cupynet.parallel import Groups, ParameterAveraging, Pipeline
 from cupynet.training import Callback, EpochRecord, History, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training.resize import regrouped
-from tests.support.training import Recorder, StopAfter, alone, on_threads, small_dataset, small_model
-from tests.training.callbacks.test_nonfinite import Poisoned, network
-from tests.training.test_resume import Keep
+from tests.support.training import (
+    KeepState,
+    Poisoned,
+    Recorder,
+    StopAfter,
+    alone,
+    network_with,
+    on_threads,
+    small_dataset,
+    small_model,
+)
 
 STILL = 1e-300  # a learning rate at which no weight moves
 
@@ -64,8 +72,7 @@ def records(
     return on_threads(len(callbacks), task)
 
 
-@pytest.mark.parametrize("report_every", [0, 1, 2, 7])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(("workers", "report_every"), [(1, 2), (2, 0), (3, 1), (3, 7)])
 def test_it_is_the_mean_over_all_replicas_samples(workers, report_every):
     sums = [Summed() for _ in range(workers)]
     found = records(sums, small_dataset(57), 0.2, report_every=report_every, epochs=3)
@@ -84,7 +91,7 @@ def test_a_worker_without_a_batch_has_none():
     assert math.isnan(record.losses[2]) and record.loss == pytest.approx(np.mean(record.losses[:2]))
 
 
-@pytest.mark.parametrize(("stages", "workers"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("stages", "workers"), [(3, 1), (2, 2)])
 def test_the_last_stages_of_a_pipeline_have_it(stages, workers):
     def told(pipeline):
         recorder = Recorder()
@@ -105,10 +112,10 @@ def test_skipped_batches_do_not_count():
     recorder, summed = Recorder(), Summed()
     data = small_dataset(97)
     guard = NonFinite("skip")
-    trainer = alone(network(Poisoned(17)), SGD(STILL), callbacks=[recorder, summed, guard], report_every=3)
+    trainer = alone(network_with(Poisoned(17)), SGD(STILL), callbacks=[recorder, summed, guard], report_every=3)
     trainer.fit(Loader(data, 4, seed=3), 2)
     assert guard.left_out == 2
-    fine = alone(network(None), SGD(STILL), callbacks=[clean := Recorder()])
+    fine = alone(network_with(None), SGD(STILL), callbacks=[clean := Recorder()])
     fine.fit(Loader(data, 4, seed=3), 2)
     for epoch, (record, whole) in enumerate(zip(recorder.epochs, clean.epochs, strict=True)):
         left = next(b for b in Loader(data, 4, seed=3).epoch(epoch, trainer.backend) if 17 in b.samples)
@@ -118,7 +125,7 @@ def test_skipped_batches_do_not_count():
         assert record.loss == pytest.approx(expected, rel=1e-12)
 
 
-def test_an_epoch_that_was_broken_off_is_told_of_as_one():
+def test_an_interrupted_epoch_is_one_record():
     data, recorder = small_dataset(40), Recorder()
     trainer = alone(small_model(), SGD(STILL), callbacks=[recorder, StopAfter(3)], report_every=2)
     trainer.fit(Loader(data, 4, seed=3), 1)
@@ -133,11 +140,11 @@ def test_an_epoch_that_was_broken_off_is_told_of_as_one():
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_other_workers_go_on_with_the_sums_of_those_that_were(size):
+def test_the_sums_survive_a_change_of_workers(size):
     data = small_dataset(48)
-    keeps = [Keep(2) for _ in range(3)]
+    keeps = [KeepState(2) for _ in range(3)]
     whole = records(keeps, data, report_every=3)[0][0]  # 12 batches, of which 6 are done when the states are taken
-    states = regrouped([keep.state for keep in keeps], size, 1, ParameterAveraging(1))
+    states = regrouped([keep.kept for keep in keeps], size, 1, ParameterAveraging(1))
     (found,) = records([Callback() for _ in range(size)], data, report_every=3, states=states)[0]
     again = 6 % size  # batches that are trained on twice, see resize.py
     assert found.loss == pytest.approx(whole.loss, rel=1e-12 if not again else 0.1)
@@ -161,8 +168,8 @@ def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path):
         assert row["images_per_s"] == record.images_per_s == record.samples / record.train_s > 0
 
 
-def test_what_no_worker_has_is_null(tmp_path):
-    path, model = tmp_path / "history.jsonl", network(Poisoned(*range(4)))  # one of the two batches, of worker 0
+def test_a_missing_loss_is_null_in_the_history(tmp_path):
+    path, model = tmp_path / "history.jsonl", network_with(Poisoned(*range(4)))  # one of the two batches, of worker 0
     data = Loader(small_dataset(8), 4, shuffle=False)
     with ParallelWrapper(model, 2, 1, callbacks=[History(path), NonFinite("skip")]) as wrapper:
         wrapper.fit(data, 1)

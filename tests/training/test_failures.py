@@ -1,4 +1,4 @@
-"""Whatever fails, in whichever worker and when: the fit ends with that error, and nothing of it is left behind."""
+"""Injected failures in any part and worker: the fit ends with that error and leaves no threads or files behind."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def end_in_failure(kind: str, way: str, rank: int, moment: int, folder) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Who hangs is not waited for for five seconds."""
+    """Do not wait five seconds for a hanging worker."""
     monkeypatch.setattr(launch, "GRACE_S", 0.5)
 
 
@@ -271,7 +271,7 @@ def held() -> tuple[int, list[str], int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to count open files")
-def test_thirty_wrappers_leave_nothing_behind(tmp_path):
+def test_wrappers_leave_no_threads_or_files_behind(tmp_path):
     """Threads and open files to the last one; a third of the wrappers fail."""
 
     def use(number: int) -> None:
@@ -285,12 +285,12 @@ def test_thirty_wrappers_leave_nothing_behind(tmp_path):
 
     data, completed = small_dataset(40), []
     held_out = Loader(data, 4, shuffle=False)
-    for number in range(33):
+    for number in range(13):
         fault = Fault(number % 2, 2, "callback")
         use(number)
         if number == 2:
             threads, files, memory = held()
-    assert len(completed) == 22 and gone() == []
+    assert len(completed) == 8 and gone() == []
     after = held()
     assert (after[0], after[1]) == (threads, files)
     assert after[2] - memory < 30e6  # what the allocator keeps; a model with its states has 10 kB, its run much more

@@ -22,7 +22,7 @@ OPTIMIZERS = {
 
 
 class SignedRoot(SGD):
-    """w -= lr · sign(g) √|g|: as little linear in the gradient as one likes."""
+    """w -= lr · sign(g) √|g|: far from linear in the gradient."""
 
     def update(self, params, segment, move):
         grad = params.grad[segment.part]
@@ -30,8 +30,10 @@ class SignedRoot(SGD):
         grad[...] = 0
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "signed root"])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [("sgd", 2), ("momentum", 3), ("nesterov", 4), ("adamw", 3), ("lamb", 2), ("signed root", 3)],
+)
 def test_gradients_equal_one_worker_on_the_concatenated_batch(name, workers):
     """Ten iterations in double, clipped; the last round has fewer workers and a short batch."""
     optimizer = OPTIMIZERS.get(name, lambda: SignedRoot(1e-3))
@@ -46,7 +48,7 @@ def test_gradients_equal_one_worker_on_the_concatenated_batch(name, workers):
     assert len(set(states)) == 1
 
 
-def test_added_up_they_equal_a_learning_rate_as_many_times_as_high():
+def test_summed_gradients_equal_a_learning_rate_multiplied_by_the_workers():
     added = train(3, lambda: SGD(0.02), samples=60, synchronizer=lambda: GradientSharing(reduce="sum"))
     alone = train(1, lambda: SGD(0.06), samples=60, batch_size=12)
     assert np.abs(added.master - alone.master).max() <= 1e-12
@@ -76,8 +78,8 @@ class Noting(Replica):
         self.total += self.params.master - before
 
 
-@pytest.mark.parametrize("threshold", [1e-6, 0.004, 0.1, 10.0])
-def test_encoded_updates_and_what_waits_are_all_that_the_optimizers_did(threshold):
+@pytest.mark.parametrize("threshold", [1e-6, 0.004, 10.0])
+def test_encoded_updates_plus_residuals_are_the_sum_of_the_updates(threshold):
     """Added up, without cuts: moved = sum of updates - sum of residuals. Dense, sparse, and nothing at all."""
 
     def task(communicator):
@@ -111,7 +113,7 @@ def test_encoded_updates_are_averaged_by_samples():
     np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-16)  # weights of order one: rounding
 
 
-def test_residuals_live_over_fits_and_are_not_flushed():
+def test_residuals_survive_fits():
     def residual(wrapper):
         return wrapper.trainer.synchronizer.encoding.residual.copy()
 
@@ -127,7 +129,7 @@ def test_residuals_live_over_fits_and_are_not_flushed():
         assert not np.array_equal(residual(wrapper), first)
 
 
-def test_a_low_share_of_the_weights_is_a_low_share_of_the_bytes():
+def test_encoding_saves_traffic():
     """One batch for each of two workers: 1 % of exact gradients' bytes, headers and scores aside."""
 
     def sent(way):

@@ -1,10 +1,11 @@
-"""Steps that a GPU records and repeats, ahead of the host: they do what single launches do, and nothing gets lost.
+"""Training steps captured as a graph and launched ahead of the host give the results of single launches.
 
-On the stand-in of CuPy, which runs what was recorded and refuses what cannot be.
+They run on the stand-in of CuPy, which replays captured steps and rejects what cannot be captured.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -53,7 +54,7 @@ from cupynet.optim import (
     OneCycle,
     RMSProp,
 )
-from cupynet.parallel import ParameterAveraging, Synchronizer
+from cupynet.parallel import ParameterAveraging
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import (
     Callback,
@@ -67,37 +68,18 @@ from cupynet.training import (
     worker_plan,
 )
 from cupynet.training import loss_scaling as scaling
+from tests.support.device_runs import Seen, assert_same, train_on_device
 from tests.support.training import WAYS, small_dataset, small_model, small_network
 
-on_devices = pytest.mark.usefixtures("devices")  # the stand-in's, and a GPU's where there is one
+on_devices = pytest.mark.usefixtures("devices")  # on the stand-in, and on a GPU if there is one
 on_standin = pytest.mark.standin
 DATA = small_dataset(97)
 IMAGE = Image(*DATA.images.shape[1:])
 
 
-class Seen(Callback):
-    """What is reported, and the scale after each iteration."""
-
-    every_rank = True
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.scores: list[float] = []
-        self.scales: list[float] = []
-        self.epochs: list[list[float]] = []
-
-    def on_report(self, trainer, report):
-        self.losses.append(report.loss)
-        self.scores.append(report.score_after_averaging)
-
-    def on_epoch_end(self, trainer, record):
-        self.scales.append(trainer.replica.scaler.scale if trainer.replica.scaler else 1.0)
-        self.epochs.append([record.loss, *record.losses])
-
-
 @pytest.fixture
 def plainly(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Calls something with replicas that launch each operation by itself."""
+    """Call a function with replicas that launch each operation by itself."""
 
     def called(function: Any, *arguments: Any, **named: Any) -> Any:
         with monkeypatch.context() as patched:
@@ -105,68 +87,6 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Any:
             return function(*arguments, **named)
 
     return called
-
-
-def trained(
-    dtype: str = "float",
-    workers: int = 2,
-    *,
-    optimizer: Any = None,
-    synchronizer: Synchronizer | None = None,
-    network: Model | None = None,
-    data: Dataset = DATA,
-    scale: float | None = None,
-    callbacks: Any = (),
-    epochs: int = 3,
-    accumulate: int = 1,
-) -> dict[str, Any]:
-    """What there is to compare after some epochs."""
-    model = small_model(dtype, "cupy") if network is None else network
-    if scale is not None:
-        model.backend.loss_scale = scale
-    seen = Seen()
-    with ParallelWrapper(
-        model,
-        workers,
-        optimizer=Nesterov(0.05) if optimizer is None else optimizer,
-        synchronizer=ParameterAveraging(3) if synchronizer is None else synchronizer,
-        callbacks=[seen, *callbacks],
-        report_every=4,
-        timeout_s=60,
-        prefetch_buffer=0,
-        accumulate=accumulate,
-    ) as training:
-        training.fit(Loader(data, 8, seed=3), epochs)
-        trainer = training.trainer
-        return {
-            "weights": model.weights(),
-            "updates": trainer.replica.updates,
-            "samples": trainer.spent.samples,
-            "skipped": trainer.skipped_steps,
-            "ahead": getattr(trainer.replica, "_ahead", False),
-            "refused": getattr(trainer.replica, "refused", None),
-            "losses": np.array(seen.losses),
-            "scores": np.array(seen.scores),
-            "epochs": np.array(seen.epochs),
-            "scales": seen.scales,
-            "state": trainer.replica.state()["optimizer"],
-        }
-
-
-def same(found: dict[str, Any], expected: dict[str, Any], *, scores: bool = True) -> None:
-    """Bit for bit, but for sums of losses, which are added up in double.
-
-    scores: whether those of averages are compared; of one replica alone, which needs none, they come when it is looked.
-    """
-    for name, weight in expected["weights"].items():
-        np.testing.assert_array_equal(found["weights"][name], weight, err_msg=name)
-    for vector, parts in expected["state"].items():
-        for name, part in parts.items():
-            np.testing.assert_array_equal(found["state"][vector][name], part, err_msg=name)
-    for name in ("updates", "samples", "skipped", "scales"):
-        assert found[name] == expected[name], name
-    for name in ("losses", "epochs", "scores")[: 2 + scores]:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
 
 
 OPTIMIZERS = {
@@ -187,32 +107,25 @@ OPTIMIZERS = {
 }
 
 
-# the rules come in turn in float and in double, and all in half, which adds a scale and weights of two precisions
-IN_TURN = [("double", "float")[place % 2] for place, _ in enumerate(OPTIMIZERS)]
-STEPS = [
-    pytest.param(name, dtype, marks=() if dtype in ("half", turn) else pytest.mark.slow)
-    for name, turn in zip(OPTIMIZERS, IN_TURN, strict=True)
-    for dtype in ("half", "float", "double")
-]
+# Half adds a loss scale and weights of two precisions, so every second rule runs in half.
+STEPS = list(zip(OPTIMIZERS, itertools.cycle(["half", "float", "half", "double"]), strict=False))
 
 
 @on_devices
 @pytest.mark.parametrize(("optimizer", "dtype"), STEPS)
-def test_recorded_steps_are_those_of_single_launches(dtype: str, optimizer: str, plainly: Any) -> None:
-    """Seven batches for two workers, the last one short: in the last round one of them has none."""
-    data = small_dataset(53)
-    found = trained(dtype, optimizer=OPTIMIZERS[optimizer](), data=data)
+def test_captured_steps_equal_single_launches(dtype: str, optimizer: str, plainly: Any) -> None:
+    """Seven batches for two workers, the last one short: in the last round one worker has none."""
+    found = train_on_device(dtype, optimizer=OPTIMIZERS[optimizer]())
     assert found["ahead"] and found["refused"] == ""
-    same(found, plainly(trained, dtype, optimizer=OPTIMIZERS[optimizer](), data=data))
+    assert_same(found, plainly(train_on_device, dtype, optimizer=OPTIMIZERS[optimizer]()))
 
 
 @on_devices
-@pytest.mark.parametrize(("dtype", "accumulate"), [("half", 2), ("float", 3), ("half", 50)])
-def test_parts_of_a_batch_are_recorded_together(dtype: str, accumulate: int, plainly: Any) -> None:
-    data = small_dataset(53)
-    found = trained(dtype, accumulate=accumulate, data=data)
+@pytest.mark.parametrize(("dtype", "accumulate"), [("float", 3), ("half", 50)])
+def test_parts_of_a_batch_are_captured_together(dtype: str, accumulate: int, plainly: Any) -> None:
+    found = train_on_device(dtype, accumulate=accumulate)
     assert found["ahead"]
-    same(found, plainly(trained, dtype, accumulate=accumulate, data=data))
+    assert_same(found, plainly(train_on_device, dtype, accumulate=accumulate))
 
 
 LOSSES = {
@@ -226,7 +139,7 @@ LOSSES = {
 
 @on_devices
 @pytest.mark.parametrize("loss", LOSSES)
-def test_losses_take_their_scale_from_the_device(loss: str, plainly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_read_the_loss_scale_on_the_device(loss: str, plainly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far too large at first, so that it changes while steps run ahead; and the mean of the weights is followed."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
@@ -234,32 +147,28 @@ def test_losses_take_their_scale_from_the_device(loss: str, plainly: Any, monkey
         return Model(small_network(), Image(8, 8, 1), create_backend("cupy", "half"), 1, LOSSES[loss])
 
     options: dict[str, Any] = {"scale": 2.0**24, "optimizer": Adam(0.01)}
-    found = trained(network=model(), callbacks=[WeightAverage(0.9)], **options)
+    found = train_on_device(network=model(), callbacks=[WeightAverage(0.9)], **options)
     assert found["ahead"] and found["skipped"] >= 1
-    same(found, plainly(trained, network=model(), callbacks=[WeightAverage(0.9)], **options))
-
-
-# one worker averages with nobody: one of each kind of way
-BY_ONE = ("every 3", "end", "half", "post-local", "diloco", "elastic", "gradients", "threshold")
-ALONE_AND_TOGETHER = [
-    pytest.param(way, workers, marks=() if workers > 1 or way in BY_ONE else pytest.mark.slow)
-    for way in WAYS
-    for workers in (1, 3)
-]
+    assert_same(found, plainly(train_on_device, network=model(), callbacks=[WeightAverage(0.9)], **options))
 
 
 @on_devices
 @pytest.mark.parametrize(
     ("way", "workers"),
-    ALONE_AND_TOGETHER,
-    ids=lambda value: value.replace("gradients", "sharing") if isinstance(value, str) else None,
+    [
+        *[(way, 3) for way in ("every 3", "end", "half", "post-local", "diloco", "elastic", "gradients", "threshold")],
+        ("every 3", 1),
+        ("threshold", 1),
+    ],
+    ids=lambda value: str(value).replace("gradients", "sharing"),
 )
 def test_every_way_to_keep_replicas_together(way: str, workers: int, plainly: Any) -> None:
-    """Eight batches for three workers, the last one short: in the last round one of them has none."""
+    """Eight batches for three workers, the last one short: in the last round one worker has none."""
     data = small_dataset(61)
-    found = trained("half", workers, synchronizer=WAYS[way], data=data)
-    assert found["ahead"] == (not way.startswith("gradients"))
-    same(found, plainly(trained, "half", workers, synchronizer=WAYS[way], data=data), scores=workers > 1)
+    found = train_on_device("half", workers, synchronizer=WAYS[way], data=data)
+    assert found["ahead"] == (way not in ("gradients", "threshold"))
+    again = plainly(train_on_device, "half", workers, synchronizer=WAYS[way], data=data)
+    assert_same(found, again, scores=workers > 1)
 
 
 @on_devices
@@ -268,20 +177,20 @@ def test_the_loss_scale_is_found_on_the_device(way: str, plainly: Any, monkeypat
     """Far too large at first: steps are left out and it is halved; then it grows every fifth time."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     options: dict[str, Any] = {"scale": 2.0**24, "synchronizer": WAYS[way]}
-    found = trained("half", **options)
+    found = train_on_device("half", **options)
     assert found["skipped"] >= 1 and found["scales"][-1] < 2.0**24
-    same(found, plainly(trained, "half", **options))
+    assert_same(found, plainly(train_on_device, "half", **options))
 
 
 @on_standin
-def test_after_the_second_time_one_launch_asks_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_the_third_time_a_step_is_one_graph_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.standin.machine import active
     from tests.standin.streams import Graph
 
     launches: list[int] = []
     counted = Graph.launch
     monkeypatch.setattr(Graph, "launch", lambda *given: (launches.append(1), counted(*given))[1])
-    found, machine = trained(workers=1, data=small_dataset(40), epochs=4), active()
+    found, machine = train_on_device(workers=1, data=small_dataset(40), epochs=4), active()
     assert len(launches) == 20 - 1 and found["updates"] == 20
     assert machine.launches["judge_float"] == 2  # the first, and when it is recorded
     assert machine.launches["nesterov_update_float"] == 2 * 2  # weights and biases
@@ -289,7 +198,7 @@ def test_after_the_second_time_one_launch_asks_for_a_step(monkeypatch: pytest.Mo
 
 
 @on_devices
-def test_the_time_that_the_host_waits_belongs_to_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody looks between, all of it comes at a report or at the end of an epoch."""
     settle, slow = graph_replica.GraphReplica.settle, 0.05
 
@@ -306,9 +215,7 @@ def test_the_time_that_the_host_waits_belongs_to_the_rounds(monkeypatch: pytest.
 
 @on_devices
 @pytest.mark.parametrize("on_device", [True, False])
-def test_a_batch_that_lies_where_the_last_one_did_is_not_copied(
-    on_device: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_in_the_captured_buffer_is_not_copied(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs: list[Any] = []
     take = graph_replica.GraphReplica._take
 
@@ -324,7 +231,7 @@ def test_a_batch_that_lies_where_the_last_one_did_is_not_copied(
 
 
 @on_standin
-def test_what_allocates_cannot_be_recorded() -> None:
+def test_capture_refuses_allocations() -> None:
     """CuPy would let it, and the next launch would write to what somebody else has by then."""
     import cupy
 
@@ -343,7 +250,7 @@ def test_what_allocates_cannot_be_recorded() -> None:
 
 
 @on_standin
-def test_the_callers_thread_is_as_it_was_when_one_worker_has_trained_in_it() -> None:
+def test_training_in_the_callers_thread_restores_its_stream_and_device() -> None:
     import cupy
 
     before = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.getDevice()
@@ -357,7 +264,7 @@ def test_the_callers_thread_is_as_it_was_when_one_worker_has_trained_in_it() -> 
 
 
 @on_devices
-def test_a_callback_may_compute_on_a_stream_of_its_own() -> None:
+def test_a_callback_may_use_its_own_stream() -> None:
     """What it asks of the model goes in the order of the worker's stream all the same."""
     import cupy
 
@@ -366,8 +273,8 @@ def test_a_callback_may_compute_on_a_stream_of_its_own() -> None:
             with cupy.cuda.Stream(non_blocking=True):
                 assert np.isfinite(trainer.model.predict(DATA.images[:3])).all()
 
-    found = trained("float", 2, callbacks=[Beside()])
-    same(found, trained("float", 2))
+    found = train_on_device("float", 2, callbacks=[Beside()])
+    assert_same(found, train_on_device("float", 2))
 
 
 def many_layers() -> Sequential:
@@ -398,15 +305,15 @@ def many_layers() -> Sequential:
 
 
 @on_devices
-@pytest.mark.parametrize("dtype", ["half", "float", "double"])
-def test_a_network_of_all_layers_is_recorded(dtype: str, plainly: Any) -> None:
+@pytest.mark.parametrize("dtype", ["half", "double"])
+def test_a_network_of_all_layers_is_captured(dtype: str, plainly: Any) -> None:
     def network() -> Model:
         return Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1)
 
     data = small_dataset(29)
-    found = trained(dtype, 1, network=network(), data=data)
+    found = train_on_device(dtype, 1, network=network(), data=data)
     assert found["ahead"]
-    same(found, plainly(trained, dtype, 1, network=network(), data=data), scores=False)
+    assert_same(found, plainly(train_on_device, dtype, 1, network=network(), data=data), scores=False)
 
 
 def marked(samples: int, *which: int) -> Dataset:
@@ -444,13 +351,13 @@ def breaking(dtype: str = "float") -> Model:
 
 
 @on_devices
-@pytest.mark.parametrize("dtype", ["half", "float"])
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("frequency", [1, 4, "end"])
-def test_what_is_not_finite_is_told_as_if_nobody_had_run_ahead(
+@pytest.mark.parametrize(
+    ("dtype", "workers", "frequency"), [("half", 1, 4), ("float", 1, "end"), ("half", 3, "end"), ("float", 3, 1)]
+)
+def test_a_loss_that_is_not_finite_is_reported_as_without_a_graph(
     dtype: str, workers: int, frequency: Any, plainly: Any
 ) -> None:
-    """The same worker, batch, sample and layer; and nothing of that batch is in the weights of its replica."""
+    """The message names the same worker, batch, sample and layer; the weights are those before that batch."""
 
     def failed() -> tuple[str, dict[str, Any]]:
         model = breaking(dtype)
@@ -495,11 +402,11 @@ class Explodes(Layer):
 def test_a_gradient_that_is_not_finite_names_its_layer() -> None:
     network = Sequential({"conv1": Conv2D(3, 3), "explodes": Explodes(), "output": Dense(3)})
     with pytest.raises(DivergedError, match="^the gradient of layer 'conv1' of worker 0 at batch 0 of epoch 1 is not"):
-        trained(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
+        train_on_device(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
 
 
 @on_devices
-def test_a_fit_that_somebody_broke_off_leaves_nothing_behind() -> None:
+def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
     """What ran ahead and was not looked at does not count in the next one."""
 
     class Fails(Callback):
@@ -522,7 +429,7 @@ def test_a_fit_that_somebody_broke_off_leaves_nothing_behind() -> None:
 
 
 @on_devices
-def test_a_fit_in_another_thread_leaves_the_buffers_of_the_first_alone() -> None:
+def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
     """The graphs of the first fit write to buffers that this thread has borrowed again since."""
     model = small_model("float", "cupy")
     with ParallelWrapper(model, 1, prefetch_buffer=0) as training:
@@ -538,29 +445,29 @@ def test_a_fit_in_another_thread_leaves_the_buffers_of_the_first_alone() -> None
 
 
 @on_devices
-def test_who_wants_to_leave_batches_out_waits_for_each(plainly: Any) -> None:
+def test_skipping_batches_waits_for_each_step(plainly: Any) -> None:
     def guarded() -> dict[str, Any]:
-        return trained(network=breaking(), data=marked(97, 17), callbacks=[NonFinite("skip")])
+        return train_on_device(network=breaking(), data=marked(97, 17), callbacks=[NonFinite("skip")])
 
     found = guarded()
     assert not found["ahead"]
-    same(found, plainly(guarded))
+    assert_same(found, plainly(guarded))
 
 
 @on_devices
-def test_a_network_that_is_not_said_to_be_recordable_is_not_recorded(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layer_that_is_not_recordable_is_not_captured(caplog: pytest.LogCaptureFixture) -> None:
     class Own(Dense):
         """Recordable or not: it does not say so."""
 
     network = Sequential({"own": Own(8), "output": Dense(3)})
     with caplog.at_level(logging.INFO):
-        found = trained(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
+        found = train_on_device(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
     assert not found["ahead"]
     assert "each operation is launched by itself: Own is not said to be recordable" in caplog.text
 
 
 @on_standin
-def test_what_cannot_be_recorded_is_done_as_it_stands(plainly: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_cannot_be_captured_runs_uncaptured(plainly: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A layer that says so and reads a number on the host all the same."""
     from tests.standin.errors import InCapture
     from tests.standin.machine import active
@@ -577,18 +484,18 @@ def test_what_cannot_be_recorded_is_done_as_it_stands(plainly: Any, caplog: pyte
         return Model(Sequential(layers), Image(8, 8, 1), create_backend("cupy"), 1)
 
     with caplog.at_level(logging.INFO):
-        found = trained(network=network(), workers=1)
+        found = train_on_device(network=network(), workers=1)
     assert found["ahead"]
     text = "each operation is launched by itself: step cannot be recorded"
     assert caplog.text.count(text) == 1
     machine = active()
     assert machine.misuses and all(isinstance(each, InCapture) for each in machine.misuses)
     machine.misuses.clear()
-    same(found, plainly(trained, network=network(), workers=1), scores=False)
+    assert_same(found, plainly(train_on_device, network=network(), workers=1), scores=False)
 
 
 @on_devices
-def test_a_checkpoint_holds_what_ran_ahead(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken between two averages and between two reports; what goes on from it ends with the same bits."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
@@ -614,7 +521,7 @@ def test_a_checkpoint_holds_what_ran_ahead(tmp_path: Any, monkeypatch: pytest.Mo
 
 
 @on_devices
-def test_a_second_fit_and_weights_that_somebody_changed(plainly: Any) -> None:
+def test_a_second_fit_sees_weights_changed_in_between(plainly: Any) -> None:
     def twice() -> dict[str, Any]:
         model = small_model("half", "cupy")
         with ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), timeout_s=60) as training:
@@ -647,7 +554,7 @@ class Spoiled(RuntimeError):
     ],
     ids=["twice", "three times", "in cuBLAS", "otherwise"],
 )
-def test_a_recording_that_others_spoiled_is_tried_again(
+def test_an_invalidated_capture_is_tried_again(
     error: Exception, times: int, recorded_after_all: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the steps meanwhile are made all the same."""
@@ -675,7 +582,7 @@ def test_a_recording_that_others_spoiled_is_tried_again(
 
 
 @on_standin
-def test_nothing_is_loaded_or_made_while_another_thread_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_or_handle_is_created_during_another_threads_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is loaded waits for the device, and no capture survives that."""
     import cupy
 
@@ -724,7 +631,7 @@ def test_nothing_is_loaded_or_made_while_another_thread_records(monkeypatch: pyt
 
 @on_standin
 @pytest.mark.parametrize("what", ["a kernel", "a handle"])
-def test_what_is_loaded_or_made_waits_for_who_records(what: str) -> None:
+def test_creating_a_kernel_or_handle_waits_for_a_capture(what: str) -> None:
     """Also by those who take no steps: prefetchers, and who predicts."""
     backend, done = create_backend("cupy"), threading.Event()
     x, y = backend.asarray(np.ones((2, 2), np.float32)), backend.allocate((2, 2), np.float32)

@@ -1,4 +1,4 @@
-"""The loss scale of half precision: halved where a gradient overflows, doubled after a while, one where it must be."""
+"""The loss scale of half precision: halved when a gradient overflows, doubled after a while, shared by replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
-from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
 from cupynet.parallel import (
     GradientSharing,
@@ -23,20 +22,13 @@ from cupynet.parallel import (
 from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.loss_scaling import LossScaler
-from tests.support.training import alone, fingerprint, on_threads, small_dataset, small_model
-from tests.training.callbacks.test_nonfinite import Poisoned
+from tests.support.training import Poisoned, alone, fingerprint, network_with, on_threads, small_dataset, small_model
 
 DATA = small_dataset(97)
 
 
 def loader(samples: int = 97) -> Loader:
     return Loader(small_dataset(samples), 4, seed=3)
-
-
-def network(layer=None, dtype: str = "half"):
-    layers = {"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu")}
-    layers |= {} if layer is None else {"poisoned": layer}
-    return Model(Sequential({**layers, "output": Dense(3)}), Image(8, 8, 1), create_backend("numpy", dtype), 1)
 
 
 class Scales(Callback):
@@ -79,10 +71,10 @@ def test_what_is_learned_does_not_depend_on_it(monkeypatch):
 
 def test_a_step_that_is_left_out_moves_nothing():
     """One batch in each epoch overflows whatever the scale: as if it were not there."""
-    poisoned = alone(network(Poisoned(17, backwards=True)), Nesterov(0.01))
+    poisoned = alone(network_with(Poisoned(17, backwards=True), "half"), Nesterov(0.01))
     poisoned.fit(loader(), 2)
     assert poisoned.skipped_steps == 2 and poisoned.replica.scaler.scale == 256.0
-    guarded = alone(network(Poisoned(17, backwards=True), "float"), Nesterov(0.01), callbacks=[NonFinite("skip")])
+    guarded = alone(network_with(Poisoned(17, backwards=True), "float"), Nesterov(0.01), callbacks=[NonFinite("skip")])
     guarded.fit(loader(), 2)
     for name, weights in poisoned.model.weights().items():
         np.testing.assert_allclose(weights, guarded.model.weights()[name], atol=0.02)
@@ -90,8 +82,8 @@ def test_a_step_that_is_left_out_moves_nothing():
 
 def test_a_loss_that_is_not_finite_is_a_failure_and_so_is_what_no_scale_mends():
     with pytest.raises(DivergedError, match="the loss of worker 0 at batch"):
-        alone(network(Poisoned(17)), Nesterov(0.05)).fit(loader(), 1)
-    every = alone(network(Poisoned(*range(97), backwards=True)), Nesterov(0.05))
+        alone(network_with(Poisoned(17), "half"), Nesterov(0.05)).fit(loader(), 1)
+    every = alone(network_with(Poisoned(*range(97), backwards=True), "half"), Nesterov(0.05))
     with pytest.raises(DivergedError, match="the gradient of layer 'dense1' of worker 0 at batch 10 of epoch 1"):
         every.fit(loader(), 1)
     assert every.replica.scaler.scale == 1.0 and every.replica.scaler.skipped == 10  # 1024 halved ten times
@@ -108,7 +100,7 @@ def test_each_replica_has_its_own_between_averages_and_all_one_where_they_share_
         from cupynet.training import Replica, Trainer
 
         mine = Scales()
-        replica = Replica(network(Poisoned(17, backwards=True)), Nesterov(0.05))
+        replica = Replica(network_with(Poisoned(17, backwards=True), "half"), Nesterov(0.05))
         trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), callbacks=[mine])
         trainer.fit(loader(), 1)
         scales[communicator.rank] = mine.scales
@@ -158,7 +150,9 @@ def test_an_overflow_halves_it_in_the_round_in_which_it_would_have_grown_too(mon
 
 def test_stages_leave_a_step_out_together():
     seen = []
-    with ParallelWrapper(network(Poisoned(17, backwards=True)), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper:
+    with ParallelWrapper(
+        network_with(Poisoned(17, backwards=True), "half"), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20
+    ) as wrapper:
         wrapper.fit(loader(), 2)
         wrapper.on_workers(lambda trainer: seen.append((trainer.replica.scaler.skipped, trainer.skipped_steps)))
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
@@ -168,14 +162,14 @@ def test_stages_leave_a_step_out_together():
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_checkpoint_holds_it(tmp_path, workers):
     def wrapper():
-        model = network(Poisoned(17, backwards=True))
+        model = network_with(Poisoned(17, backwards=True), "half")
         return ParallelWrapper(model, 2, 3, callbacks=[Checkpoint(every_iterations=4, keep_last=100, path=tmp_path)])
 
     with wrapper() as whole:
         whole.fit(loader(), 2)
         wanted, steps = fingerprint(whole.model), whole.trainer.skipped_steps
     paths = sorted(tmp_path.iterdir())
-    model = network(Poisoned(17, backwards=True))
+    model = network_with(Poisoned(17, backwards=True), "half")
     with ParallelWrapper(model, workers, 3) as again:
         again.restore(paths[-2])
         assert again.trainer.replica.scaler.scale < 1024.0
@@ -195,11 +189,11 @@ def test_a_state_that_is_none_is_refused():
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_other_workers_count_a_step_once(tmp_path, workers):
-    with ParallelWrapper(network(Poisoned(17, backwards=True)), 2, 3) as wrapper:
+    with ParallelWrapper(network_with(Poisoned(17, backwards=True), "half"), 2, 3) as wrapper:
         wrapper.fit(loader(), 2)
         path, found = wrapper.checkpoint(tmp_path), []
         wrapper.on_workers(lambda trainer: found.append((trainer.rank, trainer.replica.scaler.skipped)))
-    with ParallelWrapper(network(), workers, 3) as again:
+    with ParallelWrapper(network_with(None, "half"), workers, 3) as again:
         again.restore(path)
         now = []
         again.on_workers(lambda trainer: now.append((trainer.rank, trainer.replica.scaler.skipped)))

@@ -1,4 +1,4 @@
-"""What a trainer's state promises: one that takes it over goes on as if nothing had happened, bit for bit."""
+"""The state of a trainer: another trainer that restores it continues bit for bit."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
 from cupynet.parallel import Adaptive, ElasticAveraging, GradientSharing, Groups, ParameterAveraging
-from cupynet.training import Callback, Replica, Trainer
+from cupynet.training import Replica, Trainer
 from tests.guides.extending.gradient_mean import GradientMean
-from tests.support.training import WAYS, Recorder, fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import (
+    KINDS_OF_WAYS,
+    WAYS,
+    KeepState,
+    Recorder,
+    fingerprint,
+    on_threads,
+    reported_rows,
+    small_dataset,
+    small_model,
+)
 
-EPOCHS, ROUNDS = 2, 5
-
-
-class Keep(Callback):
-    """Takes every worker's state after one round."""
-
-    every_rank = True
-
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
-
-    def on_iteration_end(self, trainer):
-        if trainer.iteration == self.iteration:
-            self.state = copy.deepcopy(trainer.state())
+EPOCHS = 2  # of five rounds
 
 
 def trainer_of(communicator, synchronizer, callbacks) -> Trainer:
@@ -41,45 +38,35 @@ def trainer_of(communicator, synchronizer, callbacks) -> Trainer:
     )
 
 
-def rows(recorder: Recorder, after: int) -> list:
-    """What was reported after an iteration; not the times, nor what was sent: a resumed fit sends its weights once."""
-    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "spent", "bytes_sent")
-    found = [{k: v for k, v in vars(row).items() if k not in timed} for row in (*recorder.reports, *recorder.epochs)]
-    for row in found:
-        row["evaluation"] = row.get("evaluation") and row["evaluation"].to_dict()
-    return [row for row in found if row["iteration"] > after]
-
-
-@pytest.mark.parametrize("iteration", range(1, EPOCHS * ROUNDS))
 @pytest.mark.parametrize("synchronizer", [*WAYS.values(), GradientMean()], ids=[*WAYS, "gradient mean"])
-def test_a_run_goes_on_from_any_round(synchronizer, iteration):
+def test_training_resumes_bit_for_bit(synchronizer):
+    """From early in the first epoch, from its end, and from the middle of the second."""
     data = small_dataset(57)  # 15 batches for 3 workers, the last of one sample
     loader, held_out = Loader(data, 4, seed=3), Loader(data, 7, shuffle=False)
 
-    def whole(communicator):
-        keep, recorder = Keep(iteration), Recorder()
-        trainer = trainer_of(communicator, synchronizer, [keep, recorder])
-        trainer.fit(loader, EPOCHS, evaluate_on=held_out)
-        return fingerprint(trainer.model), rows(recorder, iteration), keep.state
+    def fit(states=None):
+        """Return each worker's fingerprint, its reports, and the states it passed through."""
 
-    uninterrupted = on_threads(3, whole)
+        def task(communicator):
+            recorder, keeps = Recorder(), {at: KeepState(at) for at in (2, 5, 8)}
+            trainer = trainer_of(communicator, synchronizer, [recorder, *keeps.values()])
+            if states is not None:
+                trainer.restore(states[communicator.rank])
+            trainer.fit(loader, EPOCHS - trainer.epoch, evaluate_on=held_out)
+            return fingerprint(trainer.model), recorder, {at: getattr(k, "kept", None) for at, k in keeps.items()}
 
-    def rest(communicator):
-        recorder = Recorder()
-        trainer = trainer_of(communicator, synchronizer, [recorder])
-        trainer.restore(uninterrupted[communicator.rank][2])
-        trainer.fit(loader, EPOCHS - trainer.epoch, evaluate_on=held_out)
-        return fingerprint(trainer.model), rows(recorder, iteration)
+        return on_threads(3, task)
 
-    for (weights, reported), (again, reported_again) in zip(
-        (each[:2] for each in uninterrupted), on_threads(3, rest), strict=True
-    ):
-        assert again == weights
-        np.testing.assert_equal(reported_again, reported)
+    whole = fit()
+    for iteration in (2, 5, 8):
+        again = fit([states[iteration] for *_, states in whole])
+        for (found, reported, _), (expected, wanted, _) in zip(again, whole, strict=True):
+            assert found == expected, f"resumed after iteration {iteration}"
+            np.testing.assert_equal(reported_rows(reported, iteration), reported_rows(wanted, iteration))
 
 
-@pytest.mark.parametrize("synchronizer", WAYS.values(), ids=WAYS)
-def test_a_state_is_arrays_and_numbers_by_name(synchronizer):
+@pytest.mark.parametrize("synchronizer", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
+def test_a_state_holds_only_arrays_and_numbers(synchronizer):
     def leaves(node):
         for value in node.values():
             yield from leaves(value) if isinstance(value, dict) else [value]
@@ -102,7 +89,7 @@ def test_a_state_of_another_optimizer_is_refused(saved, taken):
 
 
 @pytest.mark.parametrize(
-    ("saved", "workers", "taken", "lacking"),
+    ("saved", "workers", "taken", "missing"),
     [
         (
             ParameterAveraging(3),
@@ -118,7 +105,7 @@ def test_a_state_of_another_optimizer_is_refused(saved, taken):
         (GradientSharing(), 2, GradientSharing("threshold"), "encoding for 2 workers updates encoded with"),
     ],
 )
-def test_a_state_of_another_synchronizer_is_refused(saved, workers, taken, lacking):
+def test_a_state_of_another_synchronizer_is_refused(saved, workers, taken, missing):
     def fitted(communicator):
         trainer = trainer_of(communicator, saved, [])
         trainer.fit(Loader(small_dataset(20), 4), 1)
@@ -129,14 +116,14 @@ def test_a_state_of_another_synchronizer_is_refused(saved, workers, taken, lacki
     def task(communicator):
         trainer = trainer_of(communicator, taken, [])
         before = fingerprint(trainer.model)
-        with pytest.raises(ConfigError, match=f"^this state has no {lacking}") as refused:
+        with pytest.raises(ConfigError, match=f"^this state has no {missing}") as refused:
             trainer.restore(states[0])
         assert "\n" not in str(refused.value) and fingerprint(trainer.model) == before
 
     on_threads(2, task)
 
 
-def test_a_state_of_another_precision_is_taken():
+def test_a_state_of_another_dtype_is_converted():
     double = Replica(small_model("double"), Nesterov(0.1))
     single = Replica(small_model("float", seed=2), Nesterov(0.1))
     single.restore(double.state())

@@ -12,7 +12,7 @@ import pytest
 from cupynet.core.errors import DataError
 from cupynet.data import KMNIST, FashionMNIST
 from cupynet.data.idx_file import IdxFile
-from tests.data.conftest import NAMES
+from tests.support.mirrors import NAMES
 
 both = pytest.mark.parametrize("kind", [FashionMNIST, KMNIST])
 

@@ -1,8 +1,6 @@
-"""One suite for every communicator: what a worker may rely on, whatever connects it to the others.
+"""One suite for every communicator: serial, threads, threads with arrays on GPUs, and ranks of MPI.
 
-It runs over the serial communicator and over threads here, over threads whose arrays live on GPUs, and once more under
-mpiexec for each number of ranks: there every rank runs this file, and its part of each task (`CUPYNET_TEST_RANKS` is
-set).
+Under mpiexec every rank runs this file, and its part of each task; `CUPYNET_TEST_RANKS` is set there.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ of_threads = pytest.mark.skipif(bool(RANKS), reason="about threads alone")
 
 
 def on_workers(launcher: Launcher, task) -> list:
-    """What `task(communicator)` returned on each of the workers."""
+    """Run `task(communicator)` on all workers and return their results in rank order."""
     results = [None] * launcher.workers
 
     def keep(communicator):
@@ -51,7 +49,7 @@ def on_workers(launcher: Launcher, task) -> list:
 
 
 class OnDevices:
-    """A worker's communicator, whose floating-point arrays go to the worker's device for each call, and back."""
+    """A communicator that copies floating-point arrays to the worker's device for each call, and back."""
 
     def __init__(self, own, backend):
         self.own, self.backend = own, backend
@@ -89,7 +87,7 @@ class OnDevices:
 
 
 class DeviceLauncher:
-    """Threads on devices in turn, which average over NCCL between devices."""
+    """Threads on devices, with averages over NCCL."""
 
     def __init__(self, threads, devices):
         self._threads, self.workers, self.first, self.devices = threads, threads.workers, 0, devices
@@ -107,10 +105,10 @@ class DeviceLauncher:
         return self._threads.run(work)
 
 
-HOSTS = [RANKS] if RANKS else [1, 2, 3, 4]
+HOSTS = [RANKS] if RANKS else [1, 2, 3]
 ON_STANDIN = [  # workers, devices
     pytest.param((workers, devices), id=f"standin{workers}on{devices}", marks=pytest.mark.standin)
-    for workers, devices in ((1, 1), (2, 1), (2, 2), (3, 2), (4, 2))
+    for workers, devices in ((1, 1), (2, 2), (3, 2))
 ]
 ON_GPUS = [
     pytest.param(
@@ -134,7 +132,13 @@ def team(request, made_up_devices):
         yield DeviceLauncher(team, devices) if devices else team
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=needs_mpi) for ranks in (2, 3, 4)])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(3, marks=needs_mpi),
+        *(pytest.param(ranks, marks=[*needs_mpi, pytest.mark.slow]) for ranks in (2, 4)),
+    ],
+)
 @of_threads
 def test_the_suite_under_mpiexec(ranks):
     """What every communicator does, between processes; all of it, on every rank."""
@@ -145,7 +149,7 @@ def test_the_suite_under_mpiexec(ranks):
         test for name, test in globals().items() if name.startswith("test_") and "team" in signature(test).parameters
     ]
     passed = re.findall(r"(\d+) passed", done.stdout)
-    assert passed == [str(len(shared) + 2)] * ranks, done.stdout  # one of them has three cases
+    assert passed == [str(len(shared) + 1)] * ranks, done.stdout  # one of them has two cases
 
 
 def test_ranks_count_from_zero(team):
@@ -172,7 +176,7 @@ def test_all_gather_is_in_rank_order_whoever_comes_first(team):
         np.testing.assert_array_equal(gathered, expected)
 
 
-def test_what_was_gathered_is_nobody_elses(team):
+def test_gathered_arrays_are_copies(team):
     """A worker that goes on changes neither what the others got nor what it sent."""
 
     def task(c):
@@ -202,7 +206,7 @@ def test_numbers_are_gathered_as_rows(team):
         np.testing.assert_array_equal(gathered, [[rank, 1.0, 0.5] for rank in range(team.workers)])
 
 
-def test_broadcast_gives_everybody_the_roots_array(team):
+def test_broadcast_sends_the_roots_array_to_all(team):
     root = team.workers - 1
 
     def task(c):
@@ -288,7 +292,7 @@ def test_workers_of_one_colour_form_a_group_in_the_order_of_their_keys(team):
         assert (mean, first, again) == (sum(members) / len(members), members[0], members)
 
 
-def test_what_is_sent_is_counted(team):
+def test_traffic_is_counted(team):
     def task(c):
         others, group = c.size - 1, c.split(0, c.rank)
         counts = [c.traffic.bytes_sent]
@@ -314,7 +318,7 @@ def test_what_is_sent_is_counted(team):
         assert abs(counts[0] - reduced) <= 32 * others  # weights travel beside the vectors where they are not at hand
 
 
-@pytest.mark.parametrize("length", [1, 3, 1000])
+@pytest.mark.parametrize("length", [1, 1000])
 def test_mean_is_weighted_and_the_same_bits_everywhere(team, length):
     rng = np.random.default_rng(5)
     vectors = rng.normal(size=(team.workers, 2, length))

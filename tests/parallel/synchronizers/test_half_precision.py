@@ -24,9 +24,8 @@ def means(vectors: list[list[np.ndarray[Any, Any]]], weights: list[float], backe
     return on_threads(len(vectors), task)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_mean_in_16_bits_is_near_and_alike_on_all_workers(dtype: Any, backend: str) -> None:
+@pytest.mark.parametrize(("dtype", "backend"), [(np.float32, "numba"), (np.float64, "numpy")])
+def test_a_mean_in_16_bits_is_close_and_equal_on_all_workers(dtype: Any, backend: str) -> None:
     rng = np.random.default_rng(1)
     scales = [1e-12, 3e4]  # each vector has a factor of its own
     vectors = [[(scale * rng.normal(size=501)).astype(dtype) for scale in scales] for _ in range(3)]
@@ -41,7 +40,7 @@ def test_a_mean_in_16_bits_is_near_and_alike_on_all_workers(dtype: Any, backend:
             assert sent < 2 * 2 * 501 * 2 * 2 / 3 + 100
 
 
-@pytest.mark.parametrize("largest", [0.0, 1e-45, 1e-38, 1.0, 65504.0, 1e38, 3e38])
+@pytest.mark.parametrize("largest", [0.0, 1e-45, 1e-38, 65504.0, 3e38])
 def test_no_magnitude_is_too_small_or_too_large(largest: float) -> None:
     vector = np.array([largest, -largest, largest / 3, 0], np.float32)
     ((mine,), _), ((other,), _) = means([[vector], [vector]], [1.0, 1.0], "numba")
@@ -50,7 +49,7 @@ def test_no_magnitude_is_too_small_or_too_large(largest: float) -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_what_is_not_finite_stays_so(poison: float) -> None:
+def test_nan_and_infinity_are_kept(poison: float) -> None:
     good, bad = np.ones(8, np.float32), np.full(8, poison, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         for (mine,), _ in means([[good], [bad]], [1.0, 1.0], "numpy"):

@@ -1,4 +1,4 @@
-"""Rules of when replicas are averaged."""
+"""Averaging schedules: after which iterations replicas are averaged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_numbers_and_names(frequency: Any, found: list[int], moments: list[str],
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, True, None, "never", "Epoch", PostLocal])
-def test_what_is_no_rule_is_refused(wrong: Any) -> None:
+def test_bad_schedules_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="averaging_frequency"):
         averaging_schedule(wrong)
 
@@ -101,7 +101,7 @@ def test_an_average_of_one_replica_alone_tells_adaptive_nothing() -> None:
     assert averages(when, 16, divergence=math.nan) == [4, 8, 12, 16] and when.period == 4
 
 
-def test_an_average_before_its_time_makes_no_period_longer() -> None:
+def test_an_early_average_does_not_lengthen_the_period() -> None:
     when = Adaptive(0.10, 10, 64)
     averages(when, 3)
     when.averaged(0.001)  # the end of an epoch
@@ -112,7 +112,7 @@ def test_an_average_before_its_time_makes_no_period_longer() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: PostLocal(1, 3), lambda: PostLocal(0, Adaptive(0.1, 2, 9))])
-def test_a_rule_goes_on_from_its_state(make: Any) -> None:
+def test_a_schedule_resumes_from_its_state(make: Any) -> None:
     whole, first = make(), make()
     for when in (whole, first):
         averages(when, 4, divergence=0.05)

@@ -1,4 +1,4 @@
-"""Checkpoints of training: what was stopped, or killed, goes on from the disk, bit for bit."""
+"""Checkpoints: a fit that was stopped or killed resumes from the disk, bit for bit."""
 
 from __future__ import annotations
 
@@ -58,9 +58,20 @@ def outcome(wrapper: ParallelWrapper) -> tuple:
     return fingerprint(wrapper.model), flat
 
 
-@pytest.mark.parametrize("iteration", [2, 5, 8])  # between averages, at the end of an epoch, in the second
-@pytest.mark.parametrize("way", WAYS)
-def test_a_fit_that_was_stopped_goes_on_from_the_disk(tmp_path, way, iteration):
+@pytest.mark.parametrize(
+    ("way", "iteration"),
+    [
+        ("every 3", 2),
+        ("every 3", 5),  # the end of an epoch
+        ("adaptive", 8),
+        ("slowmo", 8),
+        ("diloco, half", 2),
+        ("elastic", 5),
+        ("gradients, half", 2),
+        ("threshold", 8),
+    ],
+)
+def test_a_stopped_fit_resumes_from_the_disk(tmp_path, way, iteration):
     with wrapper_of(tmp_path / "whole", WAYS[way]) as whole:
         fit(whole)
         wanted = outcome(whole)
@@ -77,8 +88,8 @@ def test_a_fit_that_was_stopped_goes_on_from_the_disk(tmp_path, way, iteration):
 
 
 @pytest.mark.parametrize("way", ["every 3", "gradients"])
-def test_a_fit_goes_on_from_a_checkpoint_of_before(tmp_path, way):
-    """As after a kill: rows that were written since are cut off."""
+def test_a_killed_fit_resumes_from_an_earlier_checkpoint(tmp_path, way):
+    """Rows of the history written since are cut off."""
     with wrapper_of(tmp_path / "a", WAYS[way]) as whole:
         fit(whole)
         wanted, written = outcome(whole), rows(tmp_path / "a")
@@ -89,7 +100,7 @@ def test_a_fit_goes_on_from_a_checkpoint_of_before(tmp_path, way):
         assert outcome(again) == wanted and rows(tmp_path / "a") == written
 
 
-def test_what_stages_measured_and_have_not_told_yet_is_told(tmp_path):
+def test_measurements_that_stages_have_not_exchanged_are_saved(tmp_path):
     """They average after 7 iterations, the checkpoint is of 8, and they tell each other after 10."""
 
     def make():
@@ -110,7 +121,7 @@ def test_what_stages_measured_and_have_not_told_yet_is_told(tmp_path):
     assert rows(tmp_path) == wanted
 
 
-def test_what_history_tells_of_its_file_is_true_after_it_was_cut(tmp_path):
+def test_history_cuts_its_file_on_restore(tmp_path):
     history = History(tmp_path / "history.jsonl")
     history.start(None, None)
     history._write({"row": 1})
@@ -123,7 +134,7 @@ def test_what_history_tells_of_its_file_is_true_after_it_was_cut(tmp_path):
     assert (tmp_path / "history.jsonl").read_text() == '{"row": 1}\n{"row": 3}\n'
 
 
-def test_stages_and_early_stopping_go_on_too(tmp_path):
+def test_stages_and_early_stopping_resume(tmp_path):
     def make(folder, *callbacks):
         stopping = EarlyStopping("loss", patience=9)
         return wrapper_of(folder, None, stopping, *callbacks, workers=2, pipeline=Pipeline(2, 2)), stopping
@@ -145,7 +156,7 @@ def test_stages_and_early_stopping_go_on_too(tmp_path):
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
-def test_a_fit_that_early_stopping_had_ended_is_not_gone_on_with(tmp_path):
+def test_a_fit_ended_by_early_stopping_does_not_train_again(tmp_path):
     def make():
         stopping = EarlyStopping("loss", max_epochs=1)
         return wrapper_of(tmp_path, None, stopping), stopping
@@ -163,7 +174,7 @@ def test_a_fit_that_early_stopping_had_ended_is_not_gone_on_with(tmp_path):
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_a_fit_that_was_killed_after_its_last_epoch_comes_to_the_same_end(tmp_path, stages):
+def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path, stages):
     """Its result is the best weights, which are given back after the last checkpoint; callbacks are told of it once."""
     told = []
 
@@ -208,7 +219,7 @@ def test_taking_a_checkpoint_changes_nothing(tmp_path):
     ]
 
 
-def test_what_replicas_have_in_common_is_stored_once(tmp_path):
+def test_state_shared_by_replicas_is_stored_once(tmp_path):
     with wrapper_of(tmp_path, None, StopAfter(3)) as wrapper:
         fit(wrapper)
     common = read(tmp_path / "checkpoints" / "step-00000003").arrays
@@ -243,7 +254,7 @@ def test_a_checkpoint_between_fits(tmp_path):
         assert fingerprint(other.model) == fingerprint(one.model)
 
 
-def test_what_cannot_be_restored_is_refused(tmp_path):
+def test_bad_checkpoints_are_refused(tmp_path):
     with ParallelWrapper(small_model(), 2) as one:
         one.fit(small_dataset(20), 1, batch_size=4)
         path = one.checkpoint(tmp_path / "two")
@@ -262,7 +273,7 @@ def test_what_cannot_be_restored_is_refused(tmp_path):
         other.restore(tmp_path / "odd")
 
 
-def test_one_of_another_wrapper_begins_anew(tmp_path):
+def test_a_callback_in_a_new_wrapper_forgets_the_best_score(tmp_path):
     """What is the best of one training says nothing of another."""
     callback = Checkpoint(best="loss", keep_last=1, path=tmp_path)
     for _ in range(2):

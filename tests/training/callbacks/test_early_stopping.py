@@ -1,4 +1,4 @@
-"""Early stopping: what ends a fit, what is the best, and whose weights are the result.
+"""Early stopping: the conditions that end a fit, the best epoch, and the weights that are restored.
 
 Several tests are about what Deeplearning4j's EarlyStoppingParallelTrainer gets wrong; their docstrings say so.
 """
@@ -67,15 +67,14 @@ def fit(stopping, epochs=10, workers=1, frequency=2, callbacks=(), train=TRAIN, 
 # which epoch is the best ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
-    ("monitor", "scores", "best"),
+    ("monitor", "scores", "best", "workers"),
     [
-        ("loss", [0.9, 0.4, 0.6, 0.5, 0.7], 2),
-        ("accuracy", [0.5, 0.9, 0.7, 0.8, 0.6], 2),
-        ("f1", [0.5, 0.6, 0.9, 0.8, 0.7], 3),
-        ("loss", [0.1, 0.4, 0.6, 0.5, 0.7], 1),
-        ("accuracy", [0.5, 0.6, 0.7, 0.8, 0.9], 5),
+        ("loss", [0.9, 0.4, 0.6, 0.5, 0.7], 2, 3),
+        ("accuracy", [0.5, 0.9, 0.7, 0.8, 0.6], 2, 1),
+        ("f1", [0.5, 0.6, 0.9, 0.8, 0.7], 3, 3),
+        ("loss", [0.1, 0.4, 0.6, 0.5, 0.7], 1, 1),
+        ("accuracy", [0.5, 0.6, 0.7, 0.8, 0.9], 5, 3),
     ],
 )
 def test_the_best_weights_are_restored_on_every_worker(scripted, monitor, scores, best, workers):
@@ -113,7 +112,7 @@ def test_of_equal_scores_the_first_is_the_best(scripted):
 
 
 @pytest.mark.parametrize(("monitor", "bad"), [("loss", math.nan), ("loss", -math.inf), ("accuracy", math.nan)])
-def test_what_is_not_finite_is_never_the_best_and_ends_the_fit(scripted, monitor, bad):
+def test_a_score_that_is_not_finite_is_never_the_best_and_ends_the_fit(scripted, monitor, bad):
     """Deeplearning4j's does not flag NaN."""
     scripted([0.5, bad, 0.1], monitor)
     stopping = EarlyStopping(monitor)
@@ -124,7 +123,7 @@ def test_what_is_not_finite_is_never_the_best_and_ends_the_fit(scripted, monitor
     assert stopping.result.to_dict()["scores"] == {"1": 0.5, "2": None}
 
 
-def test_it_goes_on_after_what_is_not_finite_where_that_is_asked_for(scripted):
+def test_scores_that_are_not_finite_can_be_ignored(scripted):
     scripted([math.nan, 0.5, math.inf, 0.1])
     stopping = EarlyStopping(invalid_score=False)
     fit(stopping, 4)
@@ -143,15 +142,14 @@ def test_a_fit_without_any_finite_score_keeps_its_weights(scripted):
 # conditions -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    ("scores", "patience", "least", "epochs", "best"),
+    ("workers", "scores", "patience", "least", "epochs", "best"),
     [
-        ([0.9, 0.8, 0.8, 0.9, 0.1], 2, 0.0, 4, 2),
-        ([0.9, 0.8, 0.9, 0.7, 0.8, 0.9, 0.1], 2, 0.0, 6, 4),
-        ([0.9, 0.91, 0.1], 1, 0.0, 2, 1),
-        ([1.0, 0.75, 0.8, 0.1], 2, 0.25, 3, 2),  # exactly 0.25 better is no improvement, but the best
-        ([1.0, 0.75, 0.4, 0.39, 0.38, 0.1], 2, 0.25, 5, 5),  # measured from the last improvement, not the last score
+        (1, [0.9, 0.8, 0.8, 0.9, 0.1], 2, 0.0, 4, 2),
+        (2, [0.9, 0.8, 0.9, 0.7, 0.8, 0.9, 0.1], 2, 0.0, 6, 4),
+        (1, [0.9, 0.91, 0.1], 1, 0.0, 2, 1),
+        (2, [1.0, 0.75, 0.8, 0.1], 2, 0.25, 3, 2),  # exactly 0.25 better is no improvement, but the best
+        (1, [1.0, 0.75, 0.4, 0.39, 0.38, 0.1], 2, 0.25, 5, 5),  # from the last improvement, not the last score
     ],
 )
 def test_patience(scripted, workers, scores, patience, least, epochs, best):
@@ -206,7 +204,7 @@ def test_max_epochs_are_those_of_the_fit_and_a_fit_may_follow(scripted):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_time_is_over_amid_an_epoch(workers):
+def test_the_time_limit_ends_a_fit_within_an_epoch(workers):
     class Slow(Callback):
         def on_iteration_end(self, trainer):
             if trainer.iteration == 8:
@@ -219,7 +217,7 @@ def test_time_is_over_amid_an_epoch(workers):
     assert 8 <= trainer.iteration <= 10 and not stopping.result.restored and stopping.result.scores == {}
 
 
-def test_time_is_looked_at_where_an_epoch_is_not_evaluated():
+def test_the_time_limit_is_checked_after_epochs_without_evaluation():
     class Slow(Callback):
         def on_epoch_end(self, trainer, record):
             time.sleep(0.3)
@@ -259,7 +257,7 @@ def test_the_loss_is_one_of_all_replicas():
     assert len(losses) == 6 and len(set(losses)) == 2  # two reports, on each of three workers
 
 
-def test_whoever_has_the_loss_may_end_the_fit():
+def test_any_rank_that_has_the_loss_can_end_the_fit():
     """The last stage of a pipeline has it; rank 0 then knows of none."""
     losses = {0: math.nan, 1: 50.0}
 
@@ -296,7 +294,7 @@ def test_a_condition_met_in_the_last_epoch_is_the_reason_too(scripted):
     assert stopping.result.reason == "max_epochs" and trainer.stopped is None
 
 
-def test_all_workers_come_to_the_same_result(scripted):
+def test_all_workers_have_the_same_result(scripted):
     scripted([0.5, 0.3, 0.4, 0.6])
 
     def task(communicator):
@@ -338,7 +336,7 @@ def test_half_precision_layers_see_the_restored_weights(scripted):
     np.testing.assert_array_equal(model.params.data, model.params.master.astype(np.float16))
 
 
-def test_no_outer_step_moves_what_was_restored(scripted):
+def test_no_outer_step_follows_the_restored_weights(scripted):
     """A synchronizer that steps beyond the mean, as SlowMo and DiLoCo do, would if the average came after it."""
 
     class Beyond(ParameterAveraging):
@@ -366,10 +364,13 @@ def test_replicas_that_differ_between_averages_restore_what_was_evaluated():
     assert trainer.evaluation.loss == stopping.result.best_score
 
 
-@pytest.mark.parametrize("restore", [False, True])
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(("reason", "evaluated"), [(StopReason.REQUEST, True), (StopReason.SIGNAL, False)])
-def test_a_stop_by_others_restores_where_asked(scripted, workers, restore, reason, evaluated):
+@pytest.mark.parametrize(
+    ("workers", "restore", "reason"),
+    [(1, False, StopReason.REQUEST), (2, True, StopReason.REQUEST), (2, True, StopReason.SIGNAL)],
+)
+def test_a_stop_by_others_restores_the_best_weights_if_asked(scripted, workers, restore, reason):
+    """After a signal there is no time for an evaluation."""
+
     class StopAt(Callback):
         def on_iteration_end(self, trainer):
             if trainer.epoch == 2 and trainer.iteration % 10 == 4:
@@ -381,10 +382,10 @@ def test_a_stop_by_others_restores_where_asked(scripted, workers, restore, reaso
     result = stopping.result
     assert (result.reason, result.details, result.restored) == ("stopped", "stopped by enough", restore)
     assert (fingerprint(trainer.model) == weights[1]) == restore
-    assert (trainer.evaluation is not None) == (restore and evaluated)
+    assert (trainer.evaluation is not None) == (restore and reason is StopReason.REQUEST)
 
 
-def test_nothing_is_restored_where_that_is_turned_off(scripted):
+def test_restoring_can_be_turned_off(scripted):
     scripted([0.1, 0.5, 0.6])
     stopping = EarlyStopping(restore_best=False)
     trainer, weights = fit(stopping, 3)
@@ -405,7 +406,7 @@ def test_watching_alone_changes_nothing(workers):
     assert found[0] == found[1]
 
 
-def test_weights_chosen_on_one_worker_alone_are_refused():
+def test_weights_changed_on_one_worker_alone_are_refused():
     class Own(Callback):
         def after_finish(self, trainer):
             trainer.params.master[...] += 1
@@ -418,16 +419,10 @@ def test_weights_chosen_on_one_worker_alone_are_refused():
 # what is refused ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"evaluate_on": None}, "EarlyStopping needs evaluations on images kept out"),
-        ({"split": "test"}, "EarlyStopping needs evaluations on images kept out"),
-    ],
-)
-def test_a_fit_without_validation_is_refused_before_it_begins(workers, options, message):
+@pytest.mark.parametrize(("workers", "options"), [(1, {"evaluate_on": None}), (2, {"split": "test"})])
+def test_a_fit_without_validation_is_refused_before_it_begins(workers, options):
     """Deeplearning4j's checks nothing: without a calculator it fails later, on a null pointer."""
+    message = "EarlyStopping needs evaluations on images kept out"
     model = small_model()
     before = fingerprint(model)
     given = {"evaluate_on": HELD_OUT, "split": "validation", **options}
@@ -474,7 +469,7 @@ def test_bad_arguments_are_refused(arguments, message):
         EarlyStopping(**arguments)
 
 
-def test_an_error_is_no_result(scripted):
+def test_a_failed_fit_has_no_result(scripted):
     """Deeplearning4j's swallows it into its result, and leaves the workers running."""
 
     class Fails(Synchronizer):
@@ -518,8 +513,9 @@ class Poison(Callback):
             trainer.params.master[0] = np.nan
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize(("workers", "frequency", "report_every"), [(1, 2, 2), (2, 2, 0), (2, 100, 2), (2, 100, 0)])
+@pytest.mark.parametrize(
+    ("workers", "frequency", "report_every", "stages"), [(1, 2, 2, 1), (2, 2, 0, 2), (2, 100, 2, 1), (2, 100, 0, 2)]
+)
 def test_a_fit_that_diverges_leaves_the_best_weights(scripted, workers, frequency, report_every, stages):
     """Whether all workers see it, at an average, or one alone, in a report."""
     scripted([0.5, 0.2, 0.3, 0.1])
@@ -550,8 +546,8 @@ def test_a_fit_that_diverges_without_any_best_weights(scripted, arguments):
 # resuming -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_it_goes_on_from_its_state(scripted, epoch):
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_it_resumes_from_its_state(scripted, epoch):
     """What a checkpoint would do: every worker's trainer and callback in a new process."""
     scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
 

@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: found in the same round, on the worker that has it, and never passed on."""
+"""A loss or gradient that is not finite: found in its round, on its worker, and never averaged into other replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
-from cupynet.nn.layer import no_backward
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import (
     GradientSharing,
@@ -23,42 +22,20 @@ from cupynet.parallel import (
 )
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training.callbacks.nonfinite import diagnose
-from tests.support.training import WAYS, StopAfter, alone, fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import (
+    KINDS_OF_WAYS,
+    Poisoned,
+    StopAfter,
+    alone,
+    fingerprint,
+    network_with,
+    on_threads,
+    small_dataset,
+    small_model,
+)
 from tests.support.workspaces import on_loan
 
 DATA = small_dataset(97)
-
-
-class Poisoned(Layer):
-    """Passes on what it is given, but for some samples of the data set: of those NaN, or an infinite derivative."""
-
-    def __init__(self, *samples: int, backwards: bool = False) -> None:
-        self.samples, self.backwards = samples, backwards
-
-    def build(self, input, params, backend):
-        return input
-
-    def forward(self, x, context):
-        y = self.backend.borrow(x.shape)
-        y[...] = x
-        bad = [] if context.samples is None else np.flatnonzero(np.isin(context.samples, self.samples))
-        if not self.backwards:
-            y[bad] = np.nan
-
-        def backward(dy):
-            self.backend.give_back(y)
-            if self.backwards:
-                dy[bad] = np.inf
-            return dy
-
-        return y, backward if context.train else no_backward
-
-
-def network(layer: Layer | None, dtype: str = "double"):
-    """The small model with a layer before its output."""
-    layers = {"conv1": Conv2D(3, 3), "pool1": MaxPool2D(2), "dense1": Dense(8, "relu")}
-    layers |= {} if layer is None else {"poisoned": layer}
-    return Model(Sequential({**layers, "output": Dense(3)}), Image(8, 8, 1), create_backend("numpy", dtype), 1)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -69,7 +46,7 @@ def test_a_loss_names_worker_batch_samples_and_layer(workers):
     named = [str(sample) for sample in first.samples if sample in bad]
     with (
         pytest.raises(DivergedError) as caught,
-        ParallelWrapper(network(Poisoned(*bad)), workers, report_every=0) as wrapper,
+        ParallelWrapper(network_with(Poisoned(*bad)), workers, report_every=0) as wrapper,
     ):
         wrapper.fit(loader, 2)
     assert str(caught.value) == (
@@ -81,7 +58,7 @@ def test_a_loss_names_worker_batch_samples_and_layer(workers):
 
 
 def test_a_gradient_names_the_layer_in_which_it_begins():
-    trainer = alone(network(Poisoned(17, backwards=True)), SGD(0.01))
+    trainer = alone(network_with(Poisoned(17, backwards=True)), SGD(0.01))
     with pytest.raises(
         DivergedError, match="the gradient of layer 'dense1' of worker 0 at batch .* is not finite, of samples"
     ):
@@ -122,7 +99,7 @@ def test_a_network_that_is_no_sequence_of_layers_is_looked_at_as_one():
     assert diagnose(0, replica, batch).endswith("for sample 17, first in the output of layer 'network'")
 
 
-def test_a_worker_that_has_it_of_others_says_so(caplog):
+def test_a_worker_affected_by_another_batch_says_so(caplog):
     """With statistics over the batches of all, what is not finite in one is so in all: only one of them has it."""
     callbacks = [NonFinite("skip")]
     with ParallelWrapper(normalised(Poisoned(0), sync=True), 2, callbacks=callbacks, timeout_s=20) as wrapper:
@@ -136,7 +113,7 @@ def test_a_worker_that_has_it_of_others_says_so(caplog):
     ]
 
 
-def test_weights_that_are_not_finite_are_named_and_skip_does_not_hide_them():
+def test_weights_that_are_not_finite_are_never_skipped():
     class Spoil(Callback):
         def on_iteration_end(self, trainer):
             if trainer.iteration == 5:
@@ -151,17 +128,17 @@ def test_weights_that_are_not_finite_are_named_and_skip_does_not_hide_them():
         assert trainer.iteration == 5
 
 
-def test_a_stage_names_what_it_knows():
+def test_a_stage_names_its_batch():
     for layer in (Poisoned(17), Poisoned(17, backwards=True)):
         with (
             pytest.raises(DivergedError, match=r"of worker \d at batch \d+ of epoch 1 is not finite"),
-            ParallelWrapper(network(layer), 1, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper,
+            ParallelWrapper(network_with(layer), 1, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper,
         ):
             wrapper.fit(Loader(DATA, 4, seed=3), 1)
 
 
 @pytest.mark.parametrize("way", [ParameterAveraging(3), ParameterAveraging("end"), GradientSharing()], ids=str)
-def test_skip_leaves_out_one_batch_of_one_worker(way):
+def test_skip_equals_a_run_without_that_batch(way):
     """It equals a run in which that worker had no batch there."""
     loader, workers = Loader(DATA, 4, seed=3), 3
 
@@ -173,7 +150,7 @@ def test_skip_leaves_out_one_batch_of_one_worker(way):
 
     def fitted(kind, layer, callbacks):
         def task(communicator):
-            replica = kind(network(copy.deepcopy(layer)), Nesterov(0.05))
+            replica = kind(network_with(copy.deepcopy(layer)), Nesterov(0.05))
             trainer = Trainer(
                 replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), callbacks=callbacks()
             )
@@ -193,7 +170,7 @@ def test_the_loss_of_a_report_is_that_of_the_other_batches(tmp_path):
     for layer in (Poisoned(17), None):
         history = tmp_path / "history.jsonl"
         callbacks = [History(history), NonFinite("skip")]
-        with ParallelWrapper(network(layer), 1, callbacks=callbacks, report_every=5) as wrapper:
+        with ParallelWrapper(network_with(layer), 1, callbacks=callbacks, report_every=5) as wrapper:
             wrapper.fit(Loader(DATA, 4, seed=3), 1)
         rows = [json.loads(line) for line in history.read_text().splitlines()]
         losses.append([row["loss"] for row in rows if row["kind"] == "report"])
@@ -201,25 +178,27 @@ def test_the_loss_of_a_report_is_that_of_the_other_batches(tmp_path):
     assert len(losses[0]) == 5 and None not in losses[0] and np.allclose(*losses, rtol=0.2)
 
 
-def test_too_many_are_too_many():
-    trainer = alone(network(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", most_skipped=2)])
+def test_the_number_of_skipped_batches_is_limited():
+    trainer = alone(network_with(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", most_skipped=2)])
     with pytest.raises(DivergedError, match="2 batches of this worker left out before: lower"):
         trainer.fit(Loader(DATA, 4, seed=3), 5)
     assert trainer.epoch == 2
 
 
-@pytest.mark.parametrize(("workers", "stages"), [(1, 1), (3, 1), (2, 2)])
-def test_an_epoch_of_which_more_than_half_is_left_out_is_no_training(workers, stages, tmp_path):
+@pytest.mark.parametrize(("workers", "stages"), [(3, 1), (2, 2)])
+def test_an_epoch_with_more_than_half_its_batches_skipped_fails(workers, stages, tmp_path):
     """Of 25 batches 12 are left out, then 13; nothing is made of that epoch, and what goes on comes to the same."""
     options = {"pipeline": None if stages == 1 else Pipeline(stages, 2), "timeout_s": 20}
     loader, folder = Loader(DATA, 4, shuffle=False), tmp_path / "checkpoints"
-    with ParallelWrapper(network(Poisoned(*range(48))), workers, 2, callbacks=[NonFinite("skip")], **options) as fine:
+    with ParallelWrapper(
+        network_with(Poisoned(*range(48))), workers, 2, callbacks=[NonFinite("skip")], **options
+    ) as fine:
         fine.fit(loader, 2)
     said = r"^13 of the 25 batches of epoch 1 were left out, for what is not finite: lower"
     for _ in range(2):
         seen = Seen()
         callbacks = [seen, Checkpoint(every_iterations=5, path=folder), NonFinite("skip")]
-        bad = network(Poisoned(*range(52)))
+        bad = network_with(Poisoned(*range(52)))
         with ParallelWrapper(bad, workers, 2, callbacks=callbacks, **options) as wrapper:
             if folder.is_dir():
                 wrapper.restore(folder)
@@ -229,39 +208,37 @@ def test_an_epoch_of_which_more_than_half_is_left_out_is_no_training(workers, st
         assert (seen.iterations or [25])[-1] == -(-25 // workers)  # at its end, of which one has a checkpoint
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_other_workers_have_trained_on_was_not_left_out(workers, tmp_path):
+def test_batches_that_other_workers_trained_were_not_skipped(tmp_path):
     class StopsAfterFive(Callback):
         def on_iteration_end(self, trainer):
             if trainer.iteration == 5:
                 trainer.stop()
 
-    with ParallelWrapper(network(Poisoned(1)), 4, 1, callbacks=[StopsAfterFive(), NonFinite("skip")]) as one:
+    with ParallelWrapper(network_with(Poisoned(1)), 4, 1, callbacks=[StopsAfterFive(), NonFinite("skip")]) as one:
         one.fit(Loader(DATA, 4, shuffle=False), 1)
         path = one.checkpoint(tmp_path)
         assert (one.trainer.epoch, one.trainer.iteration) == (0, 5)
     guard = NonFinite("skip")
-    with ParallelWrapper(network(Poisoned(1)), workers, 1, callbacks=[guard]) as other:
+    with ParallelWrapper(network_with(Poisoned(1)), 2, 1, callbacks=[guard]) as other:
         other.restore(path)
         other.fit(Loader(DATA, 4, shuffle=False), 1)
         assert (other.trainer.epoch, guard.left_out) == (1, 1)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "stages"), [(1, 1), (2, 2)])
 def test_skip_in_a_pipeline_and_alone(workers, stages):
     pipeline = None if stages == 1 else Pipeline(stages, 2)
     guard = NonFinite("skip")
     options = {"callbacks": [guard], "pipeline": pipeline, "timeout_s": 20}
-    with ParallelWrapper(network(Poisoned(17)), workers, 2, **options) as wrapper:
+    with ParallelWrapper(network_with(Poisoned(17)), workers, 2, **options) as wrapper:
         wrapper.fit(Loader(DATA, 4, seed=3), 2)
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     assert guard.left_out == 2
 
 
-def test_a_checkpoint_after_a_skip_goes_on_alike(tmp_path):
+def test_a_checkpoint_after_a_skip_resumes_bit_for_bit(tmp_path):
     def wrapper(callbacks):
-        return ParallelWrapper(network(Poisoned(17)), 2, 3, callbacks=[NonFinite("skip"), *callbacks])
+        return ParallelWrapper(network_with(Poisoned(17)), 2, 3, callbacks=[NonFinite("skip"), *callbacks])
 
     loader = Loader(DATA, 4, seed=3)
     with wrapper([Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)]) as whole:
@@ -286,14 +263,14 @@ class Seen(Callback):
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_other_workers_know_what_was_left_out(tmp_path, workers):
+def test_the_count_of_skipped_batches_survives_a_change_of_workers(tmp_path, workers):
     guard = NonFinite("skip")
-    with ParallelWrapper(network(Poisoned(17)), 2, 3, callbacks=[guard]) as wrapper:
+    with ParallelWrapper(network_with(Poisoned(17)), 2, 3, callbacks=[guard]) as wrapper:
         wrapper.fit(Loader(DATA, 4, seed=3), 2)
         path = wrapper.checkpoint(tmp_path)
     assert guard.left_out == 2
     again = NonFinite("skip")
-    with ParallelWrapper(network(Poisoned(17)), workers, 3, callbacks=[again]) as wrapper:
+    with ParallelWrapper(network_with(Poisoned(17)), workers, 3, callbacks=[again]) as wrapper:
         wrapper.restore(path)
         wrapper.fit(Loader(DATA, 4, seed=3), 1)
     assert again.left_out == 3
@@ -305,26 +282,23 @@ def test_arguments_that_cannot_work(arguments):
         NonFinite(**arguments)
 
 
-def test_a_hundred_batches_that_are_not_finite_contaminate_nothing(capsys):
-    """At random moments, on random workers, whatever keeps replicas together: nobody hangs, the others are finite."""
-    rng, told = random.Random(3), 0
-    for i in range(100):
-        way = copy.deepcopy(rng.choice(list(WAYS.values())))
-        layer, workers = Poisoned(rng.randrange(97), backwards=rng.random() < 0.5), rng.choice([2, 3])
+@pytest.mark.parametrize("way", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
+def test_a_batch_that_is_not_finite_contaminates_no_replica(way):
+    """At random moments and on random workers, with an infinite loss or an infinite gradient."""
+    rng = random.Random(3)
+    for seed in range(4):
+        layer, workers = Poisoned(rng.randrange(97), backwards=seed % 2 == 1), rng.choice([2, 3])
         kept = {}
 
-        def task(communicator, way=way, layer=layer, kept=kept, seed=i):
-            replica = Replica(network(copy.deepcopy(layer)), SGD(0.05))
+        def task(communicator, layer=layer, kept=kept, seed=seed):
+            replica = Replica(network_with(copy.deepcopy(layer)), SGD(0.05))
             kept[communicator.rank] = replica.params.master
             trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
             trainer.fit(Loader(DATA, 4, seed=seed), 2)
 
         with pytest.raises(DivergedError, match=f"sample.* {layer.samples[0]}\\b|is not finite, of samples"):
             on_threads(workers, task)
-        told += 1
         assert all(np.isfinite(weights).all() for weights in kept.values())
-    with capsys.disabled():
-        print(f"\n{told} of 100 found in their round, no replica holds a number that is not finite, 0 hung")
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
@@ -333,7 +307,9 @@ def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce):
     loader, guard = Loader(DATA, 4, seed=3), NonFinite("skip")
     sample = int(next(batch for batch in loader.epoch(0, small_model().backend) if batch.index == 24).samples[0])
     way = GradientSharing("threshold", reduce=reduce)
-    with ParallelWrapper(network(Poisoned(sample)), 3, synchronizer=way, callbacks=[guard], timeout_s=20) as wrapper:
+    with ParallelWrapper(
+        network_with(Poisoned(sample)), 3, synchronizer=way, callbacks=[guard], timeout_s=20
+    ) as wrapper:
         wrapper.fit(loader, 1)
         assert guard.left_out == 1 and len({fingerprint(each) for each in wrapper.replicas()}) == 1
         assert np.isfinite(wrapper.model.params.master).all()
@@ -345,7 +321,7 @@ def test_what_was_left_out_counts_after_a_resume_as_before(tmp_path):
 
     def fit(*callbacks):
         guard = NonFinite("skip", most_skipped=1)
-        with ParallelWrapper(network(Poisoned(5, 41)), 1, callbacks=[guard, *callbacks]) as wrapper:
+        with ParallelWrapper(network_with(Poisoned(5, 41)), 1, callbacks=[guard, *callbacks]) as wrapper:
             if tmp_path.joinpath("step-00000005").is_dir():
                 wrapper.restore(tmp_path)
             wrapper.fit(loader, 1)
@@ -362,6 +338,6 @@ def test_a_guard_of_another_wrapper_begins_anew():
     guard, loader = NonFinite("skip"), Loader(DATA, 4, shuffle=False)
     for poisoned, left_out in ((Poisoned(5), 1), (Poisoned(), 0)):
         seen = Seen()
-        with ParallelWrapper(network(poisoned), 1, callbacks=[guard, seen]) as wrapper:
+        with ParallelWrapper(network_with(poisoned), 1, callbacks=[guard, seen]) as wrapper:
             wrapper.fit(loader, 1)
             assert guard.left_out == left_out and wrapper.trainer.statistics.clock.samples == 97 - 4 * left_out

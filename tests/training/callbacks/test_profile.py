@@ -20,8 +20,8 @@ from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, Sync
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Profile
 from cupynet.training.callbacks.profile import Timer, table
 from cupynet.training.callbacks.progress import profile_table
+from tests.support.device_runs import assert_same, train_on_device
 from tests.support.training import StopAfter, small_dataset, small_model
-from tests.training.test_graph_replica import same, trained
 
 DATA = small_dataset(96)
 TEST = small_dataset(30, seed=1)
@@ -319,14 +319,13 @@ def test_the_table_adds_up_the_own_times_of_all_workers() -> None:
 
 
 @pytest.mark.standin
-@pytest.mark.parametrize("dtype", ["float", "half"])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_graph_replica_steps_are_launched_singly_meanwhile(tmp_path: Path, dtype: str, workers: int) -> None:
-    """And what is learned is the same, bit for bit, before, in and after those rounds."""
-    profile = Profile(4, 3, path=tmp_path)
-    with_it = trained(dtype, workers, callbacks=[profile])
-    assert with_it["ahead"], "it runs ahead again after those rounds"
-    same(with_it, trained(dtype, workers), scores=workers > 1)  # of one replica they come when it is looked
+@pytest.mark.parametrize(("dtype", "workers"), [("float", 2), ("half", 1)])
+def test_profiled_steps_are_not_captured(tmp_path: Path, dtype: str, workers: int) -> None:
+    """Training is the same, bit for bit, before, during and after the profiled rounds."""
+    profile, data = Profile(4, 3, path=tmp_path), small_dataset(97)
+    with_it = train_on_device(dtype, workers, callbacks=[profile], data=data)
+    assert with_it["ahead"], "steps are captured again after those rounds"
+    assert_same(with_it, train_on_device(dtype, workers, data=data), scores=workers > 1)
     for own in events(tmp_path).values():
         check_nesting(own)
         assert len(named(own, "round")) == 4

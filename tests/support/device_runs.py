@@ -1,0 +1,98 @@
+"""Runs on CuPy, or on its stand-in, that can be compared bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupynet.data import Dataset, Loader
+from cupynet.nn import Model
+from cupynet.optim import Nesterov
+from cupynet.parallel import ParameterAveraging, Synchronizer
+from cupynet.training import Callback, ParallelWrapper
+from tests.support.training import small_dataset, small_model
+
+DATA = small_dataset(53)
+
+
+class Seen(Callback):
+    """Records reports, and the loss scale and the losses of each epoch."""
+
+    every_rank = True
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.scores: list[float] = []
+        self.scales: list[float] = []
+        self.epochs: list[list[float]] = []
+
+    def on_report(self, trainer, report):
+        self.losses.append(report.loss)
+        self.scores.append(report.score_after_averaging)
+
+    def on_epoch_end(self, trainer, record):
+        self.scales.append(trainer.replica.scaler.scale if trainer.replica.scaler else 1.0)
+        self.epochs.append([record.loss, *record.losses])
+
+
+def train_on_device(
+    dtype: str = "float",
+    workers: int = 2,
+    *,
+    optimizer: Any = None,
+    synchronizer: Synchronizer | None = None,
+    network: Model | None = None,
+    data: Dataset = DATA,
+    scale: float | None = None,
+    callbacks: Any = (),
+    epochs: int = 3,
+    accumulate: int = 1,
+) -> dict[str, Any]:
+    """Train on CuPy for some epochs and return all that two runs can be compared by."""
+    model = small_model(dtype, "cupy") if network is None else network
+    if scale is not None:
+        model.backend.loss_scale = scale
+    seen = Seen()
+    with ParallelWrapper(
+        model,
+        workers,
+        optimizer=Nesterov(0.05) if optimizer is None else optimizer,
+        synchronizer=ParameterAveraging(3) if synchronizer is None else synchronizer,
+        callbacks=[seen, *callbacks],
+        report_every=4,
+        timeout_s=60,
+        prefetch_buffer=0,
+        accumulate=accumulate,
+    ) as training:
+        training.fit(Loader(data, 8, seed=3), epochs)
+        trainer = training.trainer
+        return {
+            "weights": model.weights(),
+            "updates": trainer.replica.updates,
+            "samples": trainer.spent.samples,
+            "skipped": trainer.skipped_steps,
+            "ahead": getattr(trainer.replica, "_ahead", False),
+            "refused": getattr(trainer.replica, "refused", None),
+            "losses": np.array(seen.losses),
+            "scores": np.array(seen.scores),
+            "epochs": np.array(seen.epochs),
+            "scales": seen.scales,
+            "state": trainer.replica.state()["optimizer"],
+        }
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], *, scores: bool = True) -> None:
+    """Compare two runs bit for bit, except for sums of losses.
+
+    scores: whether to compare the scores of averages. A single replica has none until somebody looks.
+    """
+    for name, weight in expected["weights"].items():
+        np.testing.assert_array_equal(found["weights"][name], weight, err_msg=name)
+    for vector, parts in expected["state"].items():
+        for name, part in parts.items():
+            np.testing.assert_array_equal(found["state"][vector][name], part, err_msg=name)
+    for name in ("updates", "samples", "skipped", "scales"):
+        assert found[name] == expected[name], name
+    for name in ("losses", "epochs", "scores")[: 2 + scores]:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
