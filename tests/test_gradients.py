@@ -26,13 +26,13 @@ def test_a_right_derivative_passes_and_the_point_stays() -> None:
     np.testing.assert_array_equal(point, before)
 
 
-@pytest.mark.parametrize("entry", range(50))
-def test_one_wrong_entry_among_fifty_is_seen(entry: int) -> None:
-    point = np.linspace(-2, 2, 50)
-    gradient = 3 * point**2
-    gradient[entry] += 1e-3
-    with pytest.raises(AssertionError, match="weight: .* by differences"):
-        check_derivative(cube(point), BACKEND, point, gradient, "weight")
+def test_one_wrong_entry_among_fifty_is_seen() -> None:
+    for entry in range(50):
+        point = np.linspace(-2, 2, 50)
+        gradient = 3 * point**2
+        gradient[entry] += 1e-3
+        with pytest.raises(AssertionError, match="weight: .* by differences"):
+            check_derivative(cube(point), BACKEND, point, gradient, "weight")
 
 
 def test_a_wrong_shape_and_a_number_that_is_none_are_seen() -> None:

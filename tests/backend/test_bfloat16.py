@@ -1,4 +1,4 @@
-"""dtype=bfloat16: float's range in 16 bits, stored with ml_dtypes."""
+"""dtype=bfloat16: its policy. tests/backend/test_operations.py compares its operations."""
 
 from __future__ import annotations
 
@@ -7,30 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cupynet.backend import DtypePolicy, create_backend
 from cupynet.core.errors import ConfigError
-from tests.backend.test_operations import compare, shapes
-from tests.support.backends import every_backend, needs_bfloat16
-from tests.support.comparisons import COMPARISONS, Shape
-
-
-@needs_bfloat16
-@every_backend
-@pytest.mark.parametrize("operation", COMPARISONS)
-def test_a_backend_equals_the_reference(name: str, operation: str) -> None:
-    backend = create_backend(name, "bfloat16")
-
-    @settings(
-        max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
-    )
-    @given(shape=shapes, seed=st.integers(0, 10**6))
-    def compared(shape: Shape, seed: int) -> None:
-        compare(operation, backend, shape, seed)
-
-    compared()
+from tests.support.backends import needs_bfloat16
 
 
 @needs_bfloat16

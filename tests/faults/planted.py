@@ -89,7 +89,7 @@ REFERENCE = [
         "cupynet/backend/reference/norm.py",
         "wide *= inverse * sums[1] * (-1 / count)",
         "wide *= inverse * sums[1] * (1 / count)",
-        ("tests/nn/test_norm.py::test_derivatives_are_right_with_the_statistics_of_the_batch",),
+        ("tests/nn/test_norm.py::test_gradients_with_the_statistics_of_the_batch",),
     ),
     Fault(
         "layer-norm-gradient-along-the-batch",

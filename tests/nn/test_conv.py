@@ -16,31 +16,17 @@ from cupynet.nn.activation import ACTIVATIONS
 from cupynet.nn.pool import same_padding
 from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
-
-PADDINGS: list[int | str] = [0, 1, 2, "same"]
-SIZES = [Image(6, 7, 2), Image(5, 5, 1), Image(8, 5, 3)]
+from tests.support.pairwise import pairwise
 
 
-@every_backend
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
-def test_gradients_for_every_geometry(name: str, kernel: int, stride: int, padding: int | str) -> None:
-    sizes = itertools.cycle(SIZES)
-    for _ in range(1 + kernel % 3):
-        next(sizes)
-    for image in (next(sizes), next(sizes)):
-        check_layer(Conv2D(3, kernel, stride, padding), image, create_backend(name, "double"))
-
-
-@every_backend
-@pytest.mark.parametrize("padding", [0, (1, 0), (2, 1), "same"])
-@pytest.mark.parametrize("stride", [1, (1, 2), (3, 1)])
-@pytest.mark.parametrize("kernel", [(3, 5), (1, 4), (4, 2)])
-def test_gradients_of_windows_that_are_not_square(
-    name: str, kernel: tuple[int, int], stride: int | tuple[int, int], padding: int | tuple[int, int] | str
-) -> None:
-    check_layer(Conv2D(3, kernel, stride, padding), Image(6, 7, 2), create_backend(name, "double"))
+@pairwise(
+    kernel=(1, 2, 3, 5, (3, 5), (1, 4), (4, 2)),
+    stride=(1, 2, (1, 2), (3, 1)),
+    padding=(0, 1, 2, "same", (1, 0)),
+    image=(Image(6, 7, 2), Image(5, 5, 1), Image(8, 5, 3)),
+)
+def test_gradients_for_every_geometry(kernel: Any, stride: Any, padding: Any, image: Image) -> None:
+    check_layer(Conv2D(3, kernel, stride, padding), image)
 
 
 @pytest.mark.parametrize("make", [list, tuple, np.array], ids=["list", "tuple", "numbers of NumPy"])
@@ -53,19 +39,13 @@ def test_a_pair_is_height_and_width(make: Callable[..., Any]) -> None:
     assert layer.describe() == "3x5, 4 filters, stride 2x1, padding 1x0, identity"
 
 
-@every_backend
-@pytest.mark.parametrize("padding", [0, 2, "same", "valid"])
-@pytest.mark.parametrize("stride", [1, (2, 1)])
-@pytest.mark.parametrize("dilation", [2, (1, 3), (3, 2)])
-def test_gradients_of_windows_with_gaps(name: str, dilation: Any, stride: Any, padding: int | str) -> None:
-    layer = Conv2D(3, (3, 2), stride, padding, dilation=dilation)
-    check_layer(layer, Image(8, 7, 2), create_backend(name, "double"))
+@pairwise(padding=(0, 2, "same", "valid"), stride=(1, (2, 1)), dilation=(2, (1, 3), (3, 2)))
+def test_gradients_of_windows_with_gaps(dilation: Any, stride: Any, padding: int | str) -> None:
+    check_layer(Conv2D(3, (3, 2), stride, padding, dilation=dilation), Image(8, 7, 2))
 
 
-@every_backend
-def test_gradients_of_a_window_with_gaps_under_a_pool(name: str) -> None:
-    network = Sequential({"conv": Conv2D(3, 2, dilation=2, activation="relu"), "pool": MaxPool2D(2)})
-    check_layer(network, Image(8, 7, 2), create_backend(name, "double"))
+def test_gradients_of_a_window_with_gaps_under_a_pool() -> None:
+    check_layer(Sequential([Conv2D(3, 2, dilation=2, activation="relu"), MaxPool2D(2)]), Image(8, 7, 2))
 
 
 def test_same_counts_the_gaps() -> None:
@@ -76,16 +56,19 @@ def test_same_counts_the_gaps() -> None:
     assert layer.describe() == "3x3, 4 filters, stride 2, padding same, dilation 2, identity"
 
 
-@every_backend
-@pytest.mark.parametrize(("channels", "filters", "groups"), [(4, 6, 2), (6, 3, 3), (3, 3, 3), (3, 9, 3), (1, 4, 1)])
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [
-    (1, 1, 0, 1), (3, 1, "same", 1), ((3, 2), (2, 1), (1, 0), 1), (2, 3, 1, 1), (3, 1, 2, (2, 1)), (3, 2, "same", 2),
-])  # fmt: skip
+@pairwise(
+    sizes=((4, 6, 2), (6, 3, 3), (3, 3, 3), (3, 9, 3), (1, 4, 1)),
+    kernel=(1, 2, 3, (3, 2)),
+    stride=(1, 3, (2, 1)),
+    padding=(0, 1, "same", (2, 0)),
+    dilation=(1, 2, (2, 1)),
+)
 def test_gradients_in_groups(
-    name: str, channels: int, filters: int, groups: int, kernel: Any, stride: Any, padding: Any, dilation: Any
+    sizes: tuple[int, int, int], kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> None:
+    channels, filters, groups = sizes
     layer = Conv2D(filters, kernel, stride, padding, "tanh", dilation=dilation, groups=groups)
-    check_layer(layer, Image(7, 6, channels), create_backend(name, "double"))
+    check_layer(layer, Image(7, 6, channels))
 
 
 @every_backend
@@ -130,17 +113,14 @@ def test_groups_that_do_not_divide_are_refused() -> None:
         Conv2D(4, 3, groups=0)
 
 
-@every_backend
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gradients_with_activation_and_bias(name: str, activation: str, bias: bool) -> None:
-    layer = Conv2D(3, 3, padding=1, activation=activation, bias=bias)
-    check_layer(layer, Image(5, 4, 2), create_backend(name, "double"))
+def test_gradients_with_activation_and_bias(activation: str) -> None:
+    for bias in (True, False):
+        check_layer(Conv2D(3, 3, padding=1, activation=activation, bias=bias), Image(5, 4, 2))
 
 
-@every_backend
-def test_gradients_of_one_example_with_a_window_as_large_as_the_image(name: str) -> None:
-    check_layer(Conv2D(4, 5), Image(5, 5, 3), create_backend(name, "double"), batch=1)
+def test_gradients_of_one_example_with_a_window_as_large_as_the_image() -> None:
+    check_layer(Conv2D(4, 5), Image(5, 5, 3), batch=1)
 
 
 def output_of(layer: Conv2D, image: Image) -> Image:
@@ -156,14 +136,12 @@ def test_windows_that_do_not_fit_are_left_out() -> None:
     assert output_of(Conv2D(4, 1, stride=3), Image(8, 9, 1)) == Image(3, 3, 4)
 
 
-@pytest.mark.parametrize("size", range(1, 9))
-@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_same_keeps_a_window_for_every_stride(size: int, kernel: int, stride: int) -> None:
-    output = output_of(Conv2D(1, kernel, stride, "same"), Image(size, 5, 1))
-    assert (output.height, output.width) == (-(-size // stride), -(-5 // stride))
-    before, after = same_padding(size, kernel, stride)
-    assert 0 <= after - before <= 1
+def test_same_keeps_a_window_for_every_stride() -> None:
+    for size, kernel, stride in itertools.product(range(1, 9), (1, 2, 3, 5), (1, 2, 3)):
+        output = output_of(Conv2D(1, kernel, stride, "same"), Image(size, 5, 1))
+        assert (output.height, output.width) == (-(-size // stride), -(-5 // stride)), (size, kernel, stride)
+        before, after = same_padding(size, kernel, stride)
+        assert 0 <= after - before <= 1, (size, kernel, stride)
 
 
 @every_backend
@@ -189,8 +167,7 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
         ({"filters": 4, "kernel": 3, "padding": -1}, "Conv2D padding=-1: must be an integer of at least 0"),
         (
             {"filters": 4, "kernel": 3, "padding": "full"},
-            "Conv2D padding='full': must be an integer of at least 0, or a pair of them (height, width), or 'same' or "
-            "'valid'",
+            "Conv2D padding='full': must be an integer of at least 0, or a pair of them (height, width), or 'same'",
         ),
         ({"filters": 4, "kernel": (3, 0)}, "Conv2D kernel=(3, 0): must be an integer of at least 1, or a pair of them"),
         ({"filters": 4, "kernel": (3, 3, 3)}, "Conv2D kernel=(3, 3, 3): must be"),

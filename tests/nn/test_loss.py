@@ -1,4 +1,4 @@
-"""The loss: its gradient by differences, and logits that would overflow."""
+"""Losses: gradients by differences, PyTorch's numbers, and logits that would overflow."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ def loss(backend: Backend, logits: Any, labels: Any) -> tuple[Any, Any]:
     return np.array(backend.to_host(losses), np.float64), on_host
 
 
-@every_backend
 @pytest.mark.parametrize("shape", [(1, 2), (4, 10), (3, 1), (7, 3)])
-def test_the_gradient_is_that_of_the_mean_loss(name: str, shape: tuple[int, int]) -> None:
-    backend, rng = create_backend(name, "double"), np.random.default_rng(0)
+def test_the_gradient_is_that_of_the_mean_loss(shape: tuple[int, int]) -> None:
+    backend, rng = create_backend("numpy", "double"), np.random.default_rng(0)
     logits = backend.asarray(rng.normal(0, 2, shape))
     labels = backend.asarray(rng.integers(0, shape[1], shape[0]))
 
@@ -76,12 +75,6 @@ def test_the_logits_are_left_alone_and_the_gradient_has_their_dtype(name: str, d
 
 
 @every_backend
-def test_a_gradient_sums_to_zero_over_the_classes(name: str) -> None:
-    _, gradient = loss(create_backend(name, "double"), np.random.default_rng(1).normal(size=(6, 5)), [0, 1, 2, 3, 4, 0])
-    np.testing.assert_allclose(gradient.sum(axis=1), 0, atol=1e-15)
-
-
-@every_backend
 def test_scores_are_probabilities(name: str) -> None:
     backend = create_backend(name, "float")
     logits = backend.asarray(np.array([[0, np.log(3)], [1000, 1000]], np.float32))
@@ -113,30 +106,30 @@ LOSSES: dict[str, Loss] = {
 
 @every_backend
 @every_dtype
-@pytest.mark.parametrize("kind", LOSSES)
-def test_losses_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
+def test_losses_are_those_of_pytorch(name: str, dtype: str) -> None:
     backend = create_backend(name, dtype)
     outputs = backend.asarray(GOLDEN["outputs"].astype(backend.policy.storage))
-    losses, gradient = LOSSES[kind](backend, outputs, backend.asarray(GOLDEN["labels"]))
-    found = np.array(backend.to_host(losses), np.float64)
-    tolerance = {"double": 1e-12, "float": 1e-5, "half": 4e-3, "bfloat16": 4e-2}[dtype]
-    np.testing.assert_allclose(found, GOLDEN[f"{kind}/losses"], rtol=tolerance, atol=tolerance)
-    slopes = np.array(backend.to_host(gradient), np.float64) / backend.loss_scale
-    largest = abs(GOLDEN[f"{kind}/gradient"]).max()
-    np.testing.assert_allclose(slopes, GOLDEN[f"{kind}/gradient"], rtol=tolerance, atol=tolerance * largest)
-    assert (losses.dtype, gradient.dtype) == (backend.policy.accumulate, backend.policy.storage)
-    backend.give_back(gradient)
-    assert backend.workspace.on_loan == 0
+    tolerance = {"double": 1e-12, "float": 1e-5, "half": 4e-3}[dtype]
+    for kind, loss in LOSSES.items():
+        losses, gradient = loss(backend, outputs, backend.asarray(GOLDEN["labels"]))
+        found = np.array(backend.to_host(losses), np.float64)
+        np.testing.assert_allclose(found, GOLDEN[f"{kind}/losses"], rtol=tolerance, atol=tolerance, err_msg=kind)
+        slopes = np.array(backend.to_host(gradient), np.float64) / backend.loss_scale
+        expected = GOLDEN[f"{kind}/gradient"]
+        bound = tolerance * abs(expected).max()
+        np.testing.assert_allclose(slopes, expected, rtol=tolerance, atol=bound, err_msg=kind)
+        assert (losses.dtype, gradient.dtype) == (backend.policy.accumulate, backend.policy.storage)
+        backend.give_back(gradient)
+        assert backend.workspace.on_loan == 0, kind
 
 
 def test_every_golden_loss_is_looked_at() -> None:
     assert {each.partition("/")[0] for each in GOLDEN if "/" in each} == LOSSES.keys()
 
 
-@every_backend
 @pytest.mark.parametrize("kind", LOSSES)
-def test_every_gradient_is_that_of_the_mean_loss(name: str, kind: str) -> None:
-    backend, rng = create_backend(name, "double"), np.random.default_rng(3)
+def test_every_gradient_is_that_of_the_mean_loss(kind: str) -> None:
+    backend, rng = create_backend("numpy", "double"), np.random.default_rng(3)
     outputs, labels = backend.asarray(rng.normal(0, 2, (6, 5))), backend.asarray(rng.integers(0, 5, 6))
 
     def value() -> float:

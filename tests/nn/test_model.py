@@ -194,34 +194,31 @@ def test_bytes_in_floating_point_are_refused(classified: bool) -> None:
 
 @every_backend
 @every_dtype
-@pytest.mark.parametrize("kind", ["uint8", "float32", "float64", "float16"])
-def test_any_view_of_images_is_predicted(name: str, dtype: str, kind: str) -> None:
+def test_any_view_of_images_is_predicted(name: str, dtype: str) -> None:
     model = small(name, dtype)
-    images = np.random.default_rng(1).integers(0, 256, (8, *SMALL.shape[1::-1], 2)).astype(np.uint8)
-    if kind != "uint8":
-        images = (images / 255).astype(kind)
-    every_second = images.transpose(0, 2, 1, 3)[::2]
-    whole = model.predict(np.ascontiguousarray(every_second))
-    np.testing.assert_array_equal(model.predict(every_second), whole)
-    np.testing.assert_array_equal(
-        model.predict(np.repeat(images.transpose(0, 2, 1, 3), 2, axis=3)[::2, ..., ::2]), whole
-    )
-    assert model.backend.workspace.on_loan == 0
+    bytes_of = np.random.default_rng(1).integers(0, 256, (8, *SMALL.shape[1::-1], 2)).astype(np.uint8)
+    for images in (bytes_of, *((bytes_of / 255).astype(kind) for kind in ("float32", "float64", "float16"))):
+        every_second = images.transpose(0, 2, 1, 3)[::2]
+        whole = model.predict(np.ascontiguousarray(every_second))
+        np.testing.assert_array_equal(model.predict(every_second), whole)
+        strided = np.repeat(images.transpose(0, 2, 1, 3), 2, axis=3)[::2, ..., ::2]
+        np.testing.assert_array_equal(model.predict(strided), whole)
+        assert model.backend.workspace.on_loan == 0
 
 
 @every_backend
 def test_predictions_are_made_in_batches(name: str) -> None:
     model = small(name, "double")
-    images = np.random.default_rng(1).random((700, *SMALL.shape))
-    whole = model.predict(images, batch_size=700)
+    images = np.random.default_rng(1).random((130, *SMALL.shape))
+    whole = model.predict(images, batch_size=130)
     small_at_a_time, other = small(name, "double"), small(name, "double")
-    for batch_size in (1, 7, 256):
+    for batch_size in (1, 7, 40):
         np.testing.assert_allclose(small_at_a_time.predict(images, batch_size), whole, rtol=1e-12)
         x = small_at_a_time.backend.asarray(images)
         scores, logits = small_at_a_time.scores(x, batch_size=batch_size)
         np.testing.assert_allclose(scores, whole, rtol=1e-12)
-        assert logits.shape == (700, 3)
-    other.predict(images[:256])
+        assert logits.shape == (130, 3)
+    other.predict(images[:40])
     assert small_at_a_time.backend.workspace.allocated_bytes <= other.backend.workspace.allocated_bytes * 1.1
     assert model.backend.workspace.allocated_bytes > 2 * other.backend.workspace.allocated_bytes
     for wrong in (0, 2.0, True):
@@ -241,14 +238,14 @@ def test_grey_images_may_lack_their_axis_of_channels() -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("shape", [(9, 8, 3), (9, 8, 1), (8, 9, 2), (9, 8), (10, 8, 2)], ids=str)
-def test_a_batch_of_another_size_is_refused(name: str, shape: tuple[int, ...]) -> None:
+def test_a_batch_of_another_size_is_refused(name: str) -> None:
     """Compiled code would read beyond the images: garbage, or the end of the process."""
     model = small(name)
-    x = model.backend.asarray(np.ones((4, *shape), np.float32))
-    for context in (INFERENCE, Context(train=True)):
-        with pytest.raises(ConfigError, match=rf"a batch of shape {re.escape(str((4, *shape)))}: this network takes N"):
-            model.forward(x, context)
+    for shape in ((4, 9, 8, 3), (4, 9, 8, 1), (4, 8, 9, 2), (4, 9, 8), (4, 10, 8, 2)):
+        x = model.backend.asarray(np.ones(shape, np.float32))
+        for context in (INFERENCE, Context(train=True)):
+            with pytest.raises(ConfigError, match=rf"a batch of shape {re.escape(str(shape))}"):
+                model.forward(x, context)
     assert model.backend.workspace.on_loan == 0
 
 

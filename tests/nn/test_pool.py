@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,51 +25,37 @@ from cupynet.nn import (
     Params,
     Sequential,
 )
-from tests.support.backends import Reference, every_backend, every_dtype
+from tests.support.backends import Reference, every_backend, every_compiled_backend, every_dtype
 from tests.support.gradients import OnAKink, check_layer, distinct
-
-GEOMETRIES = [(kernel, stride) for kernel in (1, 2, 3) for stride in (1, 2, 3, 4)]
-
-
-@every_backend
-@pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
-@pytest.mark.parametrize("image", [Image(6, 7, 2), Image(5, 3, 1), Image(3, 8, 3)], ids=str)
-def test_gradients_for_every_geometry(name: str, kernel: int, stride: int, image: Image) -> None:
-    x = distinct((2, *image.shape))
-    check_layer(MaxPool2D(kernel, stride), image, create_backend(name, "double"), x)
+from tests.support.pairwise import pairwise
 
 
-@every_backend
-@pytest.mark.parametrize(("kernel", "stride"), [((3, 2), None), ((1, 3), (2, 1)), ([2, 1], [1, 4])])
-def test_gradients_of_windows_that_are_not_square(name: str, kernel: Any, stride: Any) -> None:
-    image = Image(6, 7, 2)
-    check_layer(MaxPool2D(kernel, stride), image, create_backend(name, "double"), distinct((2, *image.shape)))
+@pairwise(
+    pool=(MaxPool2D, AvgPool2D),
+    kernel=(1, 2, 3, (3, 2), [1, 3]),
+    stride=(1, 2, 4, None, (2, 1)),
+    image=(Image(6, 7, 2), Image(5, 3, 1), Image(3, 8, 3)),
+)
+def test_gradients_for_every_geometry(pool: Any, kernel: Any, stride: Any, image: Image) -> None:
+    check_layer(pool(kernel, stride), image, x=distinct((2, *image.shape)))
 
 
-@every_backend
-@pytest.mark.parametrize("pool", [MaxPool2D, AvgPool2D])
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [
-    (2, 1, 1), (3, 2, "same"), ((3, 2), (1, 3), (2, 1)), (3, 3, "valid"), ((1, 4), 1, (0, 3)), (5, 2, "same"),
-])  # fmt: skip
-@pytest.mark.parametrize("image", [Image(6, 7, 2), Image(5, 3, 1)], ids=str)
-def test_gradients_with_padding(name: str, pool: Any, kernel: Any, stride: Any, padding: Any, image: Image) -> None:
-    """Values below zero alone: zeros around them would be the largest."""
-    x = distinct((2, *image.shape)) - 100
-    check_layer(pool(kernel, stride, padding), image, create_backend(name, "double"), x)
+@pairwise(
+    pool=(MaxPool2D, AvgPool2D),
+    geometry=(
+        (2, 1, 1), (3, 2, "same"), ((3, 2), (1, 3), (2, 1)), (3, 3, "valid"), ((1, 4), 1, (0, 3)), (5, 2, "same"),
+    ),
+    image=(Image(6, 7, 2), Image(5, 3, 1)),
+)  # fmt: skip
+def test_gradients_with_padding(pool: Any, geometry: Any, image: Image) -> None:
+    """All values are negative: zeros around the image would be the largest."""
+    check_layer(pool(*geometry), image, x=distinct((2, *image.shape)) - 100)
 
 
-@every_backend
-@pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
-def test_gradients_of_means(name: str, kernel: int, stride: int) -> None:
-    check_layer(AvgPool2D(kernel, stride), Image(6, 7, 2), create_backend(name, "double"))
-
-
-@every_backend
 @pytest.mark.parametrize("image", [Image(6, 7, 2), Image(1, 1, 3), Image(1, 5, 1)], ids=str)
-def test_gradients_of_the_mean_of_an_image(name: str, image: Image) -> None:
-    check_layer(GlobalAvgPool2D(), image, create_backend(name, "double"))
-    network = Sequential({"conv": Conv2D(4, 1, activation="tanh"), "mean": GlobalAvgPool2D(), "out": Dense(3)})
-    check_layer(network, image, create_backend(name, "double"))
+def test_gradients_of_the_mean_of_an_image(image: Image) -> None:
+    check_layer(GlobalAvgPool2D(), image)
+    check_layer(Sequential([Conv2D(4, 1, activation="tanh"), GlobalAvgPool2D(), Dense(3)]), image)
 
 
 @every_backend
@@ -83,21 +70,15 @@ def test_padding_is_never_the_largest_and_no_mean_counts_it(name: str, dtype: st
 
 
 def test_padding_must_leave_a_pixel() -> None:
-    with pytest.raises(ConfigError, match=r"AvgPool2D padding=2: must be smaller than kernel=2: a window would see no"):
+    with pytest.raises(ConfigError, match="AvgPool2D padding=2"):
         AvgPool2D(2, padding=2)
-    with pytest.raises(ConfigError, match=r"MaxPool2D padding=0x1: must be smaller than kernel=3x1"):
+    with pytest.raises(ConfigError, match="MaxPool2D padding=0x1"):
         MaxPool2D((3, 1), padding=(0, 1))
-    with pytest.raises(ConfigError, match=r"MaxPool2D padding='full': must be .* or 'same' or 'valid'"):
+    with pytest.raises(ConfigError, match="MaxPool2D padding='full'"):
         MaxPool2D(2, padding="full")
     with pytest.raises(ConfigError, match=r"GlobalAvgPool2D 'mean' needs an Image, got Flat\(3\)"):
         GlobalAvgPool2D().build(Flat(3), Params().scope("mean"), create_backend("numpy"))
     assert AvgPool2D(3, 2, (1, 0)).describe() == "3x3, stride 2, padding 1x0"
-
-
-@every_backend
-def test_gradients_of_a_convolution_and_a_padded_pool(name: str) -> None:
-    network = Sequential({"conv": Conv2D(3, 2, activation="elu"), "pool": MaxPool2D(3, 3, 1)})
-    check_layer(network, Image(7, 6, 2), create_backend(name, "double"))
 
 
 @every_backend
@@ -113,7 +94,7 @@ def test_a_convolution_and_a_padded_pool_are_the_references(name: str) -> None:
 
 def test_a_tie_is_a_kink() -> None:
     with pytest.raises(OnAKink):
-        check_layer(MaxPool2D(2), Image(4, 4, 1), create_backend("numpy", "double"), np.ones((1, 4, 4, 1)))
+        check_layer(MaxPool2D(2), Image(4, 4, 1), x=np.ones((1, 4, 4, 1)))
 
 
 def pooled_gradient(name: str, dtype: str, x: Any, dy: Any, kernel: int, stride: int) -> Any:
@@ -136,8 +117,7 @@ def naive_gradient(x: Any, dy: Any, kernel: int, stride: int) -> Any:
 
 
 @every_backend
-@every_dtype
-@pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
+@pairwise(dtype=("half", "float", "double"), kernel=(1, 2, 3), stride=(1, 2, 3))
 def test_of_equal_values_the_first_gets_it_all(name: str, dtype: str, kernel: int, stride: int) -> None:
     rng = np.random.default_rng(kernel * 10 + stride)
     x = rng.integers(-1, 2, (3, 7, 6, 2)).astype(float)  # three values: nearly every window has a tie
@@ -168,20 +148,11 @@ def test_what_cannot_be_pooled_is_refused_by_name() -> None:
         MaxPool2D(5).build(Image(4, 6, 1), scope, backend)
 
 
-@every_backend
-@pytest.mark.parametrize("activation", ["identity", "relu", "softmax"])
-@pytest.mark.parametrize(("kernel", "padding", "pool", "pool_stride"), [(3, 0, 2, 2), (2, 1, 3, 2), (3, "same", 2, 3)])
-def test_gradients_of_a_convolution_and_its_pooling(
-    name: str, kernel: int, padding: int | str, pool: int, pool_stride: int, activation: str
-) -> None:
-    """A backend may do the pair in one operation."""
-    for bias, first in ((True, {}), (False, {"before": Conv2D(2, 1)})):
-        conv = Conv2D(3, kernel, padding=padding, activation=activation, bias=bias)
-        network = Sequential({**first, "conv": conv, "pool": MaxPool2D(pool, pool_stride)})
-        check_layer(network, Image(7, 6, 2), create_backend(name, "double"))
-
-
 PAIRS = [
+    (Conv2D(3, 3), MaxPool2D(2)),
+    (Conv2D(3, 2, padding=1, activation="relu", bias=False), MaxPool2D(3, 2)),
+    (Conv2D(3, 3, padding="same", activation="softmax"), MaxPool2D(2, 3)),
+    (Conv2D(3, 2, activation="elu"), MaxPool2D(3, 3, 1)),
     (Conv2D(3, (3, 2), (1, 2), (1, 0)), MaxPool2D((1, 3))),
     (Conv2D(17, (2, 5), padding="same", bias=False), MaxPool2D((3, 2), (3, 4))),
     (Conv2D(9, [1, 3], activation="relu"), MaxPool2D([2, 1])),
@@ -189,13 +160,9 @@ PAIRS = [
 ]
 
 
-@every_backend
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].describe()}; {pair[1].describe()}")
-@pytest.mark.parametrize("channels", [1, 8], ids=["short rows", "long rows"])
-def test_gradients_of_pairs_that_are_not_square(name: str, pair: tuple[Conv2D, MaxPool2D], channels: int) -> None:
-    conv, pool = copy.deepcopy(pair)
-    network = Sequential({"before": Conv2D(channels, 1), "conv": conv, "pool": pool})
-    check_layer(network, Image(6, 9, 2), create_backend(name, "double"))
+def test_gradients_of_a_convolution_and_its_pooling(pair: tuple[Conv2D, MaxPool2D]) -> None:
+    check_layer(Sequential([Conv2D(2, 1), *copy.deepcopy(pair)]), Image(6, 9, 2))
 
 
 def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
@@ -229,61 +196,56 @@ def test_pairs_are_fused_where_windows_are_apart_and_small() -> None:
 
 @every_backend
 @every_dtype
-@pytest.mark.parametrize("place", range(6))
-@pytest.mark.parametrize("second", [False, True], ids=["one", "two"])
-def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: int, second: bool) -> None:
-    x = np.arange(2 * 2 * 3 * 20.0).reshape(2, 2, 3, 20)
-    x[0, place // 3, place % 3, 7] = np.nan
-    if second:
-        x[0, 1, 2, 7] = np.nan
-    backend = create_backend(name, dtype)
-    y, winners = backend.max_pool2d(backend.asarray(x.astype(backend.policy.storage)), Window((2, 3)))
-    found, won = np.array(backend.to_host(y)), backend.to_host(winners)
-    assert np.isnan(found[0, 0, 0, 7]) and won[0, 0, 0, 7] == place, "the first NaN wins"
-    found[0, 0, 0, 7] = 0
-    assert np.isfinite(found).all() and (won[1] == 5).all()
+def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str) -> None:
+    for place, second in product(range(6), (False, True)):
+        x = np.arange(2 * 2 * 3 * 20.0).reshape(2, 2, 3, 20)
+        x[0, place // 3, place % 3, 7] = np.nan
+        if second:
+            x[0, 1, 2, 7] = np.nan
+        backend = create_backend(name, dtype)
+        y, winners = backend.max_pool2d(backend.asarray(x.astype(backend.policy.storage)), Window((2, 3)))
+        found, won = np.array(backend.to_host(y)), backend.to_host(winners)
+        assert np.isnan(found[0, 0, 0, 7]) and won[0, 0, 0, 7] == place, "the first NaN wins"
+        found[0, 0, 0, 7] = 0
+        assert np.isfinite(found).all() and (won[1] == 5).all()
 
 
 @every_backend
-@every_dtype
-@pytest.mark.parametrize("channels", [1, 16])
-@pytest.mark.parametrize("activation", ["identity", "relu"])
-@pytest.mark.parametrize("place", range(4))
-def test_a_nan_under_a_convolution_is_passed_on(
-    name: str, dtype: str, channels: int, activation: str, place: int
-) -> None:
-    """Whichever of a pooling window's pixels it comes from; a backend may do the pair in one operation."""
+@pytest.mark.parametrize(
+    ("dtype", "channels", "activation"), [("float", 1, "identity"), ("float", 16, "relu"), ("half", 1, "relu")]
+)
+def test_a_nan_under_a_convolution_is_passed_on(name: str, dtype: str, channels: int, activation: str) -> None:
+    """From each pixel of a pooling window; a backend may do the pair in one operation."""
     backend, params = create_backend(name, dtype), Params()
     network = Sequential({"conv": Conv2D(21, 1, activation=activation), "pool": MaxPool2D(2)})
     network.build(Image(4, 4, channels), params.scope(), backend)
     params.allocate(backend, seed=0)
     params.master[...] = 0.5
     params.publish()
-    x = np.ones((2, 4, 4, channels), backend.policy.storage)
-    x[1, 2 + place // 2, place % 2, 0] = np.nan
-    y, backward = network.forward(backend.asarray(x), Context(train=True))
-    found = np.array(backend.to_host(y))
-    assert np.isnan(found[1, 1, 0]).all()
-    found[1, 1, 0] = 0
-    assert np.isfinite(found).all()
-    dy = backend.borrow(y.shape)
-    dy[...] = 1
-    dx = backend.to_host(backward(dy))
-    hit = np.zeros((2, 4, 4), bool)
-    hit[:, ::2, ::2] = True  # all others are equal: the first of a window
-    if activation == "identity":
-        hit[1, 2, 0] = False
-        hit[1, 2 + place // 2, place % 2] = True
-    else:
-        hit[1, 2, 0] = False  # relu lets no gradient through where NaN came out
-    np.testing.assert_array_equal(dx.any(axis=3), hit)
+    for place in range(4):
+        x = np.ones((2, 4, 4, channels), backend.policy.storage)
+        x[1, 2 + place // 2, place % 2, 0] = np.nan
+        y, backward = network.forward(backend.asarray(x), Context(train=True))
+        found = np.array(backend.to_host(y))
+        assert np.isnan(found[1, 1, 0]).all()
+        found[1, 1, 0] = 0
+        assert np.isfinite(found).all()
+        dy = backend.borrow(y.shape)
+        dy[...] = 1
+        dx = backend.to_host(backward(dy))
+        hit = np.zeros((2, 4, 4), bool)
+        hit[:, ::2, ::2] = True  # all others are equal: the first of a window
+        if activation == "identity":
+            hit[1, 2, 0] = False
+            hit[1, 2 + place // 2, place % 2] = True
+        else:
+            hit[1, 2, 0] = False  # relu lets no gradient through where NaN came out
+        np.testing.assert_array_equal(dx.any(axis=3), hit)
 
 
-@every_backend
+@every_compiled_backend
 @np.errstate(all="ignore")
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e30, 1.0], ids=str)
-@pytest.mark.parametrize("weight", [np.inf, np.nan, 1e30, 1.0], ids=str)
-@pytest.mark.parametrize("filters", [1, 9, 40])
+@pairwise(value=(np.inf, -np.inf, np.nan, 1e30, 1.0), weight=(np.inf, np.nan, 1e30, 1.0), filters=(9, 40))
 def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float, weight: float, filters: int) -> None:
     """Of infinities that meet, or of zero times infinity, in a few pixels and filters; too large sums among them."""
     found = []

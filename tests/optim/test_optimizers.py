@@ -16,6 +16,7 @@ from cupynet.nn.params import Params, Segment
 from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer, Schedule
 from cupynet.training import ParallelWrapper, Replica
 from tests.support.backends import every_backend
+from tests.support.pairwise import pairwise
 from tests.support.training import small_model
 
 MU = 0.9
@@ -35,12 +36,11 @@ def nesterov(w: Any, v: Any, g: Any, rate: float) -> tuple[Any, Any]:
     return w + MU * v - rate * g, v
 
 
-FORMULAS: list[tuple[type[Optimizer], Callable[..., tuple[Any, Any]]]] = [
-    (SGD, sgd),
-    (Momentum, momentum),
-    (Nesterov, nesterov),
-]
-every_optimizer = pytest.mark.parametrize(("kind", "formula"), FORMULAS, ids=["sgd", "momentum", "nesterov"])
+FORMULAS: dict[str, tuple[type[Optimizer], Callable[..., tuple[Any, Any]]]] = {
+    "sgd": (SGD, sgd),
+    "momentum": (Momentum, momentum),
+    "nesterov": (Nesterov, nesterov),
+}
 
 
 def weights(backend: Any) -> Params:
@@ -54,12 +54,9 @@ def weights(backend: Any) -> Params:
 
 
 @every_backend
-@every_optimizer
-@pytest.mark.parametrize("l2", [0.0, 0.03])
-@pytest.mark.parametrize("dtype", ["half", "float", "double"])
-def test_updates_follow_the_formula(
-    name: str, kind: type[Optimizer], formula: Callable[..., tuple[Any, Any]], l2: float, dtype: str
-) -> None:
+@pairwise(rule=FORMULAS, l2=(0.0, 0.03), dtype=("half", "float", "double"))
+def test_updates_follow_the_formula(name: str, rule: Any, l2: float, dtype: str) -> None:
+    kind, formula = rule
     backend = create_backend(name, dtype)
     params, rng = weights(backend), np.random.default_rng(0)
     schedule = OneCycle(0.2)

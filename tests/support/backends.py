@@ -1,4 +1,4 @@
-"""Which backends this machine can test: every test of a backend or of a network runs on all of them."""
+"""The backends that this machine can test, and the parameters of tests that run on each of them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ ON_DEVICES = [
     *([pytest.param("gpu", marks=pytest.mark.gpu)] if GPU else []),
 ]
 every_backend = pytest.mark.parametrize("name", WORKING)
+every_compiled_backend = pytest.mark.parametrize("name", WORKING[1:])  # NumPy runs the reference as it is
 every_dtype = pytest.mark.parametrize("dtype", ["half", "float", "double"])
 NO_BFLOAT16 = "CUPYNET_TEST_ALL" not in os.environ and importlib.util.find_spec("ml_dtypes") is None
 needs_bfloat16 = pytest.mark.skipif(NO_BFLOAT16, reason="ml_dtypes is not installed: pip install ml_dtypes")

@@ -1,14 +1,16 @@
-"""Every public operation of a backend, called as layers call it on random arguments, to be compared among backends.
+"""Compare each public operation of a backend with the reference, on random arguments of odd shapes.
 
-A comparison draws its arguments from a `Call`, uses the operation, and returns what is to be compared. Whoever adds an
-operation to `Backend`, or overrides one, adds it here: tests/backend/test_operations.py says when one is missing.
+The reference is the base class on NumPy: in double, on the same numbers, for values; in the same precision, for shapes
+and dtypes. A function of this file draws its arguments from a `Call`, uses the operation it is named after, and returns
+the arrays to compare. A new operation needs one: tests/backend/test_operations.py fails without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -17,6 +19,8 @@ import numpy as np
 from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, MaxPool, Move, PixelScale, Window
 from cupynet.backend.reference.activation import NAMES, OF_INPUT
 from cupynet.backend.reference.loss import TARGET_LOSSES
+from tests.support.backends import Reference
+from tests.support.pairwise import cover
 
 Array: TypeAlias = Any
 Results: TypeAlias = dict[str, Array]
@@ -49,6 +53,35 @@ class Shape:
         window = Window((kh, kw), self.window.stride, ((above, below), (left, right)))
         height, width = max(self.height, kh - above - below), max(self.width, kw - left - right)
         return window, (self.batch, height, width, self.channels)
+
+
+# Any two of these values meet in at least one shape.
+GEOMETRIES: dict[str, Sequence[Any]] = {
+    "batch": (1, 4),
+    "size": ((7, 6), (1, 1), (5, 9)),
+    "channels": (1, 3, 5),
+    "outputs": (1, 2, 6),
+    "kernel": ((1, 1), (3, 3), (2, 5), (4, 1)),
+    "stride": ((1, 1), (2, 1), (3, 4)),
+    "padding": (((0, 0), (0, 0)), ((1, 1), (1, 1)), ((0, 1), (1, 2)), ((2, 2), (0, 0))),
+    "dilation": ((1, 1), (2, 2), (1, 3)),
+    "flag": (True, False),
+    "need_dx": (True, False),
+}
+
+
+def shapes() -> list[Shape]:
+    found = []
+    for case in cover([len(values) for values in GEOMETRIES.values()]):
+        batch, (height, width), channels, outputs, kernel, stride, padding, dilation, flag, need_dx = (
+            values[i] for values, i in zip(GEOMETRIES.values(), case, strict=True)
+        )
+        window = Window(kernel, stride, padding, dilation)
+        found.append(Shape(batch, height, width, channels, outputs, window, flag, need_dx))
+    return found
+
+
+SHAPES = shapes()
 
 
 class Call:
@@ -595,3 +628,47 @@ ELSEWHERE = {
     "give_back",
     "loans",
 }
+
+TOLERANCES = {"half": 4e-3, "bfloat16": 3e-2, "float": 1e-5, "double": 1e-12}
+
+
+def compare(operation: str, tested: Backend, shape: Shape, seed: int) -> None:
+    """Assert that one call gives the same on the tested backend as on the reference."""
+    policy = tested.policy
+    results = computed(operation, tested, policy, shape, seed)
+    same_precision, in_double = expected(operation, policy, shape, seed)
+    tolerance = 0.0 if operation in EXACT else TOLERANCES[policy.name]
+    for name, found in results.items():
+        same, exact = same_precision[name], in_double[name]
+        assert (found is None) == (same is None), f"{name} is missing, or too many"
+        if found is None:
+            continue
+        assert (found.shape, found.dtype) == (same.shape, same.dtype), name
+        unscaled = found / policy.loss_scale if name.startswith("scaled") else found
+        close(unscaled, exact, tolerance)
+
+
+def close(found: Array, expected: Array, tolerance: float) -> None:
+    expected = np.asarray(expected, np.float64)
+    scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0.0)))
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance * scale)
+
+
+def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape, seed: int) -> Results:
+    """Return the results of one call, on the host; its arguments are numbers of `policy`."""
+    call = Call(seed, policy, backend)
+    found = COMPARISONS[operation](backend, call, shape)
+    call.check_arguments()
+    results = {name: None if a is None else np.array(backend.to_host(a)) for name, a in found.items()}
+    on_host = backend.xp is not np  # arrays computed on the host were not borrowed
+    borrowed = [a for a in found.values() if a is not None and not (on_host and isinstance(a, np.ndarray))]
+    backend.give_back(*borrowed)
+    assert backend.workspace.on_loan == 0, "borrowed, and neither returned nor given back"
+    return results
+
+
+@lru_cache(maxsize=128)  # each backend gets the same calls
+def expected(operation: str, policy: DtypePolicy, shape: Shape, seed: int) -> tuple[Results, Results]:
+    """Return the results of the reference, in that precision and in double."""
+    same, exact = (computed(operation, Reference(kind), policy, shape, seed) for kind in (policy, "double"))
+    return same, exact

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cupynet.backend import Backend
+from cupynet.backend import Backend, create_backend
 from cupynet.nn import INFERENCE, Context, InputType, Layer, Params
 
 Array: TypeAlias = Any
@@ -58,17 +58,23 @@ def check_derivative(function: Callable[[], float], backend: Backend, point: Arr
 
 
 def check_layer(
-    layer: Layer, input: InputType, backend: Backend, x: Array | None = None, batch: int = 2, *, training: bool = False
+    layer: Layer,
+    input: InputType,
+    backend: Backend | None = None,
+    x: Array | None = None,
+    batch: int = 2,
+    *,
+    training: bool = False,
 ) -> None:
-    """Assert that the gradients of `layer` with respect to its input and each of its weights are right, and that it
-    gives back what it borrowed.
+    """Assert that the gradients of `layer` are right, by its input and each weight, and that nothing stays on loan.
 
     Args:
         layer: a description that has not been built; any network is a layer.
-        backend: one in double precision.
-        x: (N, ...) on the host, where it matters; else `batch` normal examples.
-        training: whether a pass that trains is another function than one that does not, and is the one meant.
+        backend: one in double precision; NumPy, the reference, by default. Other backends are compared with it.
+        x: (N, ...) on the host; `batch` normal examples by default.
+        training: differentiate the training pass, for layers that compute something else in it.
     """
+    backend = create_backend("numpy", "double") if backend is None else backend
     rng = np.random.default_rng(7)
     params = Params()
     output = layer.build(input, params.scope("it"), backend)

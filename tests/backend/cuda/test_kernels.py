@@ -26,10 +26,10 @@ from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.training import loss_scaling as scaling
 from tests.standin.host import host_library
 from tests.support.backends import GPU, Reference
+from tests.support.pairwise import pairwise
 
 SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
 TOLERANCE = {"half": 1e-3, "bfloat16": 8e-3, "float": 1e-6, "double": 1e-14}
-GRIDS = [((1,), (1,)), ((3,), (32,))]
 SIZES = [0, 1, 3, 7, 8, 16, 17, 101]
 NULL = np.uint64(0)
 
@@ -42,9 +42,15 @@ def available(kind: str) -> bool:
     return True
 
 
-every_kind = pytest.mark.parametrize("kind", [kind for kind in KINDS if available(kind)])
-every_grid = pytest.mark.parametrize(("grid", "block"), GRIDS, ids=["one thread", "three blocks"])
-starts = pytest.mark.parametrize("start", [0, 1])
+def launches(*sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[str, Any]:
+    """Grids and blocks, by a name such as `3x2 blocks of 16`."""
+    text = "{} blocks of {}".format
+    return {text(*("x".join(map(str, size)) for size in each)): each for each in sizes}
+
+
+EVERY_KIND = [kind for kind in KINDS if available(kind)]
+ONE_AXIS = launches(((1,), (1,)), ((3,), (32,)))
+every_kind = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
 class DeviceKernel:
@@ -58,10 +64,10 @@ class DeviceKernel:
 
         self._cupy, self._kernel = cupy, cupy.RawModule(code=source(file), options=OPTIONS).get_function(name)
 
-    def __call__(self, grid: Any, block: Any, arguments: Any) -> None:
+    def __call__(self, launch: Any, arguments: Any) -> None:
         there: dict[int, tuple[Any, Any]] = {}
         given = [self._sent(argument, there) for argument in arguments]
-        self._kernel(grid, block, tuple(given))
+        self._kernel(*launch, tuple(given))
         for memory, copy in there.values():
             memory[...] = self._cupy.asnumpy(copy)
 
@@ -125,30 +131,25 @@ def close(found: Any, expected: Any, kind: str, times: float = 1.0) -> None:
 # flat vectors --------------------------------------------------------------------------------------------------------
 
 
-@every_kind
-@every_grid
-@starts
-def test_activations_of_any_length(kind: str, grid: Any, block: Any, start: int) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1))
+def test_activations_of_any_length(kind: str, launch: Any, start: int) -> None:
     (stored, _), rng = types(kind), np.random.default_rng(1)
     for size in SIZES:
         x = array(rng.integers(-2, 3, size), stored, start)
         x[::5] = np.nan
         before = np.array(x, np.float64)
         y = array(before, stored, 1 - start)
-        kernel("activation", f"relu_{kind}")(grid, block, (x, np.int64(size)))
+        kernel("activation", f"relu_{kind}")(*launch, (x, np.int64(size)))
         np.testing.assert_array_equal(np.array(x, np.float64), np.maximum(before, 0))
         dy = array(rng.normal(size=size), stored, start)
         dy[1::4] = np.nan
         expected = np.where(before > 0, np.array(dy, np.float64), 0)
-        kernel("activation", f"relu_backward_{kind}")(grid, block, (dy, y, np.int64(size)))
+        kernel("activation", f"relu_backward_{kind}")(*launch, (dy, y, np.int64(size)))
         np.testing.assert_array_equal(np.array(dy, np.float64), expected)
 
 
-@every_kind
-@every_grid
-@starts
-@pytest.mark.parametrize("name", pointwise.NAMES)
-def test_activations_of_one_value_at_a_time(kind: str, grid: Any, block: Any, start: int, name: str) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), name=pointwise.NAMES)
+def test_activations_of_one_value_at_a_time(kind: str, launch: Any, start: int, name: str) -> None:
     """In place and not; NaN stays, and numbers far from zero give none."""
     (stored, wide), rng, which = types(kind), np.random.default_rng(6), np.int32(pointwise.NAMES.index(name))
     slope = wide.type(0.25)
@@ -157,23 +158,20 @@ def test_activations_of_one_value_at_a_time(kind: str, grid: Any, block: Any, st
         x[::11] = np.nan
         exact = pointwise.forward(np, name, np.array(x, np.float64), 0.25)
         out = array(np.ones(size), stored, start)
-        kernel("activation", f"pointwise_{kind}")(grid, block, (x, out, which, slope, np.int64(size)))
+        kernel("activation", f"pointwise_{kind}")(*launch, (x, out, which, slope, np.int64(size)))
         close(out, exact, kind, 4)
         kept = array(np.array(x if name in pointwise.OF_INPUT else exact), stored, 1 - start)
         dy = array(rng.normal(size=size), stored, start)
         factor = pointwise.derivative(np, name, np.array(kept, np.float64), 0.25)
         expected = np.array(dy, np.float64) * factor
-        kernel("activation", f"pointwise_backward_{kind}")(grid, block, (dy, kept, which, slope, np.int64(size)))
+        kernel("activation", f"pointwise_backward_{kind}")(*launch, (dy, kept, which, slope, np.int64(size)))
         close(dy, expected, kind, 4)
-        kernel("activation", f"pointwise_{kind}")(grid, block, (x, x, which, slope, np.int64(size)))
+        kernel("activation", f"pointwise_{kind}")(*launch, (x, x, which, slope, np.int64(size)))
         np.testing.assert_array_equal(np.array(x, np.float64), np.array(out, np.float64))
 
 
-@every_kind
-@every_grid
-@pytest.mark.parametrize("columns", [1, 3, 8, 24])
-@pytest.mark.parametrize("relu", [0, 1])
-def test_a_bias_is_added_to_each_row(kind: str, grid: Any, block: Any, columns: int, relu: int) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, columns=(1, 3, 8, 24), relu=(0, 1))
+def test_a_bias_is_added_to_each_row(kind: str, launch: Any, columns: int, relu: int) -> None:
     (stored, _), rng = types(kind), np.random.default_rng(2)
     for start in (0, 1):
         y = array(rng.normal(size=(5, columns)), stored, start)
@@ -181,21 +179,19 @@ def test_a_bias_is_added_to_each_row(kind: str, grid: Any, block: Any, columns: 
         bias = array(rng.normal(size=columns), stored)
         expected = np.array(y, np.float64) + np.array(bias, np.float64)
         arguments = y, bias, np.int64(5), np.int32(columns), np.int32(relu)
-        kernel("activation", f"add_bias_{kind}")(grid, block, arguments)
+        kernel("activation", f"add_bias_{kind}")(*launch, arguments)
         close(y, np.maximum(expected, 0) if relu else expected, kind)
 
 
-@every_kind
-@every_grid
-@starts
-def test_precisions_are_converted(kind: str, grid: Any, block: Any, start: int) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1))
+def test_precisions_are_converted(kind: str, launch: Any, start: int) -> None:
     (stored, wide), rng = types(kind), np.random.default_rng(3)
     for size in SIZES:
         values = array(rng.normal(size=size) * 1000, wide, start)
         values[::7] = np.nan
         small, back = array(np.ones(size), stored), array(np.ones(size), wide, start)
-        kernel("update", f"narrow_{kind}")(grid, block, (values, small, np.int64(size)))
-        kernel("update", f"widen_{kind}")(grid, block, (small, back, np.int64(size)))
+        kernel("update", f"narrow_{kind}")(*launch, (values, small, np.int64(size)))
+        kernel("update", f"widen_{kind}")(*launch, (small, back, np.int64(size)))
         expected = values.astype(stored).astype(wide)
         np.testing.assert_array_equal(small.astype(wide), expected)
         np.testing.assert_array_equal(back, expected)
@@ -219,15 +215,8 @@ MOVES = {
 }
 
 
-@every_kind
-@every_grid
-@starts
-@pytest.mark.parametrize("copied", [True, False])
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("rule", RULES)
-def test_updates_follow_the_rule(
-    kind: str, grid: Any, block: Any, start: int, copied: bool, move: str, rule: str
-) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), copied=(True, False), move=tuple(MOVES), rule=tuple(RULES))
+def test_updates_follow_the_rule(kind: str, launch: Any, start: int, copied: bool, move: str, rule: str) -> None:
     """As the array code has it, in double."""
     (stored, wide), one = types(kind), RULES[rule]
     how = replace(MOVES[move], numbers=(0.5, 0.25, 2.0), factors=(0.9, 0.8, 0.01))
@@ -235,7 +224,7 @@ def test_updates_follow_the_rule(
         vectors, copy, arguments = update(one, kind, size, start, how, copied=copied)
         exact = {name: vector.astype(np.float64) for name, vector in vectors.items()}
         Reference("double").move_weights(one, exact["weight"], exact["grad"], [exact[name] for name in one.states], how)
-        kernel("update", f"{rule}_update_{kind}")(grid, block, arguments)
+        kernel("update", f"{rule}_update_{kind}")(*launch, arguments)
         for name, vector in vectors.items():
             close(vector, exact[name], "double" if wide == np.float64 else "float", 4)
         assert one.moves == (not vectors["grad"].any()) or not size
@@ -248,11 +237,8 @@ def controls_of(**values: float) -> Any:
     return array([values.get(place.name, 0.0) for place in Control], np.float64)
 
 
-@every_kind
-@every_grid
-@starts
-@pytest.mark.parametrize("rule", RULES)
-def test_updates_take_their_numbers_from_the_device(kind: str, grid: Any, block: Any, start: int, rule: str) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), rule=tuple(RULES))
+def test_updates_take_their_numbers_from_the_device(kind: str, launch: Any, start: int, rule: str) -> None:
     """The same as with these numbers in the launch, bit for bit; and nothing moves where the step is left out."""
     one, factors = RULES[rule], (0.5, 0.25, 0.125)
     given = Move(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=factors)
@@ -261,15 +247,15 @@ def test_updates_take_their_numbers_from_the_device(kind: str, grid: Any, block:
     run = kernel("update", f"{rule}_update_{kind}")
     for size in SIZES:
         expected, expected_copy, arguments = update(one, kind, size, start, given)
-        run(grid, block, arguments)
+        run(*launch, arguments)
         found, copy, arguments = update(one, kind, size, start, move, controls_of(**there, GO=1))
-        run(grid, block, arguments)
+        run(*launch, arguments)
         for name, vector in found.items():
             np.testing.assert_array_equal(vector, expected[name])
         np.testing.assert_array_equal(copy, expected_copy)
         found, copy, arguments = update(one, kind, size, start, move, controls_of(**there, GO=0))
         before = {name: np.array(vector) for name, vector in found.items()}
-        run(grid, block, arguments)
+        run(*launch, arguments)
         for name, vector in found.items():
             np.testing.assert_array_equal(vector, 0 * vector if name == "grad" else before[name])
         assert (copy == 1).all()
@@ -281,33 +267,31 @@ def stretches(size: int) -> Any:
     return array([(0, third, 0), (third, third + third // 2, 1), (size - third, size, 1)], np.int64)
 
 
-@pytest.mark.parametrize("kind", WIDE)
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (32,)), ((2, 3), (8,))])
-def test_layers_are_measured_and_clipped_each_by_itself(kind: str, grid: Any, block: Any) -> None:
+@pairwise(kind=WIDE, launch=launches(((1, 1), (1,)), ((3, 2), (32,)), ((2, 3), (8,))))
+def test_layers_are_measured_and_clipped_each_by_itself(kind: str, launch: Any) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(8)
     for size in (0, 3, 17, 101):
         grad, table = array(rng.normal(size=size), wide), stretches(size)
         exact = grad.astype(np.float64)
-        sums, squares = array(np.ones((3, grid[0])), wide), array(np.ones(2), wide)
-        kernel("update", f"stretch_squares_{kind}")(grid, block, (grad, table, sums, np.int32(3)))
-        arguments = sums, table, squares, np.int32(3), np.int32(grid[0]), np.int32(2)
+        blocks = launch[0][0]
+        sums, squares = array(np.ones((3, blocks)), wide), array(np.ones(2), wide)
+        kernel("update", f"stretch_squares_{kind}")(*launch, (grad, table, sums, np.int32(3)))
+        arguments = sums, table, squares, np.int32(3), np.int32(blocks), np.int32(2)
         kernel("update", f"layer_squares_{kind}")((1,), (32,), arguments)
         parts = [[exact[start:stop] for start, stop, of in table.tolist() if of == layer] for layer in (0, 1)]
         expected = [sum(float((part**2).sum()) for part in layer) for layer in parts]
         close(squares, expected, kind, 4)
         controls = controls_of(USED=2, SCALE=64)
         arguments = grad, squares, table, wide.type(0.5), controls, np.int32(3)
-        kernel("update", f"clip_norms_{kind}")(grid, block, arguments)
+        kernel("update", f"clip_norms_{kind}")(*launch, arguments)
         for layer, square in zip(parts, expected, strict=True):
             for part in layer:
                 part *= min(1.0, 1.0 / max(np.sqrt(square), 1e-30))
         close(grad, exact, kind, 4)
 
 
-@every_kind
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (32,))])
-@pytest.mark.parametrize("go", [None, 1, 0])
-def test_weights_move_by_a_part_of_their_own_length(kind: str, grid: Any, block: Any, go: int | None) -> None:
+@pairwise(kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((3, 2), (32,))), go=(None, 1, 0))
+def test_weights_move_by_a_part_of_their_own_length(kind: str, launch: Any, go: int | None) -> None:
     (stored, wide), rng = types(kind), np.random.default_rng(9)
     for size in (3, 17, 101):
         weight, grad, table = (*(array(rng.normal(size=size), wide) for _ in range(2)), stretches(size))
@@ -319,7 +303,7 @@ def test_weights_move_by_a_part_of_their_own_length(kind: str, grid: Any, block:
         exact = before.copy()
         for start, stop, layer in table.tolist() if go != 0 else []:
             exact[start:stop] -= 0.125 * (2.0, 1.0)[layer] * grad[start:stop]
-        kernel("update", f"trust_weights_{kind}")(grid, block, arguments)
+        kernel("update", f"trust_weights_{kind}")(*launch, arguments)
         close(weight, exact, "double" if wide == np.float64 else "float")
         for start, stop, _ in table.tolist() if go != 0 else []:
             assert not grad[start:stop].any()
@@ -411,22 +395,19 @@ def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero(rule: str) -> No
     assert vectors["weight"][0] == np.inf and np.isfinite(vectors["grad"]).all()
 
 
-@pytest.mark.parametrize("kind", WIDE)
-@every_grid
-@starts
-def test_gradients_are_clipped(kind: str, grid: Any, block: Any, start: int) -> None:
+@pairwise(kind=WIDE, launch=ONE_AXIS, start=(0, 1))
+def test_gradients_are_clipped(kind: str, launch: Any, start: int) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(5)
     for size in SIZES:
         grad = array(rng.normal(size=size), wide, start)
         for squared, factor in ((4.0, 1.0), (16.0, 0.5), (np.nan, np.nan)):
             given = grad.astype(np.float64)
             arguments = grad, array([squared], wide), wide.type(2), NULL, np.int64(size)
-            kernel("update", f"clip_norm_{kind}")(grid, block, arguments)
+            kernel("update", f"clip_norm_{kind}")(*launch, arguments)
             close(grad, given * factor, kind)
 
 
-@pytest.mark.parametrize("kind", WIDE)
-@starts
+@pairwise(kind=WIDE, start=(0, 1))
 def test_the_squares_of_a_vector_are_added_up(kind: str, start: int) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(6)
     for size in SIZES:
@@ -439,10 +420,11 @@ def test_the_squares_of_a_vector_are_added_up(kind: str, start: int) -> None:
 # rows and columns ----------------------------------------------------------------------------------------------------
 
 
-@every_kind
-@pytest.mark.parametrize(("grid", "block"), [((1,), (1, 1)), ((2,), (4, 2)), ((1,), (32, 4))])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 10), (5, 33)])
-def test_softmax_and_its_loss(kind: str, grid: Any, block: Any, rows: int, columns: int) -> None:
+@pairwise(
+    kind=EVERY_KIND, launch=launches(((1,), (1, 1)), ((2,), (4, 2)), ((1,), (32, 4))), shape=((1, 1), (3, 10), (5, 33))
+)
+def test_softmax_and_its_loss(kind: str, launch: Any, shape: tuple[int, int]) -> None:
+    rows, columns = shape
     (stored, wide), rng = types(kind), np.random.default_rng(7)
     logits = array(rng.normal(0, 3, (rows, columns)), stored)
     labels = array(rng.integers(0, columns, rows), np.int64)
@@ -455,27 +437,30 @@ def test_softmax_and_its_loss(kind: str, grid: Any, block: Any, rows: int, colum
     for smoothing in (0.0, 0.25):
         for weights in (NULL, array(rng.uniform(0, 2, columns), wide)):
             arguments = logits, labels, weights, losses, gradient, wide.type(smoothing), *sizes
-            kernel("reductions", f"softmax_cross_entropy_{kind}")(grid, block, arguments)
+            kernel("reductions", f"softmax_cross_entropy_{kind}")(*launch, arguments)
             own = np.ones(columns) if weights is NULL else weights.astype(np.float64)
             target = (1 - smoothing) * targets * own[labels][:, None] + smoothing / columns * own
             close(losses, -(target * np.log(p)).sum(axis=1), "double" if kind == "double" else "float", 10)
             expected = (target.sum(axis=1, keepdims=True) * p - target) * 8 / rows
             close(gradient, expected, kind, 20)
     size = np.int64(rows), np.int32(columns)
-    kernel("reductions", f"softmax_{kind}")(grid, block, (logits, *size))
+    kernel("reductions", f"softmax_{kind}")(*launch, (logits, *size))
     close(logits, p, kind, 10)
     dy = array(rng.normal(size=(rows, columns)), stored)
     y, dy_exact = logits.astype(np.float64), dy.astype(np.float64)
-    kernel("reductions", f"softmax_backward_{kind}")(grid, block, (dy, logits, *size))
+    kernel("reductions", f"softmax_backward_{kind}")(*launch, (dy, logits, *size))
     close(dy, y * (dy_exact - (dy_exact * y).sum(axis=1, keepdims=True)), kind, 10)
 
 
-@every_kind
-@pytest.mark.parametrize(("grid", "block"), [((1,), (1, 1)), ((2,), (4, 8)), ((3,), (32, 1))])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 3), (9, 40)])
-@pytest.mark.parametrize("loss", TARGET_LOSSES)
-def test_losses_of_each_output(kind: str, grid: Any, block: Any, rows: int, columns: int, loss: str) -> None:
+@pairwise(
+    kind=EVERY_KIND,
+    launch=launches(((1,), (1, 1)), ((2,), (4, 8)), ((3,), (32, 1))),
+    shape=((1, 1), (5, 3), (9, 40)),
+    loss=tuple(TARGET_LOSSES),
+)
+def test_losses_of_each_output(kind: str, launch: Any, shape: tuple[int, int], loss: str) -> None:
     """Far from their kinks, and where exponentials overflow."""
+    rows, columns = shape
     (stored, wide), rng = types(kind), np.random.default_rng(7)
     prediction = array(rng.integers(-9, 10, (rows, columns)) + 0.3, stored)
     prediction[0, 0] = 1000 if columns > 1 else -1000
@@ -485,7 +470,7 @@ def test_losses_of_each_output(kind: str, grid: Any, block: Any, rows: int, colu
     factor, controls = (wide.type(8), NULL) if rows > 1 else (wide.type(2), controls_of(SCALE=4))
     sizes = factor, controls, np.int32(rows), np.int32(columns)
     arguments = prediction, labels, losses, gradient, wide.type(0.75), *sizes
-    kernel("reductions", f"{loss}_loss_{kind}")(grid, block, arguments)
+    kernel("reductions", f"{loss}_loss_{kind}")(*launch, arguments)
     close(losses, values.mean(axis=1), "double" if kind == "double" else "float", 10)
     close(gradient, slopes * 8, kind, 10)
 
@@ -513,27 +498,28 @@ def test_a_row_with_nan_and_a_label_that_is_no_class_are_nan_and_others_are_not(
     assert np.isnan(logits.astype(np.float64)).all(axis=1).tolist() == [True, False, False, False]
 
 
-@every_kind
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1, 1)), ((2, 3), (4, 8)), ((1, 2), (32, 1))])
-@pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (7, 3, 2), (20, 40, 20)])
-def test_columns_are_added_up_in_parts(kind: str, grid: Any, block: Any, rows: int, columns: int, length: int) -> None:
+@pairwise(
+    kind=EVERY_KIND,
+    launch=launches(((1, 1), (1, 1)), ((2, 3), (4, 8)), ((1, 2), (32, 1))),
+    sizes=((1, 1, 1), (7, 3, 2), (20, 40, 20)),
+)
+def test_columns_are_added_up_in_parts(kind: str, launch: Any, sizes: tuple[int, int, int]) -> None:
+    rows, columns, length = sizes
     (stored, wide), rng = types(kind), np.random.default_rng(8)
     values, parts = array(rng.normal(size=(rows, columns)), stored), -(-rows // length)
     exact = np.array([values[i * length : (i + 1) * length].astype(np.float64).sum(axis=0) for i in range(parts)])
     for add in (0, 1):
         sums = array(np.full((parts, columns), 5.0), wide)
-        sizes = np.int64(rows), np.int32(columns), np.int64(length), np.int32(parts), np.int32(add)
-        kernel("reductions", f"column_sums_{kind}")(grid, block, (values, sums, *sizes))
+        counts = np.int64(rows), np.int32(columns), np.int64(length), np.int32(parts), np.int32(add)
+        kernel("reductions", f"column_sums_{kind}")(*launch, (values, sums, *counts))
         close(sums, exact + 5 * add, "double" if kind == "double" else "float", 10)
 
 
 # images --------------------------------------------------------------------------------------------------------------
 
 
-@every_kind
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((2, 2), (8,))])
-@pytest.mark.parametrize("size", [1, 5, 16, 48])
-def test_images_are_gathered_and_scaled(kind: str, grid: Any, block: Any, size: int) -> None:
+@pairwise(kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((2, 2), (8,))), size=(1, 5, 16, 48))
+def test_images_are_gathered_and_scaled(kind: str, launch: Any, size: int) -> None:
     (stored, wide), rng = types(kind), np.random.default_rng(9)
     for start in (0, 1):
         images = array(rng.integers(0, 256, (4, size)), np.uint8, start)
@@ -542,14 +528,14 @@ def test_images_are_gathered_and_scaled(kind: str, grid: Any, block: Any, size: 
             batch = array(np.ones((3, size)), stored)
             scale, shift = array(np.full(1, 1 / 255), wide), array(np.zeros(1), wide)
             arguments = images, order, scale, shift, batch, np.int32(3), np.int32(size), np.int32(1)
-            kernel("images", f"load_images_{kind}")(grid, block, arguments)
+            kernel("images", f"load_images_{kind}")(*launch, arguments)
             np.testing.assert_array_equal(batch, (chosen * wide.type(1 / 255)).astype(stored))
         if size % 3:
             continue
         scale, shift = array(np.array([0.5, 1 / 255, 2]), wide), array(np.array([0, -1, 7]), wide)
         batch = array(np.ones((3, size)), stored)
         arguments = images, samples, scale, shift, batch, np.int32(3), np.int32(size), np.int32(3)
-        kernel("images", f"load_images_{kind}")(grid, block, arguments)
+        kernel("images", f"load_images_{kind}")(*launch, arguments)
         exact = images[samples].reshape(3, -1, 3) * scale.astype(np.float64) + shift.astype(np.float64)
         close(batch, exact.reshape(3, size), kind)
 
@@ -577,10 +563,8 @@ def geometry(window: Window, shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(map(np.int32, sizes))
 
 
-@every_kind
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
-@pytest.mark.parametrize("case", WINDOWS)
-def test_windows_become_rows_and_back(kind: str, grid: Any, block: Any, case: str) -> None:
+@pairwise(kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((3, 2), (16,))), case=tuple(WINDOWS))
+def test_windows_become_rows_and_back(kind: str, launch: Any, case: str) -> None:
     (stored, _), rng = types(kind), np.random.default_rng(10)
     (window, shape), reference = WINDOWS[case], Reference("double")
     for start in (0, 1):
@@ -588,18 +572,15 @@ def test_windows_become_rows_and_back(kind: str, grid: Any, block: Any, case: st
         expected = reference.im2col(x.astype(np.float64), window)
         columns = array(np.ones(expected.shape), stored)
         sizes = (*geometry(window, shape), *map(np.int32, window.dilation))
-        kernel("conv", f"im2col_{kind}")(grid, block, (x, columns, *sizes))
+        kernel("conv", f"im2col_{kind}")(*launch, (x, columns, *sizes))
         np.testing.assert_array_equal(columns.astype(np.float64), expected)
         dx = array(np.ones(shape), stored)
-        kernel("conv", f"col2im_{kind}")(grid, block, (columns, dx, *sizes))
+        kernel("conv", f"col2im_{kind}")(*launch, (columns, dx, *sizes))
         close(dx, reference.col2im(expected, shape, window), kind, 4)
 
 
-@every_kind
-@pytest.mark.parametrize("repeat", [1, 3])
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
-@pytest.mark.parametrize("case", WINDOWS)
-def test_filters_that_see_one_channel(kind: str, grid: Any, block: Any, case: str, repeat: int) -> None:
+@pairwise(kind=EVERY_KIND, repeat=(1, 3), launch=launches(((1, 1), (1,)), ((3, 2), (16,))), case=tuple(WINDOWS))
+def test_filters_that_see_one_channel(kind: str, launch: Any, case: str, repeat: int) -> None:
     (stored, wide), rng = types(kind), np.random.default_rng(15)
     (window, shape), reference = WINDOWS[case], Reference("double")
     channels = shape[3]
@@ -612,29 +593,24 @@ def test_filters_that_see_one_channel(kind: str, grid: Any, block: Any, case: st
     y, columns = reference.conv2d(exact[0], filters, None, window)
     sizes = (*geometry(window, shape), *map(np.int32, (*window.dilation, repeat)))
     found = array(np.ones(y.shape), stored)
-    kernel("conv", f"depthwise_{kind}")(grid, block, (x, weight, found, *sizes))
+    kernel("conv", f"depthwise_{kind}")(*launch, (x, weight, found, *sizes))
     close(found, y, kind, 10)
     dy, dx = array(rng.normal(size=y.shape), stored), array(np.ones(shape), stored)
     grad = np.zeros(filters.shape)
     expected = reference.conv2d_backward(
         np.array(dy, np.float64), columns, exact[0], filters, grad, None, window, need_dx=True
     )
-    kernel("conv", f"depthwise_input_{kind}")(grid, block, (dy, weight, dx, *sizes))
+    kernel("conv", f"depthwise_input_{kind}")(*launch, (dy, weight, dx, *sizes))
     close(dx, expected, kind, 10)
     own = np.stack([grad[:, :, o // repeat, o] for o in range(channels * repeat)], axis=-1)
     for parts in (1, 3):
         sums = array(np.ones((parts, *own.shape)), wide)
-        kernel("conv", f"depthwise_weight_{kind}")(grid, block, (x, dy, sums, *sizes, np.int32(parts)))
+        kernel("conv", f"depthwise_weight_{kind}")(*launch, (x, dy, sums, *sizes, np.int32(parts)))
         close(sums.sum(axis=0), own, "double" if kind == "double" else "float", 20)
 
 
-@every_kind
-@pytest.mark.parametrize("winners", ["uint8", "int32"])
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
-@pytest.mark.parametrize("case", POOLS)
-def test_pools_take_the_first_largest_and_the_first_nan(
-    kind: str, winners: str, grid: Any, block: Any, case: str
-) -> None:
+@pairwise(kind=EVERY_KIND, winners=("uint8", "int32"), launch=launches(((1, 1), (1,)), ((3, 2), (16,))), case=POOLS)
+def test_pools_take_the_first_largest_and_the_first_nan(kind: str, winners: str, launch: Any, case: str) -> None:
     (stored, _), rng = types(kind), np.random.default_rng(11)
     (window, shape), reference = WINDOWS[case], Reference("double")
     x = array(rng.integers(-1, 2, shape), stored)
@@ -642,39 +618,33 @@ def test_pools_take_the_first_largest_and_the_first_nan(
     y, won = reference.max_pool2d(x.astype(np.float64), window)
     found, places = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.dtype(winners))
     sizes = geometry(window, shape)
-    kernel("pool", f"max_pool_{kind}_{winners}")(grid, block, (x, NULL, found, places, *sizes, np.int32(0)))
+    kernel("pool", f"max_pool_{kind}_{winners}")(*launch, (x, NULL, found, places, *sizes, np.int32(0)))
     np.testing.assert_array_equal(found.astype(np.float64), y)
     np.testing.assert_array_equal(places, won)
     dy = array(rng.integers(-3, 4, y.shape), stored)
     dy[rng.random(y.shape) < 0.1] = np.nan
     dx = array(np.ones(shape), stored)
-    kernel("pool", f"max_pool_backward_{kind}_{winners}")(grid, block, (dy, places, dx, *sizes))
+    kernel("pool", f"max_pool_backward_{kind}_{winners}")(*launch, (dy, places, dx, *sizes))
     expected = reference.max_pool2d_backward(dy.astype(np.float64), won, shape, window)
     np.testing.assert_array_equal(dx.astype(np.float64), expected)
 
 
-@every_kind
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((3, 2), (16,))])
-@pytest.mark.parametrize("case", POOLS)
-def test_pools_of_means(kind: str, grid: Any, block: Any, case: str) -> None:
+@pairwise(kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((3, 2), (16,))), case=POOLS)
+def test_pools_of_means(kind: str, launch: Any, case: str) -> None:
     (stored, _), rng = types(kind), np.random.default_rng(14)
     (window, shape), reference = WINDOWS[case], Reference("double")
     x = array(rng.normal(size=shape), stored)
     y = reference.avg_pool2d(x.astype(np.float64), window)
     found, sizes = array(np.ones(y.shape), stored), geometry(window, shape)
-    kernel("pool", f"avg_pool_{kind}")(grid, block, (x, found, *sizes))
+    kernel("pool", f"avg_pool_{kind}")(*launch, (x, found, *sizes))
     close(found, y, kind, 4)
     dy, dx = array(rng.normal(size=y.shape), stored), array(np.ones(shape), stored)
-    kernel("pool", f"avg_pool_backward_{kind}")(grid, block, (dy, dx, *sizes))
+    kernel("pool", f"avg_pool_backward_{kind}")(*launch, (dy, dx, *sizes))
     close(dx, reference.avg_pool2d_backward(dy.astype(np.float64), shape, window), kind, 4)
 
 
-@every_kind
-@pytest.mark.parametrize("relu", [0, 1])
-@pytest.mark.parametrize(("winners", "closed"), [("uint8", 255), ("int32", -1)])
-def test_a_pool_may_add_the_bias_and_close_what_is_not_positive(
-    kind: str, relu: int, winners: str, closed: int
-) -> None:
+@pairwise(kind=EVERY_KIND, relu=(0, 1), winners=("uint8", "int32"))
+def test_a_pool_may_add_the_bias_and_close_what_is_not_positive(kind: str, relu: int, winners: str) -> None:
     (stored, wide), rng = types(kind), np.random.default_rng(12)
     window, shape = Window((2, 2), (2, 2)), (2, 5, 4, 3)
     x, bias = array(rng.normal(size=shape) - 1, stored), array(rng.normal(size=3), stored)
@@ -686,7 +656,7 @@ def test_a_pool_may_add_the_bias_and_close_what_is_not_positive(
     kernel("pool", f"max_pool_{kind}_{winners}")((2, 1), (8,), arguments)
     np.testing.assert_array_equal(found.astype(np.float64), np.maximum(y, 0) if relu else y)
     shut = ~(y > 0) if relu else np.zeros(y.shape, bool)
-    np.testing.assert_array_equal(places, np.where(shut, closed, won.astype(int)))
+    np.testing.assert_array_equal(places, np.where(shut, {"uint8": 255, "int32": -1}[winners], won.astype(int)))
     assert not relu or (shut.any() and not shut.all())
 
 
@@ -701,11 +671,8 @@ def test_winners_of_windows_with_256_places() -> None:
     assert (y[0], places[0], dx[255], dx[:255].any()) == (1, 255, 1, False)
 
 
-@every_kind
-@every_grid
-@starts
-@pytest.mark.parametrize("count", [1, 3, 16])
-def test_sums_of_vectors_are_those_of_the_host(kind: str, grid: Any, block: Any, start: int, count: int) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), count=(1, 3, 16))
+def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: int, count: int) -> None:
     """Bit for bit, where NumPy rounds once too; what is null is not read, and one of the parts may be written to."""
     (stored, _), rng = types(kind), np.random.default_rng(2)
     for size in SIZES:
@@ -716,7 +683,7 @@ def test_sums_of_vectors_are_those_of_the_host(kind: str, grid: Any, block: Any,
             total += part.astype(np.float64) * share
         rest = 16 - count
         given = (*parts, *[NULL] * rest, *shares, *[np.float64(0)] * rest, np.int32(count), np.int64(size))
-        kernel("averages", f"weighted_sum_{kind}")(grid, block, (parts[-1], *given))
+        kernel("averages", f"weighted_sum_{kind}")(*launch, (parts[-1], *given))
         expected = total.astype(stored)
         if kind == "bfloat16":
             close(parts[-1], expected, kind)
@@ -726,19 +693,17 @@ def test_sums_of_vectors_are_those_of_the_host(kind: str, grid: Any, block: Any,
 
 # normalisation and random numbers -------------------------------------------------------------------------------------
 
-ROWS_AND_COLUMNS = [(1, 1), (7, 8), (40, 3), (5, 24)]
-sized = pytest.mark.parametrize(("rows", "columns"), ROWS_AND_COLUMNS)
-planes = pytest.mark.parametrize(
-    ("grid", "block"), [((1, 1), (1, 1)), ((2, 2), (4, 2))], ids=["one thread", "four blocks"]
-)
+SHAPES = [(1, 1), (7, 8), (40, 3), (5, 24)]
+TWO_AXES = launches(((1, 1), (1, 1)), ((2, 2), (4, 2)))
 
 
 def precise(kind: str) -> str:
     return "double" if kind == "double" else "float"
 
 
-def normalised(kind: str, rows: int, columns: int, start: int = 0) -> tuple[Any, ...]:
+def normalised(kind: str, shape: tuple[int, int], start: int = 0) -> tuple[Any, ...]:
     """x, dy, mean, variance and scale, as kernels are given them; and the same in double, with x̂ in the place of x."""
+    rows, columns = shape
     (stored, wide), rng = types(kind), np.random.default_rng(rows * 50 + columns)
     x, dy = (array(rng.normal(size=(rows, columns)) + 2, stored, start) for _ in range(2))
     mean, variance = array(rng.normal(size=columns), wide, start), array(rng.random(columns) + 0.5, wide, start)
@@ -748,63 +713,49 @@ def normalised(kind: str, rows: int, columns: int, start: int = 0) -> tuple[Any,
     return x, dy, mean, variance, scale, exact
 
 
-@every_kind
-@planes
-@sized
-@pytest.mark.parametrize("length", [3, 100])
-def test_moments_of_parts_are_those_of_all(
-    kind: str, grid: Any, block: Any, rows: int, columns: int, length: int
-) -> None:
+@pairwise(kind=EVERY_KIND, launch=TWO_AXES, shape=SHAPES, length=(3, 100))
+def test_moments_of_parts_are_those_of_all(kind: str, launch: Any, shape: tuple[int, int], length: int) -> None:
+    rows, columns = shape
     (stored, wide), rng = types(kind), np.random.default_rng(rows)
     x = array(rng.normal(size=(rows, columns)) + 30, stored)
     chunks = -(-rows // length)
     parts, moments = array(np.full((chunks, 2, columns), np.nan), wide), array(np.full((2, columns), np.nan), wide)
     sizes = np.int64(rows), np.int32(columns), np.int64(length), np.int32(chunks)
-    kernel("reductions", f"moment_parts_{kind}")(grid, block, (x, parts, *sizes))
-    kernel("reductions", f"moment_merge_{precise(kind)}")(grid[:1], block, (parts, moments, *sizes))
+    kernel("reductions", f"moment_parts_{kind}")(*launch, (x, parts, *sizes))
+    kernel("reductions", f"moment_merge_{precise(kind)}")(launch[0][:1], launch[1], (parts, moments, *sizes))
     exact = np.array(x, np.float64)
     close(moments[0], exact.mean(axis=0), precise(kind), 4)
     close(moments[1], exact.var(axis=0), precise(kind), 60)
 
 
-@pytest.mark.parametrize("kind", WIDE)
-@every_grid
-def test_running_estimates_learn_of_a_batch(kind: str, grid: Any, block: Any) -> None:
+@pairwise(kind=WIDE, launch=ONE_AXIS)
+def test_running_estimates_learn_of_a_batch(kind: str, launch: Any) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(4)
     mean, variance, moments = (array(rng.random(size), wide) for size in (37, 37, (2, 37)))
     expected = 0.75 * mean.astype(np.float64) + 0.25 * moments[0], 0.75 * variance + 0.25 * 1.5 * moments[1]
     arguments = mean, variance, moments, wide.type(0.75), wide.type(1.5), np.int64(37)
-    kernel("norm", f"track_moments_{kind}")(grid, block, arguments)
+    kernel("norm", f"track_moments_{kind}")(*launch, arguments)
     close(mean, expected[0], kind)
     close(variance, expected[1], kind)
 
 
-@every_kind
-@every_grid
-@starts
-@sized
-@pytest.mark.parametrize("relu", [0, 1])
-def test_channels_are_normalised(
-    kind: str, grid: Any, block: Any, start: int, rows: int, columns: int, relu: int
-) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), shape=SHAPES, relu=(0, 1))
+def test_channels_are_normalised(kind: str, launch: Any, start: int, shape: tuple[int, int], relu: int) -> None:
+    rows, columns = shape
     stored, wide = types(kind)
-    x, shift, mean, variance, scale, exact = normalised(kind, rows, columns, start)
+    x, shift, mean, variance, scale, exact = normalised(kind, shape, start)
     shift, y = array(shift[0], stored), array(np.zeros((rows, columns)), stored, 1 - start)
     arguments = x, mean, variance, scale, shift, y, wide.type(0.25), np.int64(rows), np.int32(columns), np.int32(relu)
-    kernel("norm", f"normalize_{kind}")(grid, block, arguments)
+    kernel("norm", f"normalize_{kind}")(*launch, arguments)
     expected = exact[0] * exact[4] + np.array(shift, np.float64)
     close(y, np.maximum(expected, 0) if relu else expected, kind, 4)
 
 
-@every_kind
-@planes
-@sized
-@pytest.mark.parametrize("relu", [False, True])
-def test_derivatives_of_channels_are_added_up(
-    kind: str, grid: Any, block: Any, rows: int, columns: int, relu: bool
-) -> None:
+@pairwise(kind=EVERY_KIND, launch=TWO_AXES, shape=SHAPES, relu=(False, True))
+def test_derivatives_of_channels_are_added_up(kind: str, launch: Any, shape: tuple[int, int], relu: bool) -> None:
+    rows, columns = shape
     stored, wide = types(kind)
-    x, dy, mean, variance, _, exact = normalised(kind, rows, columns)
+    x, dy, mean, variance, _, exact = normalised(kind, shape)
     output: Any = NULL
     if relu:
         output = array(np.random.default_rng(9).integers(-1, 2, x.shape), stored)
@@ -814,36 +765,33 @@ def test_derivatives_of_channels_are_added_up(
     sums = array(np.full((chunks, 2, columns), np.nan), wide)
     sizes = np.int64(rows), np.int32(columns), np.int64(length), np.int32(chunks)
     arguments = dy, x, output, mean, variance, sums, wide.type(0.25), *sizes
-    kernel("reductions", f"normalize_sums_{kind}")(grid, block, arguments)
+    kernel("reductions", f"normalize_sums_{kind}")(*launch, arguments)
     np.testing.assert_array_equal(np.array(dy, np.float64), exact[1])
     close(sums.sum(axis=0)[0], exact[1].sum(axis=0), precise(kind), 20)
     close(sums.sum(axis=0)[1], (exact[1] * exact[0]).sum(axis=0), precise(kind), 60)
 
 
-@every_kind
-@every_grid
-@starts
-@sized
-def test_channels_are_differentiated(kind: str, grid: Any, block: Any, start: int, rows: int, columns: int) -> None:
+@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), shape=SHAPES)
+def test_channels_are_differentiated(kind: str, launch: Any, start: int, shape: tuple[int, int]) -> None:
+    rows, columns = shape
     _, wide = types(kind)
-    x, dy, mean, variance, scale, exact = normalised(kind, rows, columns, start)
+    x, dy, mean, variance, scale, exact = normalised(kind, shape, start)
     sums = array(np.random.default_rng(2).normal(size=(2, columns)), wide)
     arguments = dy, x, mean, variance, scale, sums, wide.type(0.5), wide.type(0.25), np.int64(rows), np.int32(columns)
-    kernel("norm", f"normalize_backward_{kind}")(grid, block, arguments)
+    kernel("norm", f"normalize_backward_{kind}")(*launch, arguments)
     rest = exact[1] - sums[0].astype(np.float64) / 2 - exact[0] * sums[1] / 2
     close(dy, exact[4] / np.sqrt(exact[3] + 0.25) * rest, kind, 8)
 
 
-@every_kind
-@planes
-@sized
-def test_rows_are_normalised_and_differentiated(kind: str, grid: Any, block: Any, rows: int, columns: int) -> None:
-    """Forwards, the sums for scale and shift, and dx; planes are for the sums."""
+@pairwise(kind=EVERY_KIND, launch=TWO_AXES, shape=SHAPES)
+def test_rows_are_normalised_and_differentiated(kind: str, launch: Any, shape: tuple[int, int]) -> None:
+    """Forwards, the sums for scale and shift, and dx; the second axis of the grid is for the sums."""
+    rows, columns = shape
     (stored, wide), rng = types(kind), np.random.default_rng(rows + columns)
     x, dy = (array(rng.normal(size=(rows, columns)) + 1, stored) for _ in range(2))
     scale, shift = (array(rng.normal(size=columns), stored) for _ in range(2))
     y, moments = array(np.zeros((rows, columns)), stored), array(np.zeros((rows, 2)), wide)
-    lines: Any = ((1,), (1, 1)) if block[0] == 1 else ((2,), (4, 2))
+    lines: Any = (launch[0][:1], launch[1])
     sizes = np.int64(rows), np.int32(columns)
     arguments: Any = x, scale, shift, y, moments, wide.type(0.25), *sizes
     kernel("reductions", f"normalize_rows_{kind}")(*lines, arguments)
@@ -856,7 +804,7 @@ def test_rows_are_normalised_and_differentiated(kind: str, grid: Any, block: Any
     length, chunks = 16, -(-rows // 16)
     sums = array(np.full((chunks, 2, columns), np.nan), wide)
     arguments = dy, x, moments, sums, *sizes, np.int64(length), np.int32(chunks)
-    kernel("reductions", f"normalize_rows_sums_{kind}")(grid, block, arguments)
+    kernel("reductions", f"normalize_rows_sums_{kind}")(*launch, arguments)
     close(sums.sum(axis=0)[0], (slope * normal).sum(axis=0), precise(kind), 60)
     close(sums.sum(axis=0)[1], slope.sum(axis=0), precise(kind), 20)
     kernel("reductions", f"normalize_rows_backward_{kind}")(*lines, (dy, x, moments, scale, *sizes))
@@ -865,13 +813,10 @@ def test_rows_are_normalised_and_differentiated(kind: str, grid: Any, block: Any
     close(dy, expected, kind, 8)
 
 
-@every_kind
-@pytest.mark.parametrize(("grid", "block"), [((1, 1), (1,)), ((2, 2), (32,))], ids=["one thread", "four blocks"])
-@pytest.mark.parametrize("size", [1, 3, 4, 5, 130])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_what_is_dropped_is_what_the_reference_drops(
-    kind: str, grid: Any, block: Any, size: int, in_place: bool
-) -> None:
+@pairwise(
+    kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((2, 2), (32,))), size=(1, 3, 4, 5, 130), in_place=(False, True)
+)
+def test_what_is_dropped_is_what_the_reference_drops(kind: str, launch: Any, size: int, in_place: bool) -> None:
     """The integers of backend/philox.py, for samples and epochs of any size."""
     (stored, wide), rng = types(kind), np.random.default_rng(size)
     samples, epoch, key = np.array([3, (1 << 40) + 5, 0]), np.array([7]), 0xFEDCBA9876543210
@@ -881,20 +826,15 @@ def test_what_is_dropped_is_what_the_reference_drops(
     out = x if in_place else array(np.full((3, size), np.nan), stored)
     draw = np.uint32(key & philox.MASK), np.uint32(key >> 32), np.uint32(philox.dropped_below(0.3)), wide.type(2)
     arguments = x, out, samples, epoch, *draw, np.int32(3), np.int32(size)
-    kernel("dropout", f"dropout_{kind}")(grid, block, arguments)
+    kernel("dropout", f"dropout_{kind}")(*launch, arguments)
     np.testing.assert_array_equal(np.array(out, np.float64), expected)
 
 
-@pytest.mark.parametrize("kind", WIDE)
-@every_grid
-@starts
-@pytest.mark.parametrize("go", [0, 1])
-def test_what_a_step_has_moved_is_taken_back_where_it_is_left_out(
-    kind: str, grid: Any, block: Any, start: int, go: int
-) -> None:
+@pairwise(kind=WIDE, launch=ONE_AXIS, start=(0, 1), go=(0, 1))
+def test_what_a_step_has_moved_is_taken_back_where_it_is_left_out(kind: str, launch: Any, start: int, go: int) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(3)
     for size in SIZES:
         vector, kept = array(rng.normal(size=size), wide, start), array(rng.normal(size=size), wide)
         expected = np.array(vector if go else kept)
-        kernel("update", f"undo_{kind}")(grid, block, (vector, kept, controls_of(GO=go), np.int64(size)))
+        kernel("update", f"undo_{kind}")(*launch, (vector, kept, controls_of(GO=go), np.int64(size)))
         np.testing.assert_array_equal(vector, expected)

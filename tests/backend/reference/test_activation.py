@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
+from cupynet.backend import Backend, create_backend
 from cupynet.backend.reference import activation as pointwise
 from cupynet.core.errors import ConfigError
 from cupynet.nn.activation import ACTIVATIONS, activation_function
-from tests.support.backends import every_backend
+from tests.support.backends import every_backend, every_dtype
 
 EXACT: dict[str, Callable[[float], float]] = {
     "leaky_relu": lambda x: x if x > 0 else 0.25 * x,
@@ -24,28 +24,32 @@ EXACT: dict[str, Callable[[float], float]] = {
     "gelu": lambda x: x * math.erfc(-x / math.sqrt(2)) / 2,
     "silu": lambda x: x / (1 + math.exp(-x)) if x > -700 else 0.0,
 }
-SOME = np.random.default_rng(1).normal(size=2000)
+SOME = np.random.default_rng(1).normal(size=300)
 POINTS = np.concatenate([SOME, 8 * SOME, 1e-5 * SOME, 40 * SOME, [0.0, 1e4, -1e4, 700.0, -700.0, 88.0, -88.0]])
 
 
 @every_backend
 @pytest.mark.parametrize(("dtype", "tolerance"), [("double", 4e-15), ("float", 3e-6)])
-@pytest.mark.parametrize("activation", EXACT)
-def test_values(name: str, activation: str, dtype: str, tolerance: float) -> None:
+def test_values(name: str, dtype: str, tolerance: float) -> None:
     """To a few units of the last digit of the result, however small it is (down to where numbers end)."""
     backend = create_backend(name, dtype)
     x = POINTS.astype(backend.policy.storage)
-    out = backend.pointwise(activation, backend.asarray(x), backend.borrow(x.shape), 0.25)
-    expected = np.array([EXACT[activation](float(value)) for value in x])
-    np.testing.assert_allclose(backend.to_host(out), expected, rtol=tolerance * 4, atol=1e-30)
+    for activation, function in EXACT.items():
+        out = backend.pointwise(activation, backend.asarray(x), backend.borrow(x.shape), 0.25)
+        expected = np.array([function(float(value)) for value in x])
+        np.testing.assert_allclose(backend.to_host(out), expected, rtol=tolerance * 4, atol=1e-30, err_msg=activation)
 
 
 @every_backend
-@pytest.mark.parametrize("dtype", ["half", "float", "double"])
-@pytest.mark.parametrize("activation", EXACT)
-def test_far_from_zero(name: str, activation: str, dtype: str) -> None:
+@every_dtype
+def test_far_from_zero(name: str, dtype: str) -> None:
     """Neither the value nor the derivative is anything but a number, and NaN stays one."""
     backend = create_backend(name, dtype)
+    for activation in EXACT:
+        check_far_from_zero(backend, activation)
+
+
+def check_far_from_zero(backend: Backend, activation: str) -> None:
     storage = backend.policy.storage
     large = float(np.finfo(storage).max) * 0.99
     x = backend.asarray(np.array([large, -large, 0.0, math.nan]).astype(storage))
