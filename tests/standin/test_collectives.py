@@ -58,6 +58,7 @@ def vector(*values: float, dtype: Any = np.float32) -> Any:
     return cupy.asarray(np.array(values, dtype))
 
 
+@pytest.mark.smoke
 def test_an_all_reduce_adds_up(machine: Machine) -> None:
     def work(nccl: Any, communicator: Any, rank: int) -> Any:
         x, y = vector(1 + rank, 10), vector(0, 0)

@@ -20,6 +20,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.smoke
 def test_what_is_recorded_runs_when_it_is_launched(cupy: Any) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:

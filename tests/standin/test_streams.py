@@ -25,6 +25,7 @@ def streams(cupy: Any, count: int = 2) -> list[Any]:
     return [cupy.cuda.Stream(non_blocking=True) for _ in range(count)]
 
 
+@pytest.mark.smoke
 def test_a_read_of_what_another_stream_writes_must_come_after_it(cupy: Any) -> None:
     a, b = streams(cupy)
     with a:

@@ -96,7 +96,8 @@ def test_a_whole_network_is_found_again(tmp_path):
     )
     counts = [
         subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            [sys.executable, "-c", code],
+            cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "0"},
             capture_output=True, text=True, check=True, timeout=120,
         ).stdout.split()
         for _ in range(2)
@@ -115,8 +116,13 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    ("ending", "damage"),
+    [
+        *(("nbi", damage) for damage in ("empty", "half", "garbage", "zeros")),
+        *(("nbc", damage) for damage in ("one byte", "all but one byte", "garbage", "zeros")),
+    ],
+)
 def test_a_damaged_file_is_written_anew(folder, caplog, ending, damage):
     assert works(jit.kernel(double_all))
     (path,) = files(folder, ending)
@@ -182,5 +188,4 @@ def test_a_full_disk_keeps_no_kernels_and_no_list_of_them(tmp_path):
     assert done.stdout.count("WARNING") == 1 and f"({tmp_path}" in done.stdout
     assert "each start takes seconds more" in done.stdout
     assert files(tmp_path, "nbi") == files(tmp_path, "nbc") == [] and done.stdout.endswith("hits\n")
-    for hits in ("hits\n", "hits 1 1\n"):
-        assert compiled(NUMBA_CACHE_DIR=str(tmp_path)).stdout == hits
+    assert compiled(NUMBA_CACHE_DIR=str(tmp_path)).stdout == "hits\n"

@@ -26,6 +26,7 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.smoke
 def test_whatever_thread_asks_it_happens_on_the_workers_device_and_stream(cupy: Any) -> None:
     """A prefetcher's thread begins on device 0 and the null stream, which waits for nobody."""
     backend = create_backend("cupy", device=1)

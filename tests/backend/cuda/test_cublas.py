@@ -17,11 +17,12 @@ from cupynet.backend.policy import stored_dtype
 from cupynet.core.errors import ConfigError
 from tests.standin.machine import active
 from tests.standin.planted import together
-from tests.support.backends import needs_bfloat16
+from tests.support.backends import NO_BFLOAT16
+from tests.support.pairwise import pairwise
 
 standin = pytest.mark.standin
 KINDS = [("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
-KINDS += [pytest.param("bfloat16", result, marks=needs_bfloat16) for result in ("bfloat16", "float32")]  # type: ignore[list-item]
+KINDS += [] if NO_BFLOAT16 else [("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 CLOSE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "float64": 1e-12}
 real_library = cublas.library  # the stand-in puts its own in its place
 
@@ -43,15 +44,18 @@ def matrix(shape: tuple[int, int], dtype: str, seed: int, turned: bool = False) 
 
 
 @standin
-@pytest.mark.parametrize(("factor", "result"), KINDS)
-@pytest.mark.parametrize("shape", [(4, 6, 8), (1, 1, 1), (7, 3, 5), (1, 9, 2), (5, 1, 3), (65, 33, 1)])
-@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pairwise(
+    kind=KINDS,
+    shape=((4, 6, 8), (1, 1, 1), (7, 3, 5), (1, 9, 2), (5, 1, 3), (65, 33, 1)),
+    left=("as it is", "transposed"),
+    right=("as it is", "transposed"),
+)
 def test_products_are_those_of_numpy(
-    factor: str, result: str, shape: tuple[int, int, int], turned: tuple[bool, bool], cupy: Any
+    kind: tuple[str, str], shape: tuple[int, int, int], left: str, right: str, cupy: Any
 ) -> None:
-    (m, k, n), own = shape, Cublas(cupy)
-    a, exact_a = matrix((m, k), factor, 1, turned[0])
-    b, exact_b = matrix((k, n), factor, 2, turned[1])
+    (factor, result), (m, k, n), own = kind, shape, Cublas(cupy)
+    a, exact_a = matrix((m, k), factor, 1, left == "transposed")
+    b, exact_b = matrix((k, n), factor, 2, right == "transposed")
     out = cupy.empty((m, n), stored_dtype(result))  # of arbitrary content, NaN among others
     own.gemm(a, b, out)
     product, close = exact_a @ exact_b, CLOSE[result]

@@ -335,7 +335,7 @@ def test_a_step_is_judged_as_the_host_would(kind: str, monkeypatch: pytest.Monke
     """Against `LossScaler`, over gradients of which a third overflows."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 4)
     rng = np.random.default_rng(13)
-    for seed in range(20):
+    for seed in range(5):
         backend = create_backend("numpy", "half")
         scaler, made = scaling.LossScaler(backend, SerialCommunicator()), 0
         backend.loss_scale = float(2 ** rng.integers(3, 24))
@@ -671,6 +671,7 @@ def test_winners_of_windows_with_256_places() -> None:
     assert (y[0], places[0], dx[255], dx[:255].any()) == (1, 255, 1, False)
 
 
+@pytest.mark.smoke
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), count=(1, 3, 16))
 def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: int, count: int) -> None:
     """Bit for bit, where NumPy rounds once too; what is null is not read, and one of the parts may be written to."""

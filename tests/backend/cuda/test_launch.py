@@ -34,12 +34,14 @@ def test_the_table_says_what_the_kernels_take(file: str) -> None:
         ], name
 
 
+@pytest.mark.smoke
 def test_the_places_of_controls_are_those_of_the_kernels() -> None:
     words = re.search(r"enum Control \{([^}]*)\}", (FOLDER / "common.cuh").read_text())
     assert words is not None and [place.name for place in Control] == [word.strip() for word in words[1].split(",")]
     assert list(Control) == list(range(len(Control)))
 
 
+@pytest.mark.smoke
 def test_activations_have_the_numbers_of_the_kernels() -> None:
     words = re.search(r"enum Activation \{([^}]*)\}", (FOLDER / "activation.cu").read_text())
     assert words is not None and [word.strip().lower() for word in words[1].split(",")] == list(NAMES)
