@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -153,22 +154,21 @@ def test_init_forgets_what_was() -> None:
     assert not optimizer.state["velocity"].any()
 
 
-@pytest.mark.parametrize("value", [0, -0.1, math.nan, math.inf, "0.1", None, True])
-def test_a_learning_rate_is_a_number_above_zero_or_a_schedule(value: Any) -> None:
-    for kind in (SGD, Momentum, Nesterov):
+def test_a_learning_rate_is_a_number_above_zero_or_a_schedule() -> None:
+    wrong: list[Any] = [0, -0.1, math.nan, math.inf, "0.1", None, True]
+    for value, kind in product(wrong, (SGD, Momentum, Nesterov)):
         with pytest.raises(ConfigError, match=rf"{kind.__name__} learning_rate={value!r}: must be a number above 0"):
             kind(value)
 
 
-@pytest.mark.parametrize("value", [-0.1, 1, 1.5, math.nan, "0.1", None, True])
-def test_factors_are_checked(value: Any) -> None:
-    for kind in (SGD, Momentum, Nesterov):
-        with pytest.raises(
-            ConfigError, match=rf"{kind.__name__} l2={value!r}: must be a number of at least 0 and below 1"
-        ):
-            kind(0.1, l2=value)
-    with pytest.raises(ConfigError, match=rf"Nesterov momentum={value!r}: must be a number of at least 0 and below 1"):
-        Nesterov(0.1, momentum=value)
+def test_factors_are_checked() -> None:
+    wrong: list[Any] = [-0.1, 1, 1.5, math.nan, "0.1", None, True]
+    for value in wrong:
+        for kind in (SGD, Momentum, Nesterov):
+            with pytest.raises(ConfigError, match=rf"{kind.__name__} l2={value!r}: must be a number of at least 0"):
+                kind(0.1, l2=value)
+        with pytest.raises(ConfigError, match=rf"Nesterov momentum={value!r}: must be a number of at least 0"):
+            Nesterov(0.1, momentum=value)
 
 
 def test_a_schedule_is_taken_as_it_is() -> None:
@@ -214,27 +214,25 @@ def test_parts_of_a_gradient_are_clipped_by_the_norm_of_the_whole(name: str, dty
         assert moved[1] == pytest.approx(0.1 * length * 0.4, rel=1e-5)
 
 
-@pytest.mark.parametrize("norm", [0, -1.0, True, "1", math.nan])
-def test_a_norm_to_clip_at_is_positive(norm: Any) -> None:
-    with pytest.raises(ConfigError, match="SGD max_grad_norm=.*: must be a number above 0"):
-        SGD(0.1, max_grad_norm=norm)
+def test_a_norm_to_clip_at_is_positive() -> None:
+    wrong: list[Any] = [0, -1.0, True, "1", math.nan]
+    for norm in wrong:
+        with pytest.raises(ConfigError, match="SGD max_grad_norm=.*: must be a number above 0"):
+            SGD(0.1, max_grad_norm=norm)
 
 
-@pytest.mark.parametrize("kind", [OneCycle, Constant, Schedule, SGD, float])
-def test_a_class_is_no_learning_rate(kind: Any) -> None:
-    message = (
-        rf"Nesterov learning_rate is the class {kind.__name__}: must be a Schedule, such as OneCycle\(0.2\), or a "
-    )
-    with pytest.raises(ConfigError, match=f"{message}number"):
-        Nesterov(kind)
+def test_a_class_is_no_learning_rate() -> None:
+    kinds: list[Any] = [OneCycle, Constant, Schedule, SGD, float]
+    for kind in kinds:
+        with pytest.raises(ConfigError, match=rf"learning_rate is the class {kind.__name__}: must be a Schedule"):
+            Nesterov(kind)
 
 
-@pytest.mark.parametrize(("given", "said"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])
-def test_only_an_optimizer_is_one(given: Any, said: str) -> None:
-    message = rf"optimizer is {said}: must be an Optimizer, such as Nesterov\(0.01\)"
+@pytest.mark.parametrize(("wrong", "shown"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])
+def test_only_an_optimizer_is_one(wrong: Any, shown: str) -> None:
     for make in (Replica, ParallelWrapper):
-        with pytest.raises(ConfigError, match=message):
-            make(small_model(), optimizer=given)
+        with pytest.raises(ConfigError, match=f"optimizer is {shown}: must be an Optimizer"):
+            make(small_model(), optimizer=wrong)
 
 
 def test_a_text_is_no_learning_rate() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.standin.errors import CUDARuntimeError, Deadlock, InCapture, Misuse, NoGemmInCapture, Overrun, WrongDevice
-from tests.standin.memory import CANARY, Chunk, MemoryPool
+from tests.standin.memory import CANARY, Chunk, MemoryPool, collecting_later
 from tests.standin.order import Access, Line, label, merge
 
 _active: Machine | None = None
@@ -287,7 +287,7 @@ class Machine:
 
     def free(self, chunk: Chunk) -> None:
         """The end of a block: never raises, but keeps what it found."""
-        with self.lock:
+        with self.lock, collecting_later():
             if not self.on:
                 return
             try:

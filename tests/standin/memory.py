@@ -18,6 +18,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,6 +178,18 @@ class Chunk:
 
     def __str__(self) -> str:
         return f"{self.nbytes} bytes of device {self.pool.device}, allocated at {self.where and self.where.place}"
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Keep Python's garbage collector from freeing arrays while the lists of blocks are being changed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class DevicePool:
@@ -340,7 +353,7 @@ class MemoryPool:
         """`size` bytes for the stream that is current."""
         if size == 0:
             return MemoryPointer(Memory(None), 0)
-        with self._machine.lock:
+        with self._machine.lock, collecting_later():
             return MemoryPointer(Memory(self.here.malloc(size, self._machine.line, dtype)), 0)
 
     def free_all_blocks(self) -> None:

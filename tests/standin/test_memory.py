@@ -11,6 +11,7 @@ import pytest
 from tests.standin import installed
 from tests.standin.errors import BadLaunch, Overrun, Unordered
 from tests.standin.machine import active
+from tests.standin.memory import Chunk
 from tests.standin.planted import caught, kept
 
 pytestmark = pytest.mark.standin
@@ -245,3 +246,29 @@ def test_the_machine_says_what_it_is(cupy: Any) -> None:
     assert runtime.getDeviceCount() == 2 and runtime.getDeviceProperties(1)["name"] == b"made-up device"
     assert runtime.driverGetVersion() == runtime.runtimeGetVersion() == 12090
     assert runtime.memGetInfo() == (1 << 30, 1 << 30) and cupy.cuda.Device(1).compute_capability == "90"
+
+
+def test_a_block_that_is_split_is_not_merged_by_the_garbage_collector(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays in a cycle are freed when Python collects; here, at the worst moment."""
+    make = Chunk.__init__
+
+    def make_and_collect(*arguments: Any) -> None:
+        make(*arguments)
+        if gc.isenabled():
+            gc.collect()
+
+    whole = cupy.zeros(3 * 64)
+    del whole  # a free block of three units
+    first, last = cupy.zeros(2 * 64), cupy.zeros(64)
+    cycle: list[Any] = [last]
+    cycle.append(cycle)
+    del first, last, cycle  # two units are free; the third will be when Python collects
+    monkeypatch.setattr(Chunk, "__init__", make_and_collect)
+    arrays = [cupy.zeros(size) for size in (32, 32, 32)]
+    assert [array.get().sum() for array in arrays] == [0] * 3
+    del arrays
+    gc.collect()
+    pool = cupy.get_default_memory_pool()
+    assert pool.used_bytes() == 0 and pool.free_bytes() == pool.total_bytes()

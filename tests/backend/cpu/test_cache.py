@@ -31,11 +31,10 @@ from cupynet.backend import create_backend, select_backend
 from cupynet.backend.cpu.kernels import update
 assert select_backend("auto", gpu_priority=-1) == ("numba", None), select_backend("auto", gpu_priority=-1)
 backend = create_backend("numba")
-for dtype in (np.float32, np.float64):
-    gradient = np.full(3, 2, dtype)
-    assert backend.squared_norm(gradient) == 12
-    backend.clip_norm(gradient, np.float32(12), 1.0)
-    assert np.allclose(gradient, 1 / np.sqrt(3))
+gradient = np.full(3, 2, np.float32)
+assert backend.squared_norm(gradient) == 12
+backend.clip_norm(gradient, np.float32(12), 1.0)
+assert np.allclose(gradient, 1 / np.sqrt(3))
 print("hits", *update.squared_norm.stats.cache_hits.values())
 """
 
@@ -97,7 +96,7 @@ def test_a_whole_network_is_found_again(tmp_path):
     counts = [
         subprocess.run(
             [sys.executable, "-c", code],
-            cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "0"},
+            cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
             capture_output=True, text=True, check=True, timeout=120,
         ).stdout.split()
         for _ in range(2)
