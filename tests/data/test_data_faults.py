@@ -6,7 +6,6 @@ import gzip
 import itertools
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from cupynet.config.experiment import Experiment
 from cupynet.core.errors import DataError
 from cupynet.data import MNIST
 from cupynet.training import ParallelWrapper
-from tests.support.commands import ROOT, run, run_folder
+from tests.support.commands import run, run_folder
 from tests.support.mirrors import NAMES, Mirror, TinyMNIST
 from tests.support.settings import settings_of
 
@@ -121,25 +120,22 @@ class Tiny(MNIST):
 """
 
 
-def module(tiny: TinyMNIST, mirrors: tuple[str, ...] = ()) -> tuple[list[str], dict[str, str]]:
-    """Arguments and environment of a command that trains on this small MNIST."""
+def train_on(tiny: TinyMNIST, folder: Path, code: int = 0, mirrors: tuple[str, ...] = (), **environment: str) -> str:
+    """Run the train command in a folder on this small MNIST, and return its stderr."""
+    folder.mkdir(exist_ok=True)
     text = TINY.format(files="".join(f"{file!r}, " for file in tiny.files), mirrors=mirrors)
-    tiny.root.mkdir(parents=True, exist_ok=True)
-    (tiny.root / "own.py").write_text(text)
+    (folder / "own.py").write_text(text)
     arguments = ["trusted_modules=[own]", "data._target_=own.Tiny", "epochs=1", "batch_size=8", "workers=2"]
-    return arguments, {"PYTHONPATH": f"{ROOT}{os.pathsep}{tiny.root}", "CUPYNET_DATA": str(tiny.root)}
+    return run(folder, *arguments, code=code, CUPYNET_DATA=str(tiny.root), **environment)[1]
 
 
 def test_the_command_ends_with_65_and_one_line(tmp_path: Path) -> None:
     tiny = TinyMNIST(tmp_path / "data")
-    arguments, environment = module(tiny)
     tiny.write()
-    (tmp_path / "good").mkdir()
-    run(tmp_path / "good", *arguments, **environment)
+    train_on(tiny, tmp_path / "good")
     assert json.loads((run_folder(tmp_path / "good") / "summary.json").read_text())["images"] == 30
     path = tiny.replace(NAMES[3], tiny.packed[NAMES[3]][:-1])
-    (tmp_path / "cut").mkdir()
-    _, stderr = run(tmp_path / "cut", *arguments, code=65, **environment)
+    stderr = train_on(tiny, tmp_path / "cut", 65)
     assert stderr.startswith(f"cupynet: {path}: expected complete gzip data,") and stderr.count("\n") == 1
     assert {each.name for each in run_folder(tmp_path / "cut").iterdir()} == {".hydra", "train.log"}
 
@@ -152,9 +148,9 @@ def test_mirrors_that_hang_end_the_command(tmp_path: Path, first: bytes) -> None
     try:
         for part in "abc":
             mirror.replies |= {f"/{part}/{name}": mirror.hang(first) for name in NAMES}
-        arguments, environment = module(tiny, tuple(f"{mirror.url}{part}/" for part in "abc"))
+        mirrors = tuple(f"{mirror.url}{part}/" for part in "abc")
         began = time.monotonic()
-        _, stderr = run(tmp_path, *arguments, code=65, CUPYNET_OFFLINE="", no_proxy="*", **environment)
+        stderr = train_on(tiny, tmp_path / "run", 65, mirrors, CUPYNET_OFFLINE="", no_proxy="*")
         assert time.monotonic() - began < 60
     finally:
         mirror.stop()
@@ -195,8 +191,7 @@ def test_a_disk_that_fails_during_prefetching_ends_a_run(tmp_path: Path) -> None
     """It does not hang, does not blame the output, and keeps the earlier checkpoint."""
     (tmp_path / "own.py").write_text(FAILING)
     arguments = ["trusted_modules=[own]", "data._target_=own.Source", "++data.train=640", "++data.test=40"]
-    path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    _, stderr = run(tmp_path, *arguments, "batch_size=32", "workers=2", "epochs=3", code=65, **path)
+    _, stderr = run(tmp_path, *arguments, "batch_size=32", "workers=2", "epochs=3", code=65)
     expected = "cupynet: data set 'digits': cannot be read ([Errno 5] Input/output error: 'digits.npy'); worker "
     assert stderr.startswith(expected) and stderr.endswith(", epoch 2, loading a batch\n") and stderr.count("\n") == 1
     folder = run_folder(tmp_path)

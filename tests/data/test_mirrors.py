@@ -1,4 +1,4 @@
-"""The only door to the network: what is opened there is listed, and what comes in has a digest."""
+"""The package uses the network in one module, for listed mirrors, and checks a digest of every file."""
 
 from __future__ import annotations
 
@@ -19,26 +19,19 @@ MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in
 NETWORK = {"urllib", "http", "socket", "ssl", "ftplib", "socketserver", "asyncio", "xmlrpc", "smtplib"}
 
 
-def test_one_file_alone_uses_the_network() -> None:
-    found = set()
+def test_one_module_uses_the_network_and_only_the_parser_of_mnist_is_used() -> None:
+    """The downloader of the mnist package has no time-out and no digest."""
+    network, used = set(), set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             if NETWORK & {name.split(".")[0] for name in names if name != "urllib.parse"}:
-                found.add(path.relative_to(PACKAGE).as_posix())
-    assert found == {"data/download.py"}
-
-
-def test_of_the_mnist_package_only_the_parser_is_used() -> None:
-    """Its downloader has no time-out and no digest."""
-    used = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                network.add(path.relative_to(PACKAGE).as_posix())
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mnist":
                 used.add(node.attr)
             assert not (isinstance(node, ast.ImportFrom) and node.module == "mnist")
-    assert used == {"parse_idx"}
+    assert network == {"data/download.py"} and used == {"parse_idx"}
 
 
 def test_mirrors_are_asked_by_https_and_every_file_has_a_digest() -> None:

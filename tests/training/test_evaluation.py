@@ -292,7 +292,7 @@ def evaluate(classes: int, rows: list[tuple[list[float], int, float]], top_n: in
     return evaluation
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40, derandomize=True)
 @given(samples(), st.lists(st.integers(0, 30), max_size=4), st.randoms(use_true_random=False))
 def test_parts_merged_in_any_order_equal_the_whole(drawn: Samples, cuts: list[int], random: Any) -> None:
     classes, rows = drawn
@@ -305,7 +305,7 @@ def test_parts_merged_in_any_order_equal_the_whole(drawn: Samples, cuts: list[in
     assert merged.to_dict() == evaluate(classes, rows).to_dict()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40, derandomize=True)
 @given(samples(), st.integers(1, 6))
 def test_figures_follow_from_their_definitions(drawn: Samples, top_n: int) -> None:
     classes, rows = drawn
@@ -330,7 +330,7 @@ def test_figures_follow_from_their_definitions(drawn: Samples, top_n: int) -> No
             assert row["f1"] == pytest.approx(harmonic, rel=1e-14)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20, derandomize=True)
 @given(samples())
 def test_to_dict_is_json_without_nan(drawn: Samples) -> None:
     values = evaluate(*drawn).to_dict()
@@ -351,7 +351,7 @@ def test_packed_and_unpacked_it_is_the_same_evaluation(losses):
     np.testing.assert_equal(again.loss, evaluation.loss)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40, derandomize=True)
 @given(samples(), st.lists(st.integers(0, 30), max_size=4), st.randoms(use_true_random=False))
 def test_the_most_confident_mistakes_are_the_same_however_samples_are_split(
     drawn: Samples, cuts: list[int], random: Any

@@ -1,4 +1,4 @@
-"""The recipe for shards, and training on what it writes, as a user types it."""
+"""The recipe for shards in cupynet/data/README.md, and the train command on its shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAIN = ["data=shards", "data.folder=../shards", "batch_size=32", "epochs=1", "c
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the page's recipe writes: four shards of 300 digits."""
+    """Four shards of 300 digits, written by the recipe, and a run with four threads."""
     folder = tmp_path_factory.mktemp("guide")
     with pytest.MonkeyPatch.context() as patch:
         run_guide("cupynet/data/README.md", folder, patch)
@@ -35,7 +35,7 @@ def test_every_image_is_trained_on_and_evaluation_repeats(folder: Path) -> None:
     assert "the same as in summary.json" in stdout
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(4, marks=needs_mpi)])
+@pytest.mark.parametrize("ranks", [pytest.param(4, marks=[*needs_mpi, pytest.mark.slow])])
 def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> None:
     (folder / "ranks").mkdir()
     done = under_mpiexec(ranks, "-m", "cupynet", "train", *TRAIN, "parallel.launcher=mpi", cwd=folder / "ranks")
@@ -49,11 +49,10 @@ def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> No
     [
         (["workers=2"], 2, "has 4 shards, one for each worker, and workers=2: set workers=4"),
         (["workers=4", "data.folder=nowhere"], 65, "nowhere: cannot be read"),
-        (["workers=4", "data.limit=5"], 2, "data.limit"),
         (["workers=4", "data=synthetic", "data.shards=../shards", "data.storage=sharded"], 2, "data=shards data.fol"),
     ],
 )
-def test_what_cannot_work_is_refused_and_leaves_nothing(
+def test_bad_settings_are_refused_and_leave_no_files(
     arguments: list[str], code: int, said: str, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "here").mkdir()

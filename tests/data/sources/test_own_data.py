@@ -1,4 +1,4 @@
-"""Data of one's own by the command line: the ways to keep them come to the same weights, and mistakes to one line."""
+"""The train command on user files: IDX, npz and image folders give the same weights, and mistakes one line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SHORT = [*LENET, "workers=2", "epochs=1", "batch_size=32"]
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The digits in three ways, and how each is asked for."""
-    root, parts = tmp_path_factory.mktemp("kept"), digits()
+    """Some digits stored in three ways, and the arguments that load each."""
+    root, parts = tmp_path_factory.mktemp("kept"), digits(320, 80)
     return {
         "idx": ["data=idx", f"data.folder={write_idx(root / 'idx' / 'digits', parts)}"],
         "npz": ["data=npz", f"data.file={write_npz(root / 'digits.npz', parts)}"],
@@ -27,15 +27,15 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     }
 
 
-def test_three_ways_come_to_the_same_weights(kept: dict[str, list[str]], tmp_path: Path) -> None:
+def test_all_formats_give_the_same_weights(kept: dict[str, list[str]], tmp_path: Path) -> None:
     augment = "data.augment=[{_target_: cupynet.data.Shift, pixels: 1}]"
     found = {}
     for way, asked in kept.items():
         folder = tmp_path / way
         folder.mkdir()
-        run(folder, *asked, *SHORT, "data.validation=100", "data.normalize=auto", augment)
+        run(folder, *asked, *SHORT, "data.validation=20", "data.normalize=auto", augment)
         summary = json.loads((run_folder(folder) / "summary.json").read_text())
-        assert (summary["dataset"], summary["images"]) == ("digits", 1400)
+        assert (summary["dataset"], summary["images"]) == ("digits", 300)
         assert summary["class_names"] == ([f"class-{d}" for d in range(10)] if way == "folder" else None)
         found[way] = (
             load_weights(run_folder(folder) / "weights.safetensors"),
@@ -50,12 +50,11 @@ def test_three_ways_come_to_the_same_weights(kept: dict[str, list[str]], tmp_pat
             np.testing.assert_array_equal(other[name], weight)
 
 
-def test_digits_nobody_tuned_anything_to_are_learned_and_evaluated_again(
-    kept: dict[str, list[str]], tmp_path: Path
-) -> None:
+def test_real_digits_are_learned_and_evaluated_again(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "digits.npz", digits())
     network = [*LENET, "model.layers.conv1.activation=relu", "model.layers.conv2.activation=relu"]
     small = ["workers=1", "epochs=20", "batch_size=32", "optimizer.learning_rate.peak=0.05"]
-    run(tmp_path, *kept["npz"], *network, *small, "data.normalize=auto")
+    run(tmp_path, "data=npz", f"data.file={path}", *network, *small, "data.normalize=auto")
     folder = run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["test_accuracy"] > 0.93  # of writers who are not in the training set
@@ -68,7 +67,7 @@ def test_digits_nobody_tuned_anything_to_are_learned_and_evaluated_again(
     assert f"loss {summary['test_loss']!r}" not in stdout
 
 
-def test_classes_of_other_names_are_not_taken_for_those_of_the_run(tmp_path: Path) -> None:
+def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
     """In the order of their names each would be counted as the next."""
     few = Parts(*(array[:: len(array) // 40] for array in digits()))  # sorted by class
     for name, renamed in (("then", ""), ("now", "another")):
@@ -82,7 +81,7 @@ def test_classes_of_other_names_are_not_taken_for_those_of_the_run(tmp_path: Pat
     assert stderr.startswith("cupynet: class 0 of these data is 'another', and of the run's 'class-0': bring the same")
 
 
-def test_a_run_goes_on_with_augmented_images(kept: dict[str, list[str]], tmp_path: Path) -> None:
+def test_a_run_with_augmentation_resumes_bit_for_bit(kept: dict[str, list[str]], tmp_path: Path) -> None:
     augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.CutOut, size: 3}]"
     arguments = [*kept["idx"], *LENET, "workers=2", "batch_size=32", augment, "optimizer=sgd"]
     for name, first in (("whole", "epochs=2"), ("broken", "epochs=1")):
@@ -117,7 +116,7 @@ def absent(root: Path) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("mistake", [stray, beyond, absent])
-def test_a_mistake_is_one_line(mistake: object, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_in_one_line(mistake: object, tmp_path: Path) -> None:
     arguments, expected = mistake(tmp_path)  # type: ignore[operator]
     size = [] if mistake is not beyond else ["model.layers.output.units=4"]
     _, stderr = run(tmp_path, *arguments, *SHORT, *size, code=65)
@@ -125,13 +124,13 @@ def test_a_mistake_is_one_line(mistake: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["idx", "npz", "folder"])
-def test_nobody_said_where(data: str, tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(data: str, tmp_path: Path) -> None:
     _, stderr = run(tmp_path, f"data={data}", code=2)
     assert f"data.{'file' if data == 'npz' else 'folder'}=null (in Python" in stderr and stderr.count("\n") == 1
     assert not (tmp_path / "outputs").exists()
 
 
-def test_colours_of_another_shape(tmp_path: Path) -> None:
+def test_colour_images_of_another_shape(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(60, dtype=np.uint8) % 3
     images = rng.integers(0, 120, (60, 14, 18, 3), np.uint8)

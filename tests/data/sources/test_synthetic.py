@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from cupynet.data import Dataset, Synthetic
 from cupynet.data.sources.strokes import GLYPHS, alphabet
@@ -40,7 +41,7 @@ def test_shapes_and_balance(digits: tuple[Dataset, Dataset]) -> None:
     assert counts.max() - counts.min() == 1
 
 
-@pytest.mark.parametrize("samples", [1, 99, 100, 101, 250])
+@pytest.mark.parametrize("samples", [1, 99, 101])
 def test_an_image_does_not_depend_on_their_number(digits: tuple[Dataset, Dataset], samples: int) -> None:
     data = Synthetic(train=samples, test=samples).load()
     for few, many in zip((data.train, data.test), digits, strict=True):
@@ -92,13 +93,14 @@ def test_a_linear_model_fails_where_shapes_are_needed(digits: tuple[Dataset, Dat
     x, target = flat(train), np.eye(10, dtype=np.float32)[train.labels]
     weights, velocity = np.zeros((784, 10), np.float32), np.zeros((784, 10), np.float32)
     rng = np.random.default_rng(0)
-    for _ in range(12):  # multinomial logistic regression; more epochs gain less than a point
-        for batch in np.split(rng.permutation(len(x)), 100):
-            logits = x[batch] @ weights
-            odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-            error = odds / odds.sum(axis=1, keepdims=True) - target[batch]
-            velocity = np.float32(0.9) * velocity - np.float32(0.02 / len(batch)) * (x[batch].T @ error)
-            weights += velocity
+    with threadpool_limits(1):  # threads would only wait for each other in products this small
+        for _ in range(12):  # multinomial logistic regression; more epochs gain less than a point
+            for batch in np.split(rng.permutation(len(x)), 100):
+                logits = x[batch] @ weights
+                odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+                error = odds / odds.sum(axis=1, keepdims=True) - target[batch]
+                velocity = np.float32(0.9) * velocity - np.float32(0.02 / len(batch)) * (x[batch].T @ error)
+                weights += velocity
     linear = np.mean((flat(test) @ weights).argmax(axis=1) == test.labels)
     assert 0.6 < linear < 0.93
 

@@ -1,4 +1,4 @@
-"""How long workers wait for each other, whatever is stopped meanwhile."""
+"""Time-outs of workers that wait for each other, also when processes are suspended."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_time_runs_out(monkeypatch):
     assert clock.looks(timeout, 0.1, 0.1, 0.06) == [False, False, True]
 
 
-def test_time_in_which_nobody_looked_counts_little(monkeypatch):
+def test_time_in_which_the_process_was_suspended_counts_little(monkeypatch):
     clock, timeout = Clock(monkeypatch), Timeout(1.0)
     assert clock.looks(timeout, 3600, 3600, 0.05, 3600) == [False] * 4
     assert clock.looks(timeout, *[LOOK_S] * 7) == [False] * 6 + [True]
@@ -97,17 +97,17 @@ def stopped_while_training(folder, launcher: str, ranks: list[int]) -> tuple[int
     return process.returncode, stdout, stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["thread", pytest.param("mpi", marks=needs_mpi)])
-def test_a_run_that_was_stopped_goes_on(tmp_path, launcher):
-    """As by Ctrl-Z, for longer than the time-out: nobody is taken for dead."""
+def test_a_suspended_run_continues(tmp_path, launcher):
+    """Ctrl-Z for longer than the time-out: no worker is considered dead."""
     assert stopped_while_training(tmp_path, launcher, [0, 1]) == (0, "trained 5\n", "")
 
 
-@pytest.mark.parametrize(
-    "rank", [pytest.param(0, marks=needs_mpi), pytest.param(1, marks=[*needs_mpi, pytest.mark.slow])]
-)
-def test_a_rank_that_was_stopped_alone_is_the_one_that_is_taken_for_dead(tmp_path, rank):
-    """Rightly: the others did wait. It never says that of them when it wakes."""
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [pytest.param(rank, marks=needs_mpi) for rank in (0, 1)])
+def test_a_rank_suspended_alone_is_considered_dead(tmp_path, rank):
+    """The others did wait for it; when it wakes it does not blame them."""
     code, stdout, stderr = stopped_while_training(tmp_path, "mpi", [rank])
     assert (code, stdout) == (1, "")
     assert stderr.count("WorkerTimeout: ") == 1
@@ -130,7 +130,7 @@ class Hanging:
         self.release.wait(30)
 
 
-def test_a_thread_that_hung_does_nothing_more_when_it_comes_back(monkeypatch):
+def test_a_thread_that_hung_stops_when_it_wakes(monkeypatch):
     monkeypatch.setattr(launch, "GRACE_S", 0.1)
     task = Hanging(0)
     team = ThreadLauncher(3, timeout_s=0.3)

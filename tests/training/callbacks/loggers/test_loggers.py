@@ -1,4 +1,4 @@
-"""Loggers: what they wrote is read back and equals history.jsonl, resumed runs go on, and none ends a run."""
+"""Loggers: their files equal history.jsonl, resumed runs continue them, and a failing logger never ends a run."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def trained(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_logged_is_what_history_says(trained: tuple[Run, str], kind: str) -> None:
+def test_logged_figures_equal_the_history(trained: tuple[Run, str], kind: str) -> None:
     run, store = trained
     found = figures(kind, run.folder, store)
     check(found, run, exact=kind != "tensorboard")  # which keeps 32 bits of each
@@ -170,7 +170,7 @@ def test_the_end_of_a_run(trained: tuple[Run, str]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path, store: str, kind: str) -> None:
+def test_a_resumed_run_continues_its_logs(tmp_path: Path, store: str, kind: str) -> None:
     """Killed after iteration 20, gone on with from 15: what was logged in between is there once, or counts once."""
     run = Run(tmp_path / "run", SETTINGS)
     run.folder.mkdir()
@@ -244,7 +244,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptur
     assert [text.partition(" ")[0] for text in told] == ["MLflow", "TensorBoard"]
 
 
-def test_the_ends_that_are_not_good(tmp_path: Path, store: str) -> None:
+def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str) -> None:
     run = Run.of(tmp_path / "diverged")
     with pytest.raises(DivergedError), ParallelWrapper(
         small_model(), 1, run=run, optimizer=Nesterov(1e200), callbacks=[MLflow(store, "diverged"), NonFinite()]
@@ -326,7 +326,9 @@ def test_sqlite_needs_sqlalchemy_and_a_server_does_not(monkeypatch: pytest.Monke
     MLflow()
 
 
-def test_wandb_asks_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_without_a_login_stays_offline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Online without a login: the file is kept here, and nothing is sent."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -339,7 +341,7 @@ def test_wandb_asks_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture, mon
         WandB(mode="onlin")
 
 
-def test_a_stored_run_does_not_say_where_figures_are_sent(tmp_path: Path) -> None:
+def test_a_stored_run_cannot_choose_where_figures_are_sent(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for part in ({"uri": "http://elsewhere"}, {"mode": "online"}):
         (key,) = part
@@ -379,6 +381,7 @@ def test_a_sweep_has_a_run_for_each_job(tmp_path: Path) -> None:
         assert hyperparameters(folder)["seed"].number_value == seed
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
 def test_rank_0_alone_logs(tmp_path: Path) -> None:
